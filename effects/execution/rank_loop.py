@@ -32,7 +32,7 @@ from minfer.effects.execution.ranks.items import (
 )
 from minfer.effects.execution.ranks.joining import find_rank_0
 from minfer.effects.execution.ranks.rank_messages import (
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     Alive,
     Broken,
     FromRank,
@@ -41,7 +41,7 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_settings,
 )
-from minfer.effects.execution.ranks.worker_group import BEAT
+from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.net.framing import PeerError, Socket, framed, read_frame
 from minfer.records.messages import Failed, Lost, Moved
@@ -77,7 +77,7 @@ class Leader:
     def _beat(self) -> None:
         """Say that this process runs, until rank 0 has ended."""
         ended = threading.Event()
-        while not ended.wait(BEAT):
+        while not ended.wait(HEARTBEAT_SECONDS):
             try:
                 self.send(Alive())
             except OSError:
@@ -105,7 +105,7 @@ class Items:
     def _read(self) -> None:
         while True:
             try:
-                item = item_from(read_frame(self._link, LARGEST))
+                item = item_from(read_frame(self._link, MAX_MESSAGE_BYTES))
             except (PeerError, OSError):
                 os._exit(1)  # rank 0 has ended
             self._queue.put(item)

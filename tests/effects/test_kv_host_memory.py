@@ -166,14 +166,16 @@ def test_what_cannot_be_is_refused(
 def test_buffers_of_copies_are_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert memory.BUFFER == page_parts.PIECE
+    assert memory.BUFFER == page_parts.PIECE_BYTES
     args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda *_: gpu)
     neither = evolve(args, kv_host_memory=None)
     both = evolve(args, kv_disk=tmp_path, kv_disk_size=1 << 26)
     planned = [prepare(one).memory.activations for one in (neither, args, both)]
-    assert planned[1] - planned[0] == planned[2] - planned[1] == 4 * page_parts.PIECE
+    assert (
+        planned[1] - planned[0] == planned[2] - planned[1] == 4 * page_parts.PIECE_BYTES
+    )
 
 
 def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:

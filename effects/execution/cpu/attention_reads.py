@@ -26,11 +26,11 @@ from minfer.effects.models.shapes import MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 # a block table, and the window and the sink tokens of its layers
-Kind = tuple[int, int | None, int]
+LayerKind = tuple[int, int | None, int]
 
 # padded tokens that take as long as the launches of one more group in each layer
-SPLIT_COST = 512
-GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
+SPLIT_COST_TOKENS = 512
+MAX_GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
 
 
 @frozen(eq=False)
@@ -129,8 +129,8 @@ class Reads:
 
 
 def plan_reads(
-    batch: Batch, block_size: int, kinds: Sequence[Kind]
-) -> Mapping[Kind, Reads]:
+    batch: Batch, block_size: int, kinds: Sequence[LayerKind]
+) -> Mapping[LayerKind, Reads]:
     """Returns what layers read, by block table, window and sink tokens; a window longer
     than every context limits nothing.
     """
@@ -205,15 +205,16 @@ def _groups(
         longest = int(contexts.max())
     padded = count * longest
     if count == 1 or (
-        padded <= GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST
+        padded <= MAX_GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST_TOKENS
     ):
         return (_group(None, table, skips, contexts, block_size, sinks),)
     order = np.argsort(-contexts, kind="stable")
     bounds, widest = [0], longest
     for index, context in enumerate(contexts[order].tolist()):
-        full = index > bounds[-1] and (index + 1 - bounds[-1]) * widest > GROUP_TOKENS
+        full = index > bounds[-1] and (index + 1 - bounds[-1]) * widest > MAX_GROUP_TOKENS
         if full or (
-            2 * context < widest and (widest - context) * (count - index) > SPLIT_COST
+            2 * context < widest
+            and (widest - context) * (count - index) > SPLIT_COST_TOKENS
         ):
             bounds.append(index)
             widest = context

@@ -20,7 +20,7 @@ from minfer.records.config import EngineConfig
 from minfer.sampling.reference_sampler import RowSampling
 
 # Sampling of the scratch row: the cheapest.
-PADDING: Final = RowSampling(
+PADDING_SAMPLING: Final = RowSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
 )
 
@@ -113,7 +113,7 @@ class CpuBackend:
         if last is None or last.opened != device_rows.opened or last.rows != rows:
             owners = [device_rows.owners[row] for row in rows]
             row_params = [
-                PADDING if owner is None else owner.sampling for owner in owners
+                PADDING_SAMPLING if owner is None else owner.sampling for owner in owners
             ]
             last = CachedSampling(
                 rows, device_rows.opened, Sampling.of(row_params, device_rows.vocab)

@@ -20,7 +20,7 @@ from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-_ROOM = 256  # tokens; doubled whenever it is full
+_MIN_ROOM_TOKENS = 256  # tokens; doubled whenever it is full
 
 
 @define(eq=False)
@@ -36,7 +36,7 @@ class TokenCounts:
         """Count the tokens of a prompt and an output."""
         totals = Counter(dict.fromkeys(prompt, 0))
         totals.update(output)
-        room = max(_ROOM, 2 * len(totals))
+        room = max(_MIN_ROOM_TOKENS, 2 * len(totals))
         ids, counts = np.zeros(room, np.int64), np.zeros(room, np.float32)
         ids[: len(totals)] = list(totals.keys())
         counts[: len(totals)] = list(totals.values())

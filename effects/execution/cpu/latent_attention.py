@@ -24,9 +24,9 @@ from minfer.kernels.leaves import LatentWeights
 
 # Queries of a chunk from which expanding is faster: it costs as much as the products of
 # so many queries that it saves, at the sizes of DeepSeek-V2 and V3.
-EXPAND_FROM: Final = 128
+MIN_EXPANDED_QUERIES: Final = 128
 # Elements of expanded keys and values at once, about 16 MB in float32.
-EXPANDED: Final = 1 << 22
+MAX_EXPANDED_ELEMENTS: Final = 1 << 22
 
 
 def expanding(mla: MLA, weights: LatentWeights) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ class LatentRead:
         for chunk in reads.chunks:
             span = slice(chunk.first, chunk.last)
             prefill = self._absorbed_chunk
-            if chunk.last - chunk.first >= EXPAND_FROM:
+            if chunk.last - chunk.first >= MIN_EXPANDED_QUERIES:
                 prefill = self._expanded_chunk
             out[span] = prefill(query[span], chunk)
         return out.flatten(1)
@@ -84,7 +84,7 @@ class LatentRead:
         mla, latent = self.mla, self._chunk_latents(chunk)[0].to(query.dtype)
         compressed, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
         width = mla.query_dim + mla.value_dim
-        num_heads = max(1, EXPANDED // (len(latent) * width))
+        num_heads = max(1, MAX_EXPANDED_ELEMENTS // (len(latent) * width))
         out = query.new_empty(len(query), mla.heads, mla.value_dim)
         for key_of, value_of, place in zip(
             *(torch.split(matrix, num_heads) for matrix in expanding(mla, self.weights)),

@@ -36,7 +36,7 @@ from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
 
 # Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
-MERGED = (torch.float32, torch.bfloat16)
+MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @frozen(eq=False)
@@ -340,7 +340,7 @@ class Heads:
         out_by_head = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(
             1, 2, 0, 3
         )
-        if self.sinks is None and chunk.is_causal and query.dtype in MERGED:
+        if self.sinks is None and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
             out_by_head.copy_(_after_context(query, key, value, self.scale))
             return
         for piece in chunk.pieces():

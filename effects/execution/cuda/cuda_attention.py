@@ -39,7 +39,7 @@ from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
-AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
+BLOCKS_PER_COPY: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
 
 
 class _Options(TypedDict):
@@ -256,11 +256,11 @@ class CudaCache:
         return 2
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
-        copied: no kernel reads behind a context.
+        """Copy blocks in all layers, `BLOCKS_PER_COPY` blocks by two launches. Whole
+        blocks are copied: no kernel reads behind a context.
         """
-        for first in range(0, len(copies), AT_ONCE):
-            batch = copies[first : first + AT_ONCE]
+        for first in range(0, len(copies), BLOCKS_PER_COPY):
+            batch = copies[first : first + BLOCKS_PER_COPY]
             blocks = [
                 [block_copy.source for block_copy in batch],
                 [block_copy.target for block_copy in batch],

@@ -27,7 +27,7 @@ from minfer.kernels.shape import (
 from minfer.records.plan import Open
 from minfer.sampling.logits import Shaping, is_penalized, is_shaped
 
-FOREVER: Final = 2**31 - 1  # a position that no token has
+NEVER_ENDS: Final = 2**31 - 1  # a position that no token has
 
 
 @define(eq=False)
@@ -72,13 +72,13 @@ class Entries:
         token: int,
         value: float,
         *,
-        until: int = FOREVER,
+        until: int = NEVER_ENDS,
         follows: bool = False,
         matched: bool = False,
     ) -> None:
         self.tokens.append(token)
         self.values.append(value)
-        self.until.append(min(until, FOREVER))
+        self.until.append(min(until, NEVER_ENDS))
         self.follows.append(int(follows))
         self.matched.append(int(matched))
 

@@ -41,14 +41,14 @@ from minfer.records.config import EngineConfig
 
 # For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
 # and starts sooner.
-FLASH_FROM: Final = (2048, 512)
+MIN_FLASH_TOKENS: Final = (2048, 512)
 # Inputs of the longest chunk, and inputs that attend to a token of the history on
 # average, from which latents are expanded. With 128 heads it pays from 256 on, with 16
 # from 512 to 2,048, by the history; at 8,192 it takes 0.17 to 0.25 of the time (H100,
 # 2026-11-27).
-EXPAND_FROM: Final = 512
+MIN_EXPAND_TOKENS: Final = 512
 # Inputs of the longest chunk from which contexts in 8 bits are dequantized.
-DEQUANTIZE_FROM: Final = 512
+MIN_DEQUANTIZE_TOKENS: Final = 512
 
 
 @frozen(kw_only=True)
@@ -101,7 +101,7 @@ class GroupRoute:
         """Inputs of the longest chunk from which flash-attn reads the cache; 0: never."""
         if self.latents or self.no_flash:
             return 0
-        return FLASH_FROM[self.attention.query_dim > 64]
+        return MIN_FLASH_TOKENS[self.attention.query_dim > 64]
 
     def splits(self, rows: int, context: int) -> int:
         """Returns the ranges into which contexts of up to so many tokens are cut, for so
@@ -217,7 +217,7 @@ class Routes:
         so many prefill tokens, the longest chunk, and blocks of all contexts at most.
         """
         wide = self.may_dequantize and tokens > self.captured
-        return wide and longest >= DEQUANTIZE_FROM and blocks <= self.dequantized
+        return wide and longest >= MIN_DEQUANTIZE_TOKENS and blocks <= self.dequantized
 
     def splits(self, rows: int, context: int) -> tuple[int, ...]:
         """Returns the ranges into which each group's contexts of up to so many tokens are
@@ -236,8 +236,8 @@ class Routes:
         and a token that it attends to. Absorbed queries serve the others, and all steps
         that CUDA graphs may contain: how many pieces there are depends on the history.
         """
-        wide = self.may_expand and tokens > self.captured and longest >= EXPAND_FROM
-        return wide and pairs >= EXPAND_FROM * history
+        wide = self.may_expand and tokens > self.captured and longest >= MIN_EXPAND_TOKENS
+        return wide and pairs >= MIN_EXPAND_TOKENS * history
 
     def expands_by_flash(self, tokens: int, longest: int) -> bool:
         """Returns whether flash-attn attends to expanded latents in such a step: if all
@@ -292,14 +292,14 @@ class Routes:
             if not no_flash:
                 kernels = "flash-attn for one prompt in a step, Triton for several"
             return (
-                f"expanded latents from {EXPAND_FROM} tokens of a prompt at once in "
-                f"steps of more than {self.captured} ({kernels}); else absorbed queries, "
-                f"Triton"
+                f"expanded latents from {MIN_EXPAND_TOKENS} tokens of a prompt at once "
+                f"in steps of more than {self.captured} ({kernels}); else absorbed "
+                f"queries, Triton"
             )
         if self.may_dequantize:
             return (
-                f"contexts dequantized from {DEQUANTIZE_FROM} tokens of a prompt at once "
-                f"in steps of more than {self.captured}, else read in 8 bits; "
+                f"contexts dequantized from {MIN_DEQUANTIZE_TOKENS} tokens of a prompt "
+                f"at once in steps of more than {self.captured}, else read in 8 bits; "
                 f"{self._kernels(group, no_flash)}"
             )
         return self._kernels(group, no_flash)

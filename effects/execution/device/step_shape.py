@@ -24,22 +24,22 @@ from minfer.records.config import EngineConfig
 CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 # Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding
 # chunks cost nothing that can be measured.
-LONELY = 8
+MAX_LONE_CHUNK_ROWS = 8
 # `bucket_of`'s parts: of steps without and with prefill tokens
-DECODE = 16
-MIXED = 8
+DECODE_DIVISIONS = 16
+MIXED_DIVISIONS = 8
 # Decode rows beside prefill tokens, up to which only powers of two have graphs: the
 # padding costs such a step little, and two other sizes already multiply the number of
 # graphs.
-DOUBLING = 64
+MAX_DOUBLING_ROWS = 64
 # Drafts of a step up to which all rows are padded to have drafts: such a small forward
 # takes as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an
 # H100), and graphs are captured in advance for steps whose rows all have drafts. With
 # more drafts, all rows are padded so if their number is less than twice the padded number
 # of rows with drafts.
-FEW_DRAFTS: Final = 128
+MAX_FULLY_PADDED_DRAFTS: Final = 128
 # tokens of a chunk: shapes differ above it, as programs are launched for the longest
-LONGEST = 1024
+MIN_LONGEST_TOKENS = 1024
 
 
 @frozen(kw_only=True)
@@ -104,16 +104,18 @@ class StepShape:
     def padded(self) -> "StepShape":
         """Returns the shape whose graph can serve this one."""
         if self.deferred_draws:
-            return evolve(self, draws=bucket_of(self.draws, DECODE))
+            return evolve(self, draws=bucket_of(self.draws, DECODE_DIVISIONS))
         if not self.tokens:
-            decode_rows = bucket_of(self.decode_rows, DECODE)
+            decode_rows = bucket_of(self.decode_rows, DECODE_DIVISIONS)
             shape = evolve(self, decode_rows=decode_rows, draws=decode_rows)
             return shape._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
         decode_rows = mixed_bucket_of(self.decode_rows)
-        sizes = CHUNK_SIZES if decode_rows <= LONELY else CHUNK_SIZES[1:]
+        sizes = CHUNK_SIZES if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
-        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
+        longest = min(
+            tokens, max(MIN_LONGEST_TOKENS, 1 << (self.longest - 1).bit_length())
+        )
         shape = evolve(
             self,
             decode_rows=decode_rows,
@@ -130,7 +132,9 @@ class StepShape:
         decode_rows = self.decode_rows
         verified = min(decode_rows, power_from(self.verified))
         drafts = drafts_from(self.drafts)
-        pads_all_rows = decode_rows * drafts <= FEW_DRAFTS or 2 * verified > decode_rows
+        pads_all_rows = (
+            decode_rows * drafts <= MAX_FULLY_PADDED_DRAFTS or 2 * verified > decode_rows
+        )
         if pads_all_rows and not self.tokens:
             verified = decode_rows
         return evolve(self, verified=verified, drafts=drafts)
@@ -149,9 +153,9 @@ def bucket_of(count: int, divisions: int) -> int:
 
 def mixed_bucket_of(count: int) -> int:
     """Returns the rows of the graph beside prefill tokens, where there may be none."""
-    if count <= DOUBLING:
+    if count <= MAX_DOUBLING_ROWS:
         return power_from(count) if count else 0
-    return bucket_of(count, MIXED)
+    return bucket_of(count, MIXED_DIVISIONS)
 
 
 def most_lines(config: EngineConfig) -> int:

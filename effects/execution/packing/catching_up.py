@@ -27,7 +27,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import PrefillWords, layout, views
 from minfer.records.plan import Plan, Yields
 
-COVERED: Final = 1  # tokens before the last that a drafting step computes, too
+COVERED_TOKENS: Final = 1  # tokens before the last that a drafting step computes, too
 
 
 @define(eq=False)
@@ -94,12 +94,12 @@ class CatchUp:
         for draft in plan.drafts:
             row = plan.rows[draft.index]
             state = self.states.get(row)
-            if state is None or draft.tokens or state.missing <= COVERED:
+            if state is None or draft.tokens or state.missing <= COVERED_TOKENS:
                 continue
             if tokens := state.tokens[state.cached :]:
                 chunks.append(MissingChunk(row, state.cached, tokens))
                 self._note_cached(state, len(state.tokens))
-            state.missing = COVERED
+            state.missing = COVERED_TOKENS
         return chunks
 
     def note_launched(self, plan: Plan) -> None:
@@ -114,7 +114,7 @@ class CatchUp:
             if index in filled:
                 end = plan.starts[index] + plan.counts[index]
                 state.missing = end + max(0, plan.most[index] - 1) - state.cached
-            elif not drafting or state.missing > COVERED:
+            elif not drafting or state.missing > COVERED_TOKENS:
                 state.missing += plan.most[index]
             else:  # the step computed it, too
                 self._note_cached(state, len(state.tokens))

@@ -20,7 +20,11 @@ import numpy as np
 from attrs import evolve, frozen
 
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words, aligned
-from minfer.effects.execution.device.step_shape import DECODE, StepShape, bucket_of
+from minfer.effects.execution.device.step_shape import (
+    DECODE_DIVISIONS,
+    StepShape,
+    bucket_of,
+)
 from minfer.effects.execution.packing.inputs import (
     ForwardWords,
     PrefillWords,
@@ -187,7 +191,7 @@ class Packer:
 
     def _decided(self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]) -> None:
         """Set the decode rows and the deferred rows on the device."""
-        size = bucket_of(len(rows), DECODE)
+        size = bucket_of(len(rows), DECODE_DIVISIONS)
         self.rows.set_batch(rows, size)
         self.members, self.places, self.deferred_entries = rows, places, plan.deferred
         needs = self.rows.wants(rows)

@@ -5,9 +5,10 @@
     the end of the step ---> bytes for each row, to the host beside the step's tokens
 
 A token's log-probability does not depend on the chunks of its prompt, so nothing is kept
-from chunk to chunk. Logits of a whole chunk may not fit in memory: so `AT_ONCE` positions
-are scored together, or as many as sequences can be sampled, for which there is memory.
-Steps with scored rows are launched without a graph, as those with pooled rows are.
+from chunk to chunk. Logits of a whole chunk may not fit in memory: so
+`MIN_SCORED_POSITIONS` are scored together, or as many as sequences can be sampled, for
+which there is memory. Steps with scored rows are launched without a graph, as those with
+pooled rows are.
 """
 
 from typing import Final
@@ -27,7 +28,7 @@ from minfer.records.plan import Open, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
 
-AT_ONCE: Final = 64  # positions, at least
+MIN_SCORED_POSITIONS: Final = 64  # scored together, at least
 
 
 @frozen(eq=False)
@@ -120,7 +121,7 @@ class Scorer:
     def __init__(self, backend: Backend, seqs: int) -> None:
         """`seqs` is how many sequences can be sampled at once."""
         self.backend = backend
-        self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
+        self.few = aligned(max(MIN_SCORED_POSITIONS, seqs))  # as kernels are compiled for
 
     def scored(self, targets: ScoredTokens) -> tuple[Scored, Tensor]:
         """Returns what the model has to output, and the buffer for the scores, as

@@ -26,7 +26,7 @@ from minfer.records.plan import Open, Plan, Pooled, Yields
 from minfer.records.token_logprobs import WORD_BYTES, Logprobs, TokenLogprobs
 from minfer.sampling.params import MAX_LOGPROBS
 
-DISCARDED = 0  # the token of a row whose generation is gone: never read
+DISCARDED_TOKEN = 0  # the token of a row whose generation is gone: never read
 
 
 @define(eq=False)
@@ -202,5 +202,5 @@ def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) ->
             for place, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
                 out[place] += tuple(tokens)
     for place in reassigned:
-        out[place] = (DISCARDED,)
+        out[place] = (DISCARDED_TOKEN,)
     return tuple(out)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from minfer.effects.execution.ranks.rank_folder import SOCKET, RankStartError
+from minfer.effects.execution.ranks.rank_folder import SOCKET_NAME, RankStartError
 from minfer.effects.execution.ranks.rank_messages import (
     Alive,
     FromRank,
@@ -28,9 +28,9 @@ from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener, connect
 from minfer.effects.net.run_folder import check_private
 
-LATE: Final = 120.0  # seconds in which all ranks must have joined
-SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
-POLL: Final = 0.05  # seconds
+JOIN_SECONDS: Final = 120.0  # all ranks must have joined by then
+SILENCE_SECONDS: Final = 10.0  # a rank without a message for so long hangs
+POLL_SECONDS: Final = 0.05
 # There is no secret: the folder's mode and the check of the peer's user protect it.
 # Versions and weights are compared later, as rank 0 ends with an error if they differ.
 _TERMS: Final = Terms(purpose="rank", version="2", layout=b"", secret=b"")
@@ -55,23 +55,23 @@ class RankListener:
     _joined: SimpleQueue[Joined] = field(factory=SimpleQueue, init=False)
 
     def __attrs_post_init__(self) -> None:
-        sock = listen_at(self.folder / SOCKET)
+        sock = listen_at(self.folder / SOCKET_NAME)
         self._listener = Listener(sock, _TERMS, self._enter, "a rank")
         self._listener.start()
 
     def joined(self) -> Joined | None:
-        """Returns the next rank that has joined; None if there is none for `POLL`
+        """Returns the next rank that has joined; None if there is none for `POLL_SECONDS`
         seconds.
         """
         try:
-            return self._joined.get(timeout=POLL)
+            return self._joined.get(timeout=POLL_SECONDS)
         except Empty:
             return None
 
     def _enter(self, sock: Socket, name: str) -> None:
         # For each read, here and later: the reader must not wait for ever for the rest of
         # a message.
-        limit = struct.pack("ll", int(SILENCE), 0)
+        limit = struct.pack("ll", int(SILENCE_SECONDS), 0)
         sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
         message: FromRank | None = None
         with suppress(PeerError, OSError):  # it has ended, or hangs
@@ -95,19 +95,19 @@ def find_rank_0(folder: Path, rank: int) -> Socket:
     """Connect to rank 0; waits for one that starts later, as under torchrun. Its settings
     come first. Raises RankStartError.
     """
-    deadline = time.monotonic() + LATE
+    deadline = time.monotonic() + JOIN_SECONDS
     while True:
         try:
             check_private(folder)
-            return connect(folder / SOCKET, _TERMS, str(rank))
+            return connect(folder / SOCKET_NAME, _TERMS, str(rank))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > deadline:
                 raise RankStartError(
-                    f"rank 0 does not listen in {folder} within {LATE:.0f} s; all ranks "
-                    f"must run on one machine, with the same TMPDIR"
+                    f"rank 0 does not listen in {folder} within {JOIN_SECONDS:.0f} s; "
+                    f"all ranks must run on one machine, with the same TMPDIR"
                 ) from error
         except (PeerError, OSError) as error:
             raise RankStartError(
                 f"rank {rank} cannot join rank 0 in {folder}: {error}"
             ) from error
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)

@@ -26,7 +26,7 @@ from minfer.effects.execution.contract import Executor, OtherRanks, workers_of
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Copy, Mask, Plan, SampleDeferred
 
-WORD: Final = 32  # tokens in a word of a mask
+TOKENS_PER_WORD: Final = 32  # tokens in a word of a mask
 
 
 @frozen
@@ -148,7 +148,7 @@ class MicroBatchExecutor:
         """See `Executor.mask_lines`."""
         for launched in self.launched:
             if launched.plan.step == step:
-                shape = len(launched.plan.deferred), -(-self.vocab // WORD)
+                shape = len(launched.plan.deferred), -(-self.vocab // TOKENS_PER_WORD)
                 launched.masks = np.zeros(shape, np.int32)
                 return launched.masks
         return None

@@ -1,9 +1,9 @@
 """Sums over ranks on GPUs that can read each other's memory; logits and stages by NCCL.
 
-Which way is fastest depends on the size. Up to `ONE_SHOT` bytes that a rank reads of the
-others latency counts alone, and one wait is less than two; above, a two-shot sum reads
-less; large sums are NCCL's. Memory that other ranks can read is torch's symmetric memory,
-without multicast.
+Which way is fastest depends on the size. Up to `MAX_ONE_SHOT_BYTES` that a rank reads of
+the others, latency counts alone, and one wait is less than two; above, a two-shot sum
+reads less; large sums are NCCL's. Memory that other ranks can read is torch's symmetric
+memory, without multicast.
 """
 
 import logging
@@ -19,9 +19,9 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.kernels.peer_sum import PROGRAMS, PeerBuffer, flag_bytes, peer_sum
 
-ONE_SHOT: Final = 512 << 10  # bytes read of other ranks, at most
-TWO_SHOT: Final = 8 << 20  # bytes of a part, at most
-RELEASED: Final = 1 << 62  # more than any number of calls
+MAX_ONE_SHOT_BYTES: Final = 512 << 10  # read of other ranks
+MAX_TWO_SHOT_BYTES: Final = 8 << 20  # of a rank's summand
+RELEASED_FLAG: Final = 1 << 62  # more than any number of calls
 # Each rank calls its own GPU the first one, which torch takes for one GPU.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # A program that uses NVLink's multicast can put GPUs out of service that others share.
@@ -48,7 +48,7 @@ class PeerRanks(TorchRanks):
         os.environ[MULTICAST] = "1"
         count, device = ranks.place.parallel.tensor, ranks.device
         group = ranks.tensor.group_name
-        size = 2 * TWO_SHOT // ranks.dtype.itemsize
+        size = 2 * MAX_TWO_SHOT_BYTES // ranks.dtype.itemsize
         data = symmetric.empty(size, dtype=ranks.dtype, device=device)
         words = flag_bytes(count) // 8
         flags = symmetric.empty(words, dtype=torch.int64, device=device).zero_()
@@ -93,7 +93,7 @@ class PeerRanks(TorchRanks):
     def release(self) -> None:
         """See `TorchRanks.release`. Kernels wait until their rank's flags are large."""
         with on(new_stream(self.device)):
-            self.flags.fill_(RELEASED)
+            self.flags.fill_(RELEASED_FLAG)
         super().release()
 
     def warm(self) -> None:
@@ -101,7 +101,7 @@ class PeerRanks(TorchRanks):
         sums are exact. Raises RuntimeError for wrong ones.
         """
         count, rows = self.place.parallel.tensor, 1
-        while rows * self.hidden * self.dtype.itemsize <= TWO_SHOT:
+        while rows * self.hidden * self.dtype.itemsize <= MAX_TWO_SHOT_BYTES:
             size = rows * self.hidden
             values = torch.arange(size, device=self.device).remainder(7)
             values = values.view(rows, self.hidden).to(self.dtype)
@@ -114,11 +114,11 @@ class PeerRanks(TorchRanks):
 
     def _is_small(self, partial: Tensor) -> bool:
         is_same_kind = partial.is_contiguous() and partial.dtype is self.dtype
-        return partial.nbytes <= TWO_SHOT and is_same_kind and len(partial) > 0
+        return partial.nbytes <= MAX_TWO_SHOT_BYTES and is_same_kind and len(partial) > 0
 
     def _reads_less(self, partial: Tensor) -> bool:
         """Whether a two-shot sum is the faster one."""
-        return partial.nbytes * (self.place.parallel.tensor - 1) > ONE_SHOT
+        return partial.nbytes * (self.place.parallel.tensor - 1) > MAX_ONE_SHOT_BYTES
 
 
 def through_memory(ranks: TorchRanks) -> TorchRanks:

@@ -2,8 +2,9 @@
 Needs no torch.
 
     started by   of rank 0             of another rank
-    rank 0       a new folder          FOLLOWS: the folder's path
-    torchrun     a folder by TORCHRUN and others of its variables, which all ranks have
+    rank 0       a new folder          FOLDER_VARIABLE: the folder's path
+    torchrun     a folder by TORCHRUN_VARIABLE and others of its variables, which all
+                 ranks have
 
 Only processes of this user reach the folder. It has rank 0's socket (joining.py), and the
 file through which torch.distributed exchanges the addresses of its own sockets, which
@@ -21,13 +22,13 @@ from minfer.effects.net.run_folder import folder_path, run_folder
 from minfer.values.checks import ConfigError
 
 # Of processes that rank 0 has started: the folder.
-FOLLOWS: Final = "MINFER_FOLLOWS"
-TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
-SOCKET, STORE = "rank-0", "torch"  # names of files in the folder
+FOLDER_VARIABLE: Final = "MINFER_FOLLOWS"
+TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
+SOCKET_NAME, STORE_NAME = "rank-0", "torch"  # names of files in the folder
 # What differs between engines that torchrun starts on a machine at the same time, and
 # between two starts of an engine.
 _VARIABLES: Final = (
-    TORCHRUN,
+    TORCHRUN_VARIABLE,
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
@@ -40,12 +41,12 @@ class RankStartError(ConfigError):
 
 def is_by_torchrun() -> bool:
     """Whether torchrun starts the processes of all ranks."""
-    return TORCHRUN in os.environ
+    return TORCHRUN_VARIABLE in os.environ
 
 
 def is_rank() -> bool:
     """Whether this process was started as a rank, by torchrun or rank 0."""
-    return FOLLOWS in os.environ or is_by_torchrun()
+    return FOLDER_VARIABLE in os.environ or is_by_torchrun()
 
 
 def is_other_rank() -> bool:
@@ -65,7 +66,7 @@ def rank_folder_path() -> Path:
     """The folder that rank 0 makes, for another rank."""
     if is_by_torchrun():
         return folder_path(_torchrun_name())
-    return Path(os.environ[FOLLOWS])
+    return Path(os.environ[FOLDER_VARIABLE])
 
 
 def _torchrun_name() -> str:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from minfer.effects.net.framing import Socket, read_message
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30
 
 
 class Settings(Struct, frozen=True):
@@ -60,9 +60,9 @@ _from_rank: "Final[msgspec.msgpack.Decoder[FromRank]]" = msgspec.msgpack.Decoder
 
 def read_settings(sock: Socket) -> Settings:
     """Read what rank 0 says first. Raises PeerError and OSError."""
-    return read_message(sock, _settings, LARGEST)
+    return read_message(sock, _settings, MAX_MESSAGE_BYTES)
 
 
 def read_from_rank(sock: Socket) -> FromRank:
     """Read a message of another rank. Raises PeerError and OSError."""
-    return read_message(sock, _from_rank, LARGEST)
+    return read_message(sock, _from_rank, MAX_MESSAGE_BYTES)

@@ -22,7 +22,7 @@ from minfer.effects.models.ranks import Place
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
 # one that is silent is killed before that (worker_group.py).
-LIMIT: Final = 60.0
+SUM_SECONDS: Final = 60.0
 # Variables that name the network interface at which the sockets of gloo and NCCL listen.
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
@@ -188,7 +188,7 @@ def _connected(
         store=stores.FileStore(str(store), parallel.ranks),
         rank=place.rank,
         world_size=parallel.ranks,
-        timeout=timedelta(seconds=LIMIT),
+        timeout=timedelta(seconds=SUM_SECONDS),
     )
     groups = [
         dist.new_group([*range(first, first + parallel.tensor)])

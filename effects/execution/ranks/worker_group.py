@@ -2,9 +2,9 @@
 
     start_processes   of the other ranks, if torchrun has not started them
     await_joined      each has connected, with the same version and weights
-    watch             a thread for each: a rank that ends, or is silent for `SILENCE`
-                      seconds, is the end of the engine. All others are killed, as sums
-                      may wait for it
+    watch             a thread for each: a rank that ends, or is silent for
+                      `SILENCE_SECONDS`, is the end of the engine. All others are killed,
+                      as sums may wait for it
     broadcast         items, in one order for all ranks, whichever threads send them
 
 The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
@@ -28,12 +28,12 @@ from attrs import define, field
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
-    LATE,
-    SILENCE,
+    JOIN_SECONDS,
+    SILENCE_SECONDS,
     Joined,
     RankListener,
 )
-from minfer.effects.execution.ranks.rank_folder import FOLLOWS, RankStartError
+from minfer.effects.execution.ranks.rank_folder import FOLDER_VARIABLE, RankStartError
 from minfer.effects.execution.ranks.rank_messages import (
     Broken,
     FromRank,
@@ -46,7 +46,7 @@ from minfer.effects.net.child import Child, spawn_child
 from minfer.effects.net.framing import PeerError, Socket, frame
 from minfer.records.messages import Lost, Moved
 
-BEAT: Final = 1.0  # seconds between two words of a rank
+HEARTBEAT_SECONDS: Final = 1.0  # between two messages of a rank
 
 _log = logging.getLogger("minfer.executor")
 
@@ -147,7 +147,7 @@ class WorkerGroup:
         environment. Raises OSError.
         """
         for worker, extra_variables in zip(self.workers, environments, strict=True):
-            rank_variables = {"RANK": str(worker.rank), FOLLOWS: str(folder)}
+            rank_variables = {"RANK": str(worker.rank), FOLDER_VARIABLE: str(folder)}
             worker.process = spawn_child(
                 "minfer", variables={**rank_variables, **extra_variables}
             )
@@ -156,7 +156,7 @@ class WorkerGroup:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has another version or other weights.
         """
-        deadline = time.monotonic() + LATE
+        deadline = time.monotonic() + JOIN_SECONDS
         missing_ranks = {worker.rank for worker in self.workers}
         while missing_ranks:
             if joined := listener.joined():
@@ -171,8 +171,8 @@ class WorkerGroup:
                     )
             if time.monotonic() > deadline:
                 raise RankStartError(
-                    f"rank {min(missing_ranks)} has not joined within {LATE:.0f} s; look "
-                    f"for its error, and start it again"
+                    f"rank {min(missing_ranks)} has not joined within "
+                    f"{JOIN_SECONDS:.0f} s; look for its error, and start it again"
                 )
 
     def _accept(self, joined: Joined) -> None:
@@ -234,7 +234,7 @@ class WorkerGroup:
             while True:
                 self._read(worker, read_from_rank(link))
         except BlockingIOError:  # each read has its time: see `RankListener`
-            reason = f"it has been silent for {SILENCE:.0f} s"
+            reason = f"it has been silent for {SILENCE_SECONDS:.0f} s"
         except (PeerError, OSError):
             exit_code = None if worker.process is None else worker.process.wait(1.0)
             reason = "it has ended" + ("" if exit_code is None else _how(exit_code))
@@ -277,7 +277,10 @@ class WorkerGroup:
         with self.lock:
             self.closing = True
         for worker in self.workers:
-            if worker.process is not None and worker.process.wait(SILENCE) is None:
+            if (
+                worker.process is not None
+                and worker.process.wait(SILENCE_SECONDS) is None
+            ):
                 worker.kill()
                 worker.process.wait()
             if worker.link is not None:

@@ -1,7 +1,7 @@
 """Background work of an idle executor, in a thread of its own.
 
 Theory. An executor is idle when no plan is in flight and none has been launched for
-`QUIET` seconds; between two turns of a busy engine it is not idle. Every launch takes the
+`QUIET_SECONDS`; between two turns of a busy engine it is not idle. Every launch takes the
 executor's lock, so a request that arrives during a piece of work waits for that piece
 only (15 ms). The thread ends with the work, with the executor, or with the main thread.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET: Final = 0.2  # seconds without a plan
+QUIET_SECONDS: Final = 0.2  # seconds without a plan
 
 
 class Background:
@@ -31,7 +31,7 @@ class Background:
         self.work = work
         self.quiet = quiet
         self.lock = lock
-        self.wait = QUIET if wait is None else wait
+        self.wait = QUIET_SECONDS if wait is None else wait
         self.last = time.monotonic()  # when the owner last had work
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None

@@ -28,7 +28,7 @@ from minfer.records.plan import Mask, Plan, SampleDeferred
 Bits = NDArray[np.int32]
 
 
-WORD: Final = 32  # tokens in a word of a mask
+TOKENS_PER_WORD: Final = 32  # tokens in a word of a mask
 
 
 class MaskError(ExecutorError):
@@ -212,4 +212,4 @@ def with_masks(
 
 def mask_words(vocab: int) -> int:
     """Returns the words of a mask over a vocabulary."""
-    return -(-vocab // WORD)
+    return -(-vocab // TOKENS_PER_WORD)

@@ -19,7 +19,7 @@ from minfer.effects.execution.running.deferred_sampling import (
     write_masks,
 )
 
-BUFFERS: Final = 4  # host buffers: so many copies can wait for the previous draws
+HOST_BUFFERS: Final = 4  # host buffers: so many copies can wait for the previous draws
 
 
 @frozen(eq=False)
@@ -107,7 +107,7 @@ class DeviceMasks:
         """Returns the host buffer that was used least recently and is not lent, once its
         copy is done.
         """
-        while len(self._host) < BUFFERS + len(self._lent):
+        while len(self._host) < HOST_BUFFERS + len(self._lent):
             lines = host_words(self._shape, self._device)
             self._host.append(MaskBuffer(lines, lines.numpy(), new_event(self._device)))
         self._host.rotate(-1)

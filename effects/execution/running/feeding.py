@@ -22,7 +22,7 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
 
 TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
-OWNERS: Final = 2
+OWNER_LINE: Final = 2
 
 
 @frozen(eq=False)
@@ -52,7 +52,7 @@ class StepRows:
         """[fed] the device rows of all inputs that are not prefill tokens."""
         if self.extra_inputs is None:
             return self.decode_rows
-        return torch.cat((self.decode_rows, self.extra_inputs[OWNERS]))
+        return torch.cat((self.decode_rows, self.extra_inputs[OWNER_LINE]))
 
 
 @define(eq=False)

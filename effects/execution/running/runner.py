@@ -56,7 +56,7 @@ from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
-CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
+MIN_CONTEXT_TOKENS: Final = 1024  # the shortest context by which kernels are chosen
 
 
 class ModelRunner:
@@ -271,7 +271,9 @@ class ModelRunner:
         if not shape.decode_rows:
             return shape
         table = self.rows.blocks * self.config.block_size
-        return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
+        return self.cut(
+            shape, min(max(MIN_CONTEXT_TOKENS, 1 << longest.bit_length()), table)
+        )
 
     def _send(self, slot: HostSlot, inputs: Words) -> None:
         """Send inputs and row changes to the device in one copy, and apply the

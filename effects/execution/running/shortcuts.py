@@ -17,8 +17,9 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 
 GRAPHS: Final = "CUDA graphs"
-SPOILED: Final = "due to a previous error during capture"  # part of CUDA's message
-MOST_SPOILED: Final = 8  # captures, after which graphs are given up
+# Part of CUDA's message.
+SPOILED_MESSAGE: Final = "due to a previous error during capture"
+MAX_SPOILED_CAPTURES: Final = 8  # captures, after which graphs are given up
 _log = logging.getLogger("minfer.executor")
 
 
@@ -61,9 +62,9 @@ class Shortcuts:
         """Disable what a failed step used, unless memory was short, or a capture was
         spoiled.
         """
-        if self.trying == [GRAPHS] and SPOILED in str(error):
+        if self.trying == [GRAPHS] and SPOILED_MESSAGE in str(error):
             self.spoiled += 1
-            if self.spoiled <= MOST_SPOILED:
+            if self.spoiled <= MAX_SPOILED_CAPTURES:
                 return
         if not isinstance(error, torch.OutOfMemoryError):
             for shortcut in self.trying:

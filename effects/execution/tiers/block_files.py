@@ -29,14 +29,15 @@ from minfer.effects.execution.tiers.keyed_store import (
     checksum_of,
 )
 
-FORMAT: Final = 1
+FILE_FORMAT: Final = 1
 MAGIC: Final = b"minferKV"
-LONGEST: Final = 33  # bytes of a key
-LAYOUT: Final = 16  # bytes of a digest of how pages are stored
-CHECKSUM: Final = 32
-OWNER: Final = 16
-MAC: Final = 32
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk that may be written later
+MAX_KEY_BYTES: Final = 33
+LAYOUT_BYTES: Final = 16  # of a digest of how pages are stored
+CHECKSUM_BYTES: Final = 32
+OWNER_BYTES: Final = 16
+MAC_BYTES: Final = 32
+# Errors of a disk that may be written later.
+DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 # Why a file is not used.
 MISSING: Final = "missing"
 TORN: Final = "torn"
@@ -46,14 +47,16 @@ NEWER: Final = "newer"
 UNREADABLE: Final = "unreadable"
 CAUSES: Final = (MISSING, TORN, CORRUPTED, FOREIGN, NEWER, UNREADABLE)
 
-_START: Final = struct.Struct("<8sI")  # of every format
+_VERSION_STRUCT: Final = struct.Struct("<8sI")  # of every format
 # Layout, owner, length of the key, key, length of the contents, checksum.
-_REST: Final = struct.Struct(f"<{LAYOUT}s{OWNER}sB{LONGEST}sQ{CHECKSUM}s")
-_SIGNED: Final = _START.size + _REST.size
-HEADER: Final = _SIGNED + MAC  # bytes
+_HEADER_STRUCT: Final = struct.Struct(
+    f"<{LAYOUT_BYTES}s{OWNER_BYTES}sB{MAX_KEY_BYTES}sQ{CHECKSUM_BYTES}s"
+)
+_SIGNED_BYTES: Final = _VERSION_STRUCT.size + _HEADER_STRUCT.size
+HEADER_BYTES: Final = _SIGNED_BYTES + MAC_BYTES
 # A name might be a link, or a pipe without a writer.
-_SAFELY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
+_SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
 
 
 class NotRegularFileError(OSError):
@@ -70,7 +73,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     with suppress(FileNotFoundError):  # it may be made here
         if not stat.S_ISREG(path.lstat().st_mode):  # some cannot be opened
             raise NotRegularFileError(path)
-    file = os.open(path, flags | _SAFELY, 0o600)
+    file = os.open(path, flags | _SAFE_FLAGS, 0o600)
     if not stat.S_ISREG(os.fstat(file).st_mode):  # it was replaced meanwhile
         os.close(file)
         raise NotRegularFileError(path)
@@ -98,12 +101,12 @@ class Signature:
         data = self.secret.encode("utf-8", "surrogateescape")
         key = hashlib.sha256(b"minfer KV files" + data).digest() if data else b""
         object.__setattr__(self, "_key", key)
-        owner = hashlib.blake2b(b"owner", key=key, digest_size=OWNER).digest()
-        object.__setattr__(self, "owner", owner if data else bytes(OWNER))
+        owner = hashlib.blake2b(b"owner", key=key, digest_size=OWNER_BYTES).digest()
+        object.__setattr__(self, "owner", owner if data else bytes(OWNER_BYTES))
 
     def mac(self, header: bytes) -> bytes:
         """The MAC of a header; without a secret, a checksum."""
-        return hashlib.blake2b(header, key=self._key, digest_size=MAC).digest()
+        return hashlib.blake2b(header, key=self._key, digest_size=MAC_BYTES).digest()
 
     def checksum(self, contents: Contents) -> bytes:
         """The checksum of a block's contents."""
@@ -112,7 +115,7 @@ class Signature:
             for chunk in contents:
                 digest.update(chunk)
             return digest.digest()
-        return checksum_of(contents).to_bytes(CHECKSUM, "little")
+        return checksum_of(contents).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def write_block(
@@ -127,11 +130,11 @@ def write_block(
     OSError, and leaves no file then.
     """
     length = sum(map(len, contents))
-    header = _START.pack(MAGIC, FORMAT) + _REST.pack(
+    header = _VERSION_STRUCT.pack(MAGIC, FILE_FORMAT) + _HEADER_STRUCT.pack(
         layout, signature.owner, len(key), key, length, signature.checksum(contents)
     )
     buffers = [memoryview(header + signature.mac(header)), *contents]
-    file = os.open(temp_path, _WRITE, 0o600)
+    file = os.open(temp_path, _WRITE_FLAGS, 0o600)
     try:
         try:
             while buffers:
@@ -142,7 +145,7 @@ def write_block(
     except BaseException:
         os.unlink(temp_path)
         raise
-    return HEADER + length
+    return HEADER_BYTES + length
 
 
 def read_block(
@@ -176,40 +179,42 @@ def _read(
     signature: Signature,
 ) -> int:
     size = os.fstat(file).st_size
-    header = bytearray(HEADER)
+    header = bytearray(HEADER_BYTES)
     buffers, num_read = [memoryview(header), *contents], 0
     while buffers and (count := os.readv(file, buffers)):
         num_read, buffers = num_read + count, _after(buffers, count)
     _check_header(bytes(header[:num_read]), path, key, layout, signature)
     length = sum(map(len, contents))
-    *_, stored_length, checksum = _REST.unpack_from(header, _START.size)
+    *_, stored_length, checksum = _HEADER_STRUCT.unpack_from(header, _VERSION_STRUCT.size)
     if stored_length != length:
         raise UnusableFileError(FOREIGN, path)
-    if size != HEADER + length or buffers:
-        torn = size < HEADER + length or bool(buffers)
+    if size != HEADER_BYTES + length or buffers:
+        torn = size < HEADER_BYTES + length or bool(buffers)
         raise UnusableFileError(TORN if torn else CORRUPTED, path, removable=True)
     if signature.checksum(contents) != checksum:
         raise UnusableFileError(CORRUPTED, path, removable=True)
-    return HEADER + length
+    return HEADER_BYTES + length
 
 
 def _check_header(
     header: bytes, path: Path, key: Key, layout: bytes, signature: Signature
 ) -> None:
     """Raise UnusableFileError for a header, perhaps a part of one, of another block."""
-    if len(header) < _START.size:
+    if len(header) < _VERSION_STRUCT.size:
         raise UnusableFileError(TORN, path, removable=MAGIC.startswith(header[:8]))
-    magic, version = _START.unpack_from(header)
-    if magic != MAGIC or version < FORMAT:
+    magic, version = _VERSION_STRUCT.unpack_from(header)
+    if magic != MAGIC or version < FILE_FORMAT:
         raise UnusableFileError(FOREIGN, path)
-    if version > FORMAT:
+    if version > FILE_FORMAT:
         raise UnusableFileError(NEWER, path)
-    if len(header) < HEADER:
+    if len(header) < HEADER_BYTES:
         raise UnusableFileError(TORN, path, removable=True)
-    stored_layout, owner, size, stored_key, *_ = _REST.unpack_from(header, _START.size)
+    stored_layout, owner, size, stored_key, *_ = _HEADER_STRUCT.unpack_from(
+        header, _VERSION_STRUCT.size
+    )
     if owner != signature.owner:
         raise UnusableFileError(FOREIGN, path)
-    if signature.mac(header[:_SIGNED]) != header[_SIGNED:]:
+    if signature.mac(header[:_SIGNED_BYTES]) != header[_SIGNED_BYTES:]:
         raise UnusableFileError(CORRUPTED, path, removable=True)
     if stored_key[:size] != key:  # a file of this deployment under another's name
         raise UnusableFileError(FOREIGN, path, removable=True)

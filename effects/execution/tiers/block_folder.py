@@ -35,9 +35,9 @@ from attrs import define, field
 from minfer.blocks.keys import DIGEST, Key, Keys, group_key
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
+    DISK_FULL_ERRORS,
     FOREIGN,
-    FULL,
-    HEADER,
+    HEADER_BYTES,
     MISSING,
     Signature,
     UnusableFileError,
@@ -50,15 +50,16 @@ from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
 # Of its size, this part (1/20) is written between two scans of the folder, and freed at
 # once.
-PART: Final = 20
-UNIT: Final = 4096  # bytes of a file system's block
-ABANDONED: Final = 600.0  # seconds after which no engine writes to a .part file any more
-RETRY: Final = 60.0  # seconds without stores, after one could not be written
-KNOWN: Final = 1 << 17  # keys that are remembered: of used, and of refused files
-FRESH: Final = 60.0  # seconds in which a file's use is not noted again
+SIZE_DIVISOR: Final = 20
+DISK_UNIT_BYTES: Final = 4096  # of a file system's block
+# After these no engine writes to a .part file any more.
+ABANDONED_SECONDS: Final = 600.0
+RETRY_SECONDS: Final = 60.0  # without stores, after one could not be written
+MAX_KNOWN_KEYS: Final = 1 << 17  # keys that are remembered: of used, and of refused files
+FRESH_SECONDS: Final = 60.0  # in which a file's use is not noted again
 # Errors of a store where something else is in place of the file or of its subfolder:
 # other blocks can be stored.
-IN_PLACE: Final = (
+IN_PLACE_ERRORS: Final = (
     *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
     *(errno.EACCES, errno.EPERM),
 )
@@ -85,7 +86,7 @@ class StoppedError(NotStoredError):
 
 def file_bytes(contents: int) -> int:
     """Bytes on disk of a block with so many bytes of contents."""
-    return -(-(HEADER + contents) // UNIT) * UNIT
+    return -(-(HEADER_BYTES + contents) // DISK_UNIT_BYTES) * DISK_UNIT_BYTES
 
 
 @define(eq=False)
@@ -138,7 +139,7 @@ class BlockFolder:
         )
         stale = [key for key in keys[:num_found] if not self._is_fresh(key, now)]
         if stale:
-            if len(self._used) > KNOWN:
+            if len(self._used) > MAX_KNOWN_KEYS:
                 self._used.clear()
             self._used.update(dict.fromkeys(stale, now))
             with suppress(RuntimeError):  # it was closed
@@ -146,7 +147,7 @@ class BlockFolder:
         return num_found
 
     def _is_fresh(self, key: Key, now: float) -> bool:
-        return now - self._used.get(key, -FRESH) < FRESH
+        return now - self._used.get(key, -FRESH_SECONDS) < FRESH_SECONDS
 
     def _is_there(self, key: Key, now: float) -> bool:
         if self._is_fresh(key, now):
@@ -200,7 +201,7 @@ class BlockFolder:
             first = self.counts[REFUSED + error.cause] == 1
             self._used.pop(key[-DIGEST:], None)
             if error.cause != MISSING:
-                if len(self._refused) >= KNOWN:
+                if len(self._refused) >= MAX_KNOWN_KEYS:
                     self._refused.clear()
                 self._refused.add(key)
         if first and error.cause != MISSING:
@@ -215,14 +216,14 @@ class BlockFolder:
         name = self.name(key)
         length = sum(map(len, contents))
         try:
-            if key not in self._refused and _touch(name, HEADER + length):
+            if key not in self._refused and _touch(name, HEADER_BYTES + length):
                 return
             self._make_room(file_bytes(length))
             name.parent.mkdir(mode=0o700, exist_ok=True)
             temp_path = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
             size = write_block(name, temp_path, key, layout, contents, self.signature)
         except OSError as error:
-            if error.errno in IN_PLACE:
+            if error.errno in IN_PLACE_ERRORS:
                 self._refuse(key, UnusableFileError(FOREIGN, name))
                 return
             self._stop(error)
@@ -240,8 +241,8 @@ class BlockFolder:
 
     def _stop(self, error: OSError) -> None:
         with self._lock:
-            self._stopped = time.monotonic() + RETRY
-            self.full = error.errno in FULL
+            self._stopped = time.monotonic() + RETRY_SECONDS
+            self.full = error.errno in DISK_FULL_ERRORS
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(
@@ -249,7 +250,7 @@ class BlockFolder:
                 "tried again each %.0f s",
                 self.path,
                 error,
-                RETRY,
+                RETRY_SECONDS,
             )
 
     def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
@@ -295,7 +296,7 @@ class BlockFolder:
         there is no room.
         """
         with self._room:
-            scan_bytes = self.size // PART
+            scan_bytes = self.size // SIZE_DIVISOR
             full = (self._found or 0) + self._written + num_bytes > self.size
             if self._found is None or full or self._written + num_bytes > scan_bytes:
                 self._found, self._written = self._trimmed(num_bytes), 0
@@ -309,7 +310,7 @@ class BlockFolder:
         total = sum(size for _, size, _ in files)
         if total + num_bytes <= self.size:
             return total
-        target_bytes = self.size - self.size // PART - num_bytes
+        target_bytes = self.size - self.size // SIZE_DIVISOR - num_bytes
         for _, size, name in files:
             if total <= target_bytes:
                 break
@@ -331,10 +332,10 @@ class BlockFolder:
                 try:
                     status = entry.stat(follow_symlinks=False)
                     if _PART_NAME.fullmatch(entry.name):
-                        if time.time() - status.st_mtime > ABANDONED:
+                        if time.time() - status.st_mtime > ABANDONED_SECONDS:
                             os.unlink(entry.path)
                     elif _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
-                        size = -(-status.st_size // UNIT) * UNIT
+                        size = -(-status.st_size // DISK_UNIT_BYTES) * DISK_UNIT_BYTES
                         yield status.st_mtime_ns, size, entry.path
                 except OSError:
                     continue  # another engine has removed it

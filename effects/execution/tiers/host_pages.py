@@ -12,9 +12,9 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from minfer.effects.execution.device.streams import UNDISTURBED
+from minfer.effects.execution.device.streams import CAPTURE_LOCK
 
-SEGMENT: Final = 1 << 28  # bytes that are allocated at once
+SEGMENT_BYTES: Final = 1 << 28  # bytes that are allocated at once
 
 
 class NoHostMemoryError(RuntimeError):
@@ -38,7 +38,7 @@ class HostPages:
     def segment_pages(self) -> int:
         """Pages of a segment."""
         size = self.dtype.itemsize * torch.Size(self.shape).numel()
-        return max(1, SEGMENT // max(1, size))
+        return max(1, SEGMENT_BYTES // max(1, size))
 
     def grow(self) -> bool:
         """Allocate one more segment; returns whether more are to come."""
@@ -47,7 +47,7 @@ class HostPages:
         if num_pages <= 0 or self.closed:
             return False
         try:
-            with UNDISTURBED:  # no graph can be captured while memory is pinned
+            with CAPTURE_LOCK:  # no graph can be captured while memory is pinned
                 shape = (num_pages, *self.shape)
                 segment = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
         except (MemoryError, RuntimeError) as error:

@@ -31,7 +31,7 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import DIGEST, Key
 from minfer.blocks.prefix import Pages, bundles, flattened
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.tiers.block_files import LAYOUT, MISSING
+from minfer.effects.execution.tiers.block_files import LAYOUT_BYTES, MISSING
 from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
@@ -41,8 +41,9 @@ from minfer.effects.net.framing import PeerError
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
-SLOTS: Final = 2  # for each direction
-THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and that write
+SLOTS_PER_DIRECTION: Final = 2
+# That read, and that write.
+STORE_THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))
 REPEATS: Final = 2
 KeyedCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
@@ -123,7 +124,7 @@ class _Lane:
 
     def __attrs_post_init__(self) -> None:
         name = f"minfer-kv-{'fetch' if self.loads else 'save'}"
-        self.pool = ThreadPoolExecutor(THREADS, f"{name}-file")
+        self.pool = ThreadPoolExecutor(STORE_THREADS, f"{name}-file")
         self.thread = TransferThread(name, self._perform, (NotStoredError, PeerError))
 
     def _perform(self, command: KeyedCommand) -> None:
@@ -229,7 +230,10 @@ class KeyedCopier:
             loads: _Lane(
                 store,
                 layout,
-                [_Slot.of(make_tensors(room, slices), room) for _ in range(SLOTS)],
+                [
+                    _Slot.of(make_tensors(room, slices), room)
+                    for _ in range(SLOTS_PER_DIRECTION)
+                ],
                 room,
                 loads,
             )
@@ -300,4 +304,4 @@ def layout_of(tensors: Sequence[Part]) -> bytes:
             for tensor in tensors
         ]
     )
-    return hashlib.blake2b(description.encode(), digest_size=LAYOUT).digest()
+    return hashlib.blake2b(description.encode(), digest_size=LAYOUT_BYTES).digest()

@@ -4,7 +4,7 @@ Theory. Neither the pages that a transfer reads nor those that it writes are use
 step meanwhile (`minfer.records.tiers`), so copies need no order among the steps. There is
 a thread for each direction, with two buffers on the device and a stream for each of
 these: some pages are gathered into one buffer while those in the other cross the bus
-whole (a 7B model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a
+whole (a 7B model's page of 64 tokens has 3.7 MB). A crossing of `PIECE_BYTES` takes a
 third of a millisecond, and a step's own copies, which share the bus, wait for one.
 """
 

@@ -17,10 +17,11 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.kernels.cache_numbers import as_bytes
 
-PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
+# Of a buffer on the device, for all tensors together; or one page.
+PIECE_BYTES: Final = 1 << 24
 # The dimension of caches, and of their scales, that is key heads, if they keep heads.
-HEADS: Final = 4
-WORD: Final = torch.int64  # what a cache is copied in
+HEADS_DIM: Final = 4
+COPY_DTYPE: Final = torch.int64  # what a cache is copied in
 
 
 @frozen(eq=False)
@@ -36,7 +37,11 @@ class Part:
         `pages` in host memory.
         """
         line = tensor.shape[-1] * tensor.element_size()
-        words = tensor.view(WORD) if line % WORD.itemsize == 0 else as_bytes(tensor)
+        words = (
+            tensor.view(COPY_DTYPE)
+            if line % COPY_DTYPE.itemsize == 0
+            else as_bytes(tensor)
+        )
         view = words.movedim(dim, 0)
         shape = tuple(view.shape[1:])
         return cls(view, HostPages(pages, shape, view.dtype, tensor.is_cuda))
@@ -53,7 +58,7 @@ def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
     """
     tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
     if slices > 1:  # never of latents
-        split = [tensor.chunk(slices, HEADS) for tensor in tensors]
+        split = [tensor.chunk(slices, HEADS_DIM) for tensor in tensors]
         tensors = [tensor for group in zip(*split, strict=True) for tensor in group]
     return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
@@ -92,5 +97,5 @@ class Track:
 
 
 def pages_a_piece(tensors: Sequence[Part]) -> int:
-    """How many pages fit into `PIECE` bytes: one at least."""
-    return max(1, PIECE // sum(tensor.page_bytes for tensor in tensors))
+    """How many pages fit into `PIECE_BYTES`: one at least."""
+    return max(1, PIECE_BYTES // sum(tensor.page_bytes for tensor in tensors))

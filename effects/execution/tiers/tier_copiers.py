@@ -20,7 +20,8 @@ from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
 MEASURED_PAGES: Final = 32
-SHARES: Final = 4  # of a folder, one of which they take at most: engines start together
+# Measurements take at most this part of a folder: engines start together.
+FOLDER_DIVISOR: Final = 4
 _log = logging.getLogger("minfer.executor")
 AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
 
@@ -74,7 +75,7 @@ class TierCopiers:
             and isinstance(store, BlockFolder)
         ):
             seconds = partial(self.keyed.seconds, store)
-            room = store.blocks(self.keyed.block_bytes) // SHARES
+            room = store.blocks(self.keyed.block_bytes) // FOLDER_DIVISOR
             blocks = max(1, min(max_pages // self.bundle, room))
             reason = ""
             try:

@@ -7,12 +7,12 @@ drafts on every row: with the most drafts first, and then with each smaller numb
 best number differs from step to step, and launching kernel by kernel costs more than the
 drafts gain. (Beside prompts, rows with drafts are a forward of their own: pack_plan.py.)
 Then come prompts, alone and beside decode rows without drafts: first all with at most
-`LONELY` decode rows, as a server's first load is mostly of few clients, and such steps
-are so short that launching them kernel by kernel takes several times as long. Where
-grammars can be requested, any of these steps may have rows with deferred sampling; the
-deferred draws, which are a few launches, come after pure decode steps. Then come rarely
-requested shapes: other ways of sampling, contexts with other splits, many prompts at
-once. Steps of many prefill tokens come last: launching them takes no longer than their
+`MAX_LONE_CHUNK_ROWS` decode rows, as a server's first load is mostly of few clients, and
+such steps are so short that launching them kernel by kernel takes several times as long.
+Where grammars can be requested, any of these steps may have rows with deferred sampling;
+the deferred draws, which are a few launches, come after pure decode steps. Then come
+rarely requested shapes: other ways of sampling, contexts with other splits, many prompts
+at once. Steps of many prefill tokens come last: launching them takes no longer than their
 work.
 
 There is time for half of the prompt shapes beside more decode rows. The number of decode
@@ -36,9 +36,9 @@ from attrs import evolve, frozen
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
-    DECODE,
-    LONELY,
-    LONGEST,
+    DECODE_DIVISIONS,
+    MAX_LONE_CHUNK_ROWS,
+    MIN_LONGEST_TOKENS,
     StepShape,
     bucket_of,
     mixed_bucket_of,
@@ -47,13 +47,14 @@ from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE
 
-MANY_INPUTS: Final = 2048  # prefill tokens: with more, the GPU takes longer than the host
+# Prefill tokens of a step: with more, the GPU takes longer than the host.
+MAX_USUAL_TOKENS: Final = 2048
 # Prefill tokens of several prompts at once, in loads of few clients.
-SEVERAL_INPUTS: Final = range(256, 4096 + 1)
+SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
 # Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
 # beside few rows, compared with one prompt.
-IDLE: Final = 0.5
-SEVERAL: Final = 0.25
+IDLE_DOUBLINGS: Final = 0.5
+SEVERAL_LIKELIHOOD: Final = 0.25
 # Returns a shape with the splits for contexts of up to so many tokens.
 Cut = Callable[[StepShape, int], StepShape]
 
@@ -70,10 +71,10 @@ def capture_order(
 ) -> list[StepShape]:
     """Returns the shapes that can have graphs, each once, the most useful first.
 
-    most: the most prefill tokens of a graph. likely: default sampling. contexts: lengths
-    by which kernels are chosen, the shortest first. grammars: whether requests can have
-    grammars. fewer_drafts: whether the number of drafts varies, which the engine learns
-    later (`config` may not have it yet).
+    max_tokens: the most prefill tokens of a graph. likely: default sampling. contexts:
+    lengths by which kernels are chosen, the shortest first. grammars: whether requests
+    can have grammars. fewer_drafts: whether the number of drafts varies, which the engine
+    learns later (`config` may not have it yet).
     """
     short, longer = contexts[:1], contexts[1:]
     refiltered = evolve(likely, filtered=not likely.filtered)
@@ -121,11 +122,11 @@ def capture_order(
 
 def _is_of_few_clients(shape: StepShape) -> bool:
     """Returns whether a step with prompts is typical of a load of few clients."""
-    if shape.decode_rows > LONELY or shape.longest > LONGEST:
+    if shape.decode_rows > MAX_LONE_CHUNK_ROWS or shape.longest > MIN_LONGEST_TOKENS:
         return False
     if shape.chunks == 1:
         return True
-    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
+    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_PROMPT_TOKENS
 
 
 def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
@@ -134,11 +135,11 @@ def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
     """
     several = {shape for group in groups for shape in group.several}
     shapes = [*(shape for group in groups for shape in group.few), *several]
-    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE}
+    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE_DOUBLINGS}
     inputs = _doublings(shape.tokens for shape in shapes)
 
     def likely(shape: StepShape) -> float:
-        decode_rows = SEVERAL if shape in several else 1.0
+        decode_rows = SEVERAL_LIKELIHOOD if shape in several else 1.0
         return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
 
     return sorted(
@@ -181,7 +182,7 @@ class PrefillShapes:
 
 def _decode(config: EngineConfig) -> list[StepShape]:
     """Returns pure decode steps, by size."""
-    sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
+    sizes = {bucket_of(n, DECODE_DIVISIONS) for n in range(1, config.max_num_seqs + 1)}
     return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]
 
 
@@ -205,7 +206,8 @@ def _draft_shapes(
     max_drafts = drafts_from(spec_config.drafts)
     fewer_counts = sorted({drafts_from(n) for n in range(1, max_drafts)}, reverse=True)
     rows = bucket_of(
-        min(spec_config.rows or config.max_num_seqs, config.max_num_seqs), DECODE
+        min(spec_config.rows or config.max_num_seqs, config.max_num_seqs),
+        DECODE_DIVISIONS,
     )
     for shape in shapes:
         room = most_drafts(config) // max(1, shape.decode_rows)
@@ -228,7 +230,7 @@ def _prefill_shapes(
     """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
     budget = min(max_tokens, padded_tokens(config.max_num_batched_tokens))
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
-    inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
+    inputs = [(n, m) for n in counts for m in sorted({min(n, MIN_LONGEST_TOKENS), n})]
     prefill_shapes = PrefillShapes([], [], [])
     for decode_rows in sizes:
         for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
@@ -244,8 +246,8 @@ def _prefill_shapes(
             # impossible: a lone chunk has all tokens
             if chunks == 1 and longest < tokens:
                 continue
-            fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
-            if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
+            fewest = 1 if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1]
+            if tokens > MAX_USUAL_TOKENS or chunks == CHUNK_SIZES[-1]:
                 prefill_shapes.many.append(shape)
             elif chunks == fewest:
                 prefill_shapes.few.append(shape)

@@ -18,13 +18,13 @@ from attrs import evolve
 from minfer.effects.execution.device.device_rows import Wants, aligned
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import (
-    DECODE,
+    DECODE_DIVISIONS,
     StepShape,
     bucket_of,
     most_draws,
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import drafts_from, most_drafts
@@ -32,14 +32,14 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 
-NOWHERE: Final = torch.device("meta")
+META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
     | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
 )
-ROWS: Final = 128  # (query, head) pairs of attention's largest tile
-FEW: Final = 33  # chunks: one more than a graph has
+MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
+BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 
 
 def launch_dummy_steps(rehearsals: Rehearsals) -> None:
@@ -67,7 +67,7 @@ def counts(max_count: int) -> list[int]:
 def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     """Returns step shapes that represent all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-    routes = Routes.for_device(spec, config, NOWHERE)
+    routes = Routes.for_device(spec, config, META_DEVICE)
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     unsampled = evolve(_prompts(1, 1), draws=0)
@@ -98,8 +98,12 @@ def _lengths(budget: int) -> Iterator[StepShape]:
     """Yields chunks of all lengths that attention distinguishes, among few inputs and
     many.
     """
-    for longest in (1 << power for power in range(ROWS.bit_length())):
-        for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
+    for longest in (1 << power for power in range(MAX_TILE_ROWS.bit_length())):
+        for tokens in (
+            longest,
+            max(longest, BEYOND_MAX_CHUNKS),
+            max(longest, pdl.MOST + 1),
+        ):
             if tokens <= budget:
                 yield evolve(_prompts(tokens, 1), longest=longest)
 
@@ -107,7 +111,7 @@ def _lengths(budget: int) -> Iterator[StepShape]:
 def _decoding(routes: Routes, config: EngineConfig) -> Iterator[StepShape]:
     """Yields pure decode steps whose attention kernels differ."""
     seen = set[object]()
-    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
+    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE_DIVISIONS) + 1):
         for splits in _cuts(routes, config, decode_rows):
             if (variant := _tuned(routes, decode_rows, splits)) not in seen:
                 seen.add(variant)
@@ -121,13 +125,16 @@ def drafting(
     spec_config = config.speculation
     if spec_config is None:
         return
-    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
-    sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
+    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE_DIVISIONS)
+    sizes = {
+        *counts(longest),
+        *(bucket_of(n, DECODE_DIVISIONS) for n in range(1, longest + 1)),
+    }
     draft_counts = sorted(
         {drafts_from(n) for n in range(1, spec_config.drafts + 1)} | {spec_config.drafts}
     )
-    routes = Routes.for_device(spec, config, NOWHERE)
-    drafts_by = None if draft is None else Routes.for_device(draft, config, NOWHERE)
+    routes = Routes.for_device(spec, config, META_DEVICE)
+    drafts_by = None if draft is None else Routes.for_device(draft, config, META_DEVICE)
     seen = set[object]()
     for decode_rows, drafts in product(sorted(sizes), draft_counts):
         if decode_rows * drafts > room:
@@ -158,7 +165,9 @@ def drafting(
 def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...]]:
     """Returns the splits of contexts of any length, for so many rows."""
     longest = -(-routes.context // config.block_size) * config.block_size
-    contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
+    contexts = {
+        min(MIN_CONTEXT_TOKENS << i, longest) for i in range(longest.bit_length())
+    }
     return {routes.splits(rows, context) for context in contexts}
 
 

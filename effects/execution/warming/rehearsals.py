@@ -14,7 +14,7 @@ from minfer.effects.execution.ranks.items import Capture, DummyStep, Item, Repla
 from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.own_model import OwnModel
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 
 Broadcast = Callable[[Item], None]  # has other ranks do something next
 
@@ -80,7 +80,7 @@ class Rehearsals:
         """Returns a function that runs a dummy step of a shape, by a graph where such
         steps have one.
         """
-        shape = self.runner.with_splits(self.runner.padded(shape), CONTEXT)
+        shape = self.runner.with_splits(self.runner.padded(shape), MIN_CONTEXT_TOKENS)
         if not self.runner.may_be_captured(shape):
             return lambda: self.dummy_step(shape)
         if shape not in self.runner.captures.made:

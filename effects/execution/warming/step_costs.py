@@ -23,14 +23,14 @@ from minfer.records.speculation import DEVICE, Speculation
 
 REPEATS: Final = 5
 # factor between two numbers of rows that a draft model is measured for
-ROWS_STEP: Final = 4
-LARGEST: Final = 512  # inputs: there are no drafts in larger steps
+ROWS_FACTOR: Final = 4
+MAX_DRAFTED_INPUTS: Final = 512  # inputs: there are no drafts in larger steps
 # Prefill tokens that are measured.
-PREFILL: Final = {"cuda": 8192, "cpu": 256}
+PREFILL_TOKENS: Final = {"cuda": 8192, "cpu": 256}
 # Seconds in which a GPU is idle before a step that could not be planned ahead: a turn of
 # the engine's loop, with proposals. The CPU computes when results are requested, so it
 # waits for the proposals only.
-TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
+TURN_SECONDS: Final = {"cuda": 5e-4, "cpu": 1e-4}
 
 
 def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
@@ -46,7 +46,7 @@ def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
     judged = _seconds(rehearsals, drafted_row)
     # One more forward, of the fewest inputs.
     beside = verify[0][1] if runner.parts_drafts else 0.0
-    costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
+    costs = Costs(verify, fixed=TURN_SECONDS[runner.backend.device.type], beside=beside)
     extra = judged - costs.seconds(
         min(drafted_row.decode_inputs, shapes[-1].decode_inputs)
     )
@@ -64,7 +64,7 @@ def token_seconds(rehearsals: Rehearsals) -> float:
     most; no step may be in flight.
     """
     config = rehearsals.runner.config
-    max_tokens = PREFILL[rehearsals.runner.backend.device.type]
+    max_tokens = PREFILL_TOKENS[rehearsals.runner.backend.device.type]
     tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, max_tokens)
     shape = StepShape(decode_rows=0, draws=1, tokens=tokens, chunks=1, longest=tokens)
     return _seconds(rehearsals, shape) / tokens
@@ -89,7 +89,7 @@ def _drafting(
         yield rows, max(0.0, by_device - by_host) / drafts
         if rows == max_rows:
             return
-        rows = min(ROWS_STEP * rows, max_rows)
+        rows = min(ROWS_FACTOR * rows, max_rows)
 
 
 def _plain(
@@ -109,7 +109,7 @@ def _plain(
         StepShape(decode_rows=max_rows, draws=max_rows, verified=max_rows, drafts=d)
         for d in draft_counts
     ]
-    largest = min(LARGEST, config.max_num_batched_tokens)
+    largest = min(MAX_DRAFTED_INPUTS, config.max_num_batched_tokens)
     return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]
 
 

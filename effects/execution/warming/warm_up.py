@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
 from minfer.effects.execution.warming.rehearsals import Rehearsals
@@ -32,9 +32,9 @@ from minfer.effects.execution.warming.start_progress import (
     ignore_progress,
 )
 
-SECONDS: Final = 2.5  # of captures before an executor is ready
-DRAFTING: Final = 2.0  # times as long, where there are drafts
-PLAIN: Final = Wants(filtered=False, scored=False)
+CAPTURE_SECONDS: Final = 2.5  # of captures before an executor is ready
+DRAFTING_FACTOR: Final = 2.0  # times as long, where there are drafts
+PLAIN_WANTS: Final = Wants(filtered=False, scored=False)
 _log = logging.getLogger("minfer.executor")
 
 
@@ -43,8 +43,8 @@ class Readiness:
     """What an executor does before it is ready, and where it reports progress."""
 
     report: Report = ignore_progress
-    likely: Wants = PLAIN  # of requests with default sampling
-    capturing: float = SECONDS  # seconds of captures, at most
+    likely: Wants = PLAIN_WANTS  # of requests with default sampling
+    capturing: float = CAPTURE_SECONDS  # seconds of captures, at most
     grammars: bool = False  # whether requests may have grammars
     fewer_drafts: bool = False  # whether the number of drafts will vary
 
@@ -74,7 +74,7 @@ class WarmUp:
         self.pending.extend(self._order())
         # Every decode step has several numbers of drafts.
         drafting = self.runner.config.speculation is not None
-        self._capture_for(self.readiness.capturing * (DRAFTING if drafting else 1))
+        self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
 
     def piece(self) -> bool:
@@ -153,7 +153,10 @@ class WarmUp:
         runner, config = self.runner, self.runner.config
         table = runner.rows.blocks * config.block_size
         contexts = sorted(
-            {min(CONTEXT << power, table) for power in range(table.bit_length())}
+            {
+                min(MIN_CONTEXT_TOKENS << power, table)
+                for power in range(table.bit_length())
+            }
         )
         return capture_order(
             config,

@@ -35,7 +35,7 @@ from minfer.blocks.keys import Keys
 from minfer.effects.execution.ranks.items import Want
 from minfer.effects.execution.ranks.joining import RankListener
 from minfer.effects.execution.ranks.rank_folder import (
-    STORE,
+    STORE_NAME,
     RankStartError,
     is_by_torchrun,
     new_rank_folder,
@@ -164,7 +164,7 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = joined(place, folder / STORE, device, spec.hidden_size, dtype)
+        ranks = joined(place, folder / STORE_NAME, device, spec.hidden_size, dtype)
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":

@@ -61,7 +61,7 @@ def caches(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Caches]:
     """Two pages a piece."""
-    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
+    monkeypatch.setattr(page_parts, "PIECE_BYTES", 2 * 2 * 4 * 4)
     found = Caches(request.param, tmp_path)
     yield found
     found.copier.close()
@@ -125,7 +125,7 @@ def test_blocks_behind_one_that_failed_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them may take seconds, and all other fetches wait for this one."""
-    monkeypatch.setattr(keyed_copier, "THREADS", 1)
+    monkeypatch.setattr(keyed_copier, "STORE_THREADS", 1)
     caches, reads = Caches(torch.float32, tmp_path), list[bytes]()
 
     def read(folder: BlockFolder, key: bytes, *_: object) -> None:

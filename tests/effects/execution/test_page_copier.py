@@ -18,8 +18,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 3 pages of the larger part, and buffers of 2."""
-    monkeypatch.setattr(host_pages, "SEGMENT", 3 * 2 * 4 * 4)
-    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
+    monkeypatch.setattr(host_pages, "SEGMENT_BYTES", 3 * 2 * 4 * 4)
+    monkeypatch.setattr(page_parts, "PIECE_BYTES", 2 * 2 * 4 * 4)
 
 
 def ended(copier: PageCopier, move: Move) -> Moved | Lost:

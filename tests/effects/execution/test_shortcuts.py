@@ -16,8 +16,8 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import own_model, shortcuts
 from minfer.effects.execution.running.shortcuts import (
     GRAPHS,
-    MOST_SPOILED,
-    SPOILED,
+    MAX_SPOILED_CAPTURES,
+    SPOILED_MESSAGE,
     Shortcuts,
 )
 from minfer.effects.models.model import forward as model_forward
@@ -90,9 +90,9 @@ def test_graphs_that_cannot_be_captured_are_done_without(
 def test_captures_that_others_spoil_are_tried_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED}")
+    spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED_MESSAGE}")
     taken = Shortcuts(graphs=True, flash=False, fused=False)
-    for _ in range(MOST_SPOILED):
+    for _ in range(MAX_SPOILED_CAPTURES):
         taken.capture()
         taken.blame(spoiled)
         assert taken.graphs

@@ -45,7 +45,7 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     assert sizes[-1] >= rows * (1 + how.drafts)
     # A draft's forward is the difference of two times, which may be lost in noise.
     assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
-    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN["cpu"])
+    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN_SECONDS["cpu"])
     assert 0 < costs.seconds(1) < 10
     assert costs.beside == 0  # there are no graphs
 
@@ -74,7 +74,7 @@ def test_costs_are_those_measured(model: Model, monkeypatch: pytest.MonkeyPatch)
     assert costs.fixed <= 2
     by_host = step_costs(executor.rehearsals, HOW)
     assert by_host.draft == 0
-    turn = measured.TURN[executor.device.type]
+    turn = measured.TURN_SECONDS[executor.device.type]
     assert by_host.fixed == pytest.approx(costs.fixed + turn)
 
 

@@ -15,7 +15,7 @@ from minfer.effects.execution.cuda.graphs import GraphCache
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import background
-from minfer.effects.execution.running.shortcuts import SPOILED
+from minfer.effects.execution.running.shortcuts import SPOILED_MESSAGE
 from minfer.effects.execution.warming import warm_up as module
 from minfer.effects.execution.warming.start_progress import GRAPHS, KERNELS, StartProgress
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
@@ -114,7 +114,7 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     run: Run, captured: list[StepShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(monkeypatch)
-    monkeypatch.setattr(graphs, "WORTH", math.inf)
+    monkeypatch.setattr(graphs, "MIN_SPENT_CAPTURES", math.inf)
     work = warm_up(run, [], seconds=0)
     work.before_ready()
     assert not captured
@@ -199,7 +199,7 @@ def test_a_capture_that_was_spoiled_comes_again(
     def capture(self: Any, shape: StepShape, step: Any) -> Any:
         tried.append(shape)
         if len(tried) == 1:
-            raise RuntimeError(f"operation failed {SPOILED}")
+            raise RuntimeError(f"operation failed {SPOILED_MESSAGE}")
         return inner(self, shape, step)
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -220,8 +220,8 @@ def test_a_rest_has_what_came_after_all_was_captured(
 ) -> None:
     """The work had ended, and its thread: unforeseen shapes start it again."""
     compiling(monkeypatch)
-    monkeypatch.setattr(background, "QUIET", 0.01)
-    monkeypatch.setattr(graphs, "WORTH", math.inf)
+    monkeypatch.setattr(background, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(graphs, "MIN_SPENT_CAPTURES", math.inf)
     executor: Any = run.driver.executor
     executor._warm_up(Readiness(capturing=60.0))
     thread = executor.background.thread
@@ -247,7 +247,7 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiling(monkeypatch)
-    monkeypatch.setattr(background, "QUIET", 0.01)
+    monkeypatch.setattr(background, "QUIET_SECONDS", 0.01)
     executor: Any = run.driver.executor
     reports = list[StartProgress]()
     executor._warm_up(Readiness(reports.append, capturing=0.0))

@@ -28,7 +28,7 @@ from minfer.effects.net.framing import (
 )
 from minfer.effects.net.listener import Listener
 
-_WHOM: Final = "an engine that wants to send KV blocks"
+_PEER: Final = "an engine that wants to send KV blocks"
 _log = logging.getLogger("minfer.peers")
 
 
@@ -50,7 +50,7 @@ class BlockReceiver:
 
     def __attrs_post_init__(self) -> None:
         terms = terms_of(self.layout, self.secret)
-        self._listener = Listener(self.sock, terms, self._serve, _WHOM)
+        self._listener = Listener(self.sock, terms, self._serve, _PEER)
 
     def start(self) -> None:
         """Accept connections from now on."""

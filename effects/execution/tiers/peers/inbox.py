@@ -32,12 +32,14 @@ from minfer.effects.execution.tiers.keyed_store import checksum_of
 from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
 from minfer.effects.net.framing import PeerError
 
-PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
-SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then
-LONGEST: Final = 10.0  # seconds that a block is waited for while others come
-OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
-SHARE: Final = 4  # a connection is granted at most 1/4 of all slots at a time
-FEW: Final = 4  # old blocks are evicted while it has less than 1/4 of these
+WAIT_SECONDS: Final = 2.0  # without any block, after which none is waited for
+# Instead, if the last block did not come, nor any other since then.
+SILENT_WAIT_SECONDS: Final = 0.25
+MAX_WAIT_SECONDS: Final = 10.0  # that a block is waited for while others come
+OLD_SECONDS: Final = 10.0  # after which a block will hardly be fetched any more
+# A connection is granted at most 1/4 of all slots at a time.
+CONNECTION_DIVISOR: Final = 4
+LOW_DIVISOR: Final = 4  # old blocks are evicted while it has less than 1/4 of its share
 
 
 class NotSentError(PeerError):
@@ -164,7 +166,7 @@ class Inbox:
 
     def _evict_old(self, num_slots: int) -> None:
         """Evict old blocks until so many slots are free."""
-        latest = self.clock() - OLD
+        latest = self.clock() - OLD_SECONDS
         while len(self._free) < num_slots and self._here:
             if next(iter(self._here.values())).since > latest:
                 break
@@ -174,8 +176,8 @@ class Inbox:
         """Grant slots to the connections that have less than their share."""
         grants = list[tuple[Grant, tuple[int, ...]]]()
         with self._changed:
-            max_slots = max(1, self.slots // SHARE)
-            min_slots = max(1, max_slots // FEW)
+            max_slots = max(1, self.slots // CONNECTION_DIVISOR)
+            min_slots = max(1, max_slots // LOW_DIVISOR)
             for connection in self._connections.values():
                 self._evict_old(min_slots - len(connection.slots))
                 count = min(max_slots - len(connection.slots), len(self._free))
@@ -209,8 +211,10 @@ class Inbox:
         began = self.clock()
         with self._changed:
             while (block := self._here.pop(key, None)) is None:
-                patience = SILENT if self._silent else PATIENCE
-                deadline = min(max(self._last, began) + patience, began + LONGEST)
+                patience = SILENT_WAIT_SECONDS if self._silent else WAIT_SECONDS
+                deadline = min(
+                    max(self._last, began) + patience, began + MAX_WAIT_SECONDS
+                )
                 left = deadline - self.clock()
                 if left <= 0 or self._closed:
                     self._silent = True

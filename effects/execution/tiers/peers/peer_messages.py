@@ -22,7 +22,7 @@ from msgspec import Struct
 from minfer.effects.net.framing import Socket, read_message
 from minfer.effects.net.handshake import Terms
 
-LARGEST: Final = 2**20  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**20
 
 
 class Remote(Struct, frozen=True):
@@ -86,9 +86,9 @@ def read_to_sender(sock: Socket, first: bytes = b"") -> ToSender:
     """Read a message of the receiver, whose first bytes were read before. Raises
     PeerError and OSError.
     """
-    return read_message(sock, _to_sender, LARGEST, first=first)
+    return read_message(sock, _to_sender, MAX_MESSAGE_BYTES, first=first)
 
 
 def read_to_receiver(sock: Socket) -> ToReceiver:
     """Read a message of the sender. Raises PeerError and OSError."""
-    return read_message(sock, _to_receiver, LARGEST)
+    return read_message(sock, _to_receiver, MAX_MESSAGE_BYTES)

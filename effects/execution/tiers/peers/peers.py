@@ -31,13 +31,14 @@ from minfer.effects.net.addresses import listen_at, read_port
 from minfer.effects.net.framing import PeerError
 
 _log = logging.getLogger("minfer.peers")
-MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
-INBOX: Final = 2 << 30  # bytes of an inbox, where that is neither too few slots nor many:
-FEWEST: Final = 16  # slots of an inbox, at least
-MOST: Final = 4096  # slots of an inbox, at most
+MAX_WANTED_KEYS: Final = 1 << 17  # keys that wait to be sent
+# Where that is neither too few slots nor too many:
+INBOX_BYTES: Final = 2 << 30
+MIN_INBOX_SLOTS: Final = 16
+MAX_INBOX_SLOTS: Final = 4096
 # Seconds after the last failure to reach an engine that has no address in the plan, until
 # it counts as gone: it has another address when it starts again.
-GONE: Final = 60.0
+GONE_SECONDS: Final = 60.0
 # Names of counts: of blocks, bytes and seconds.
 SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
 SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
@@ -80,7 +81,7 @@ class Peers:
             for rank in range(plan.decode_ranks)
         }
         if plan.listens or plan.sock is not None:
-            slots = max(FEWEST, min(INBOX // block_bytes, MOST))
+            slots = max(MIN_INBOX_SLOTS, min(INBOX_BYTES // block_bytes, MAX_INBOX_SLOTS))
             inbox = self.inbox = Inbox(slots, block_bytes)
             if plan.nixl:
                 try:
@@ -112,7 +113,7 @@ class Peers:
             for name in self._names(keys):
                 self._wanted[name] = self._wanted.get(name, frozenset()) | {engine}
                 self._wanted.move_to_end(name)
-            while len(self._wanted) > MOST_WANTED:
+            while len(self._wanted) > MAX_WANTED_KEYS:
                 self._wanted.popitem(last=False)
 
     def _names(self, keys: Keys) -> Iterator[Key]:
@@ -161,7 +162,8 @@ class Peers:
         gone_senders = {
             engine_rank: sender
             for engine_rank, sender in self._senders.items()
-            if engine_rank[0] not in self.plan.sends and sender.has_been_broken(GONE)
+            if engine_rank[0] not in self.plan.sends
+            and sender.has_been_broken(GONE_SECONDS)
         }
         for engine_rank in gone_senders:
             del self._senders[engine_rank]

@@ -23,9 +23,9 @@ from minfer.effects.net.framing import PeerError
 
 PACKAGE: Final = "nixl-cu13"
 MODULE: Final = "nixl_cu13._api"
-_KIND: Final = "DRAM"
-_BUFFERS: Final = 4  # blocks that are on their way at once
-_POLL: Final = 2e-5  # seconds between two looks
+_MEMORY_TYPE: Final = "DRAM"
+_NUM_BUFFERS: Final = 4  # blocks that are on their way at once
+_POLL_SECONDS: Final = 2e-5  # between two checks of a transfer's state
 
 
 class WriteError(PeerError):
@@ -61,7 +61,7 @@ def _address(memory: memoryview) -> int:
 def _register(agent: Any, memory: memoryview) -> Any:
     """Have NIXL know memory; returns its record of that."""
     regions = [(_address(memory), len(memory), 0, "")]
-    return agent.register_memory(regions, mem_type=_KIND)
+    return agent.register_memory(regions, mem_type=_MEMORY_TYPE)
 
 
 @define(eq=False)
@@ -101,7 +101,7 @@ class RemoteWriter:
         """Raises WriteError."""
         self._agent = _agent()
         try:
-            for _ in range(_BUFFERS):
+            for _ in range(_NUM_BUFFERS):
                 buffer = memoryview(bytearray(self.slot_bytes))
                 _register(self._agent, buffer)
                 self._buffers.put((buffer, _address(buffer)))
@@ -132,14 +132,18 @@ class RemoteWriter:
     def _write(self, source: int, target: int, length: int) -> None:
         agent, end = self._agent, time.monotonic() + CUT
         with self._lock:
-            local_regions = agent.get_xfer_descs([(source, length, 0)], mem_type=_KIND)
-            remote_regions = agent.get_xfer_descs([(target, length, 0)], mem_type=_KIND)
+            local_regions = agent.get_xfer_descs(
+                [(source, length, 0)], mem_type=_MEMORY_TYPE
+            )
+            remote_regions = agent.get_xfer_descs(
+                [(target, length, 0)], mem_type=_MEMORY_TYPE
+            )
             handle = agent.initialize_xfer(
                 "WRITE", local_regions, remote_regions, self._name
             )
             state = agent.transfer(handle)
         while state == "PROC" and time.monotonic() < end:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
             with self._lock:
                 state = agent.check_xfer_state(handle)
         if state != "DONE":

@@ -29,12 +29,14 @@ from minfer.effects.net.framing import PeerError, Socket, framed
 from minfer.effects.net.handshake import GREETING
 from minfer.effects.net.listener import connect
 
-PATIENCE: Final = 0.5  # seconds that a block waits for a slot, before `Starved` and after
-RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
-FULL: Final = 5.0  # seconds after a wait in vain in which no block waits for a slot
+# A block waits for a slot, before `Starved` and again after it.
+SLOT_WAIT_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 1.0  # after a failure, in which blocks are not sent
+# After a wait in vain, in which no block waits for a slot.
+FULL_SECONDS: Final = 5.0
 # A receiver that is stopped reads nothing, for a while or for ever: seconds, and
 # microseconds, as the system has them.
-_WRITING: Final = struct.pack("@ll", 5, 0)
+_SEND_TIMEOUT: Final = struct.pack("@ll", 5, 0)
 _log = logging.getLogger("minfer.peers")
 
 
@@ -51,7 +53,7 @@ class _Connected:
     memory: memoryview | None  # of the receiver, if it is shared
     writer: RemoteWriter | None  # to the receiver's memory, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
-    full: float = -FULL  # when a block last waited for a slot in vain
+    full: float = -FULL_SECONDS  # when a block last waited for a slot in vain
     sending: int = 0  # threads that send a block
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
@@ -88,12 +90,12 @@ class _Connected:
         """Returns a slot; waits for one, unless that was in vain lately, as blocks for
         other engines are sent after this one. Raises PeerError and OSError.
         """
-        patient = time.monotonic() >= self.full + FULL
-        slot = self._wait_for_slot(PATIENCE if patient else 0.0)
+        patient = time.monotonic() >= self.full + FULL_SECONDS
+        slot = self._wait_for_slot(SLOT_WAIT_SECONDS if patient else 0.0)
         if slot is None and patient:
             with self.writing:
                 self.sock.sendall(framed(Starved()))
-            if (slot := self._wait_for_slot(PATIENCE)) is None:
+            if (slot := self._wait_for_slot(SLOT_WAIT_SECONDS)) is None:
                 self.full = time.monotonic()
         if slot is None:
             raise NoSlotError("it has no room for blocks")
@@ -158,7 +160,9 @@ class Sender:
     _connected: _Connected | None = field(init=False, default=None)
     _opening: threading.Lock = field(init=False, factory=threading.Lock)
     _counting: threading.Lock = field(init=False, factory=threading.Lock)
-    _failed: float = field(init=False, default=-RETRY)  # when a connection failed last
+    _failed: float = field(
+        init=False, default=-RETRY_SECONDS
+    )  # when a connection failed last
     _why: str = field(init=False, default="")  # it failed
     _plain: bool = field(init=False, default=False)  # NIXL has failed, or is not there
 
@@ -196,7 +200,7 @@ class Sender:
         with self._opening:
             if self._connected is not None and not self._connected.error:
                 return self._connected
-            if time.monotonic() < self._failed + RETRY:
+            if time.monotonic() < self._failed + RETRY_SECONDS:
                 raise PeerError(self._why or "it was closed")
             self._connected = self._connect()
             threading.Thread(
@@ -206,7 +210,7 @@ class Sender:
 
     def _fail(self, reason: str) -> None:
         with self._opening:
-            if time.monotonic() >= self._failed + RETRY:
+            if time.monotonic() >= self._failed + RETRY_SECONDS:
                 self._failed, self._why = time.monotonic(), reason
                 _log.warning(
                     "KV blocks cannot be sent to %s: %s", where(self.address), reason
@@ -224,7 +228,7 @@ class Sender:
             sock.close()
             raise
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _WRITING)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         return connected
 
     def _welcomed(self, sock: Socket) -> _Connected:
