@@ -40,7 +40,7 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.plan_launcher import LaunchedPlan, PlanLauncher
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
-from minfer.effects.execution.tiers.page_parts import parts_of
+from minfer.effects.execution.tiers.paged_tensors import paged_tensors_of
 from minfer.effects.execution.tiers.tier_copiers import TierCopiers
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.execution.warming.rehearsals import Rehearsals
@@ -110,7 +110,7 @@ class TorchExecutor:
         self.ranks, self.workers = ranks, workers
         self.launched_plans: deque[LaunchedPlan] = deque()
         # Whether launched work runs at once; else, when its results are collected.
-        self.at_once = is_gpu(self.device)
+        self.runs_at_once = is_gpu(self.device)
         self.in_one_thread = is_for_one_thread(spec, self.device)
         # Held while launching, and by background work.
         self.lock = threading.Lock()
@@ -123,7 +123,7 @@ class TorchExecutor:
             workers.await_ready()
         self.runner.wait()
         if config.host is not None or store is not None:
-            make_tensors = partial(parts_of, self.runner.cache)
+            make_tensors = partial(paged_tensors_of, self.runner.cache)
             self.copiers = TierCopiers(config, make_tensors, store)
 
     # --- the executor's contract --------------------------------------------------------
@@ -135,7 +135,7 @@ class TorchExecutor:
         with self.lock:
             self._broadcast(Launch(plan))
             self.launched_plans.append(launched)
-            if self.at_once and self._can_run(launched):
+            if self.runs_at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.launch)
 
     def mask_lines(self, step: int) -> Bits | None:
@@ -165,7 +165,7 @@ class TorchExecutor:
         launched.command = command
         with self.lock:
             self._broadcast_masks(launched, command)
-            if self.at_once and self._can_run(launched):
+            if self.runs_at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.sample)
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
@@ -193,14 +193,14 @@ class TorchExecutor:
             self.collecting = False
 
     def _collect(self, launched: LaunchedPlan) -> Executed | Failed:
-        if not self.at_once:
+        if not self.runs_at_once:
             self._attempt(launched, self.launcher.launch)
             if launched.plan.deferred and launched.command and not launched.error:
                 self._attempt(launched, self.launcher.sample)
         if not launched.error:
             try:
                 # All that is sent at once has to be received.
-                return self.launcher.results(launched, receives=self.at_once)
+                return self.launcher.results(launched, receives=self.runs_at_once)
             except Exception as error:
                 self._must_be_alike(error)
                 launched.fail(error)
@@ -275,7 +275,7 @@ class TorchExecutor:
 
     def _must_be_alike(self, error: Exception) -> None:
         """Raise an error that other ranks need not have: they would go on alone."""
-        if self.runner.several and not isinstance(error, ExecutorError):
+        if self.runner.has_other_ranks and not isinstance(error, ExecutorError):
             raise RankError(f"rank {self.ranks.place.rank}: {error!r}") from error
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
@@ -312,7 +312,7 @@ class TorchExecutor:
             self.workers.await_ready()
         warm_up.before_ready()
         self.background = Background(
-            warm_up.piece,
+            warm_up.capture_one,
             quiet=lambda: not (self.launched_plans or self.collecting),
             lock=self.lock,
         )

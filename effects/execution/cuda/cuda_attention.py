@@ -19,10 +19,10 @@ from minfer.effects.execution.cpu.paged_attention import (
     rotations,
 )
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
-from minfer.effects.execution.cuda.step_parts import (
-    DecodePart,
-    decode_parts,
-    prefill_parts,
+from minfer.effects.execution.cuda.step_segments import (
+    DecodeSegment,
+    decode_segments,
+    prefill_segments,
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.cache_layout import CacheLayout
@@ -185,7 +185,8 @@ class CudaCache:
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         segments = [
-            (segment, cached) for segment in decode_parts(batch, batch.splits_of(group))
+            (segment, cached)
+            for segment in decode_segments(batch, batch.splits_of(group))
         ]
         if (chunks := batch.chunks) is not None:
             of_chunks = cached
@@ -204,7 +205,7 @@ class CudaCache:
                     out[chunk_tokens],
                 )
             else:
-                segments += [(segment, of_chunks) for segment in prefill_parts(batch)]
+                segments += [(segment, of_chunks) for segment in prefill_segments(batch)]
         for segment, pages in segments:
             args = q[segment.tokens], pages.keys, pages.values, pages.table, segment.rows
             options: _Options = {
@@ -215,7 +216,7 @@ class CudaCache:
                 "splits": segment.splits,
                 "out": out[segment.tokens],
             }
-            if isinstance(segment, DecodePart):
+            if isinstance(segment, DecodeSegment):
                 decode_attention(*args, segment.contexts, scale, **options)
                 continue
             prefill_attention(

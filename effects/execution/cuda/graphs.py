@@ -58,7 +58,7 @@ class GraphCache:
     device: torch.device
     room: int  # peak bytes of the largest step
     # By their last replay; before these the graphs without any, the least useful first.
-    made: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
+    graphs: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
     pool: "_POOL_HANDLE | None" = None
     last: float = 0.0  # when the last was captured, on the monotonic clock
@@ -72,17 +72,17 @@ class GraphCache:
         """Returns the graph of a shape that a step is about to replay, if there is
         one.
         """
-        graph = self.made.get(shape)
+        graph = self.graphs.get(shape)
         if graph is not None and _is_rare(shape):
-            self.made.move_to_end(shape)
+            self.graphs.move_to_end(shape)
         return graph
 
     def may_foresee(self, shape: StepShape) -> bool:
         """Returns whether to capture a shape that no step has needed: if there is room
         for it.
         """
-        has_room = len(self.made) < MAX_GRAPHS or not _is_rare(shape)
-        return has_room and shape not in self.made
+        has_room = len(self.graphs) < MAX_GRAPHS or not _is_rare(shape)
+        return has_room and shape not in self.graphs
 
     def due(self, shape: StepShape, now: float) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
@@ -96,7 +96,7 @@ class GraphCache:
         return (
             is_worth_it
             and now - self.last >= MIN_PAUSE_SECONDS
-            and shape not in self.made
+            and shape not in self.graphs
         )
 
     def note(self, shape: StepShape, seconds: float) -> None:
@@ -113,18 +113,18 @@ class GraphCache:
     def wanted(self) -> list[StepShape]:
         """Returns shapes launched without a graph, the most frequent first."""
         return [
-            shape for shape, _ in self.launched.most_common() if shape not in self.made
+            shape for shape, _ in self.launched.most_common() if shape not in self.graphs
         ]
 
     def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
         """Add a shape's graph; if there are too many, it replaces another."""
-        if len(self.made) >= MAX_GRAPHS and _is_rare(shape):
-            unlikely = next(filter(_is_rare, self.made), None)
+        if len(self.graphs) >= MAX_GRAPHS and _is_rare(shape):
+            unlikely = next(filter(_is_rare, self.graphs), None)
             if unlikely is not None:
-                del self.made[unlikely]
-        self.made[shape] = graph
+                del self.graphs[unlikely]
+        self.graphs[shape] = graph
         if shape not in self.launched:
-            self.made.move_to_end(shape, last=False)
+            self.graphs.move_to_end(shape, last=False)
 
     def capture(
         self, shape: StepShape, step: Callable[[StepShape], None]
@@ -146,7 +146,7 @@ class GraphCache:
             self.pool = torch.cuda.graph_pool_handle()
         graph.capture_begin(self.pool, "thread_local")
         try:
-            if not self.made:
+            if not self.graphs:
                 # Reserve one segment for all graphs: a larger graph would need its own.
                 torch.empty(self.room, dtype=torch.uint8, device=self.device)
             step(shape)

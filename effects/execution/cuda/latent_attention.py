@@ -11,10 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.latent_attention import expanding
-from minfer.effects.execution.cuda.step_parts import (
-    DecodePart,
-    decode_parts,
-    prefill_parts,
+from minfer.effects.execution.cuda.step_segments import (
+    DecodeSegment,
+    decode_segments,
+    prefill_segments,
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
@@ -95,10 +95,10 @@ class LatentLayer:
         """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
         mla, table = self.mla, batch.table[self.table]
         out = q.new_empty(len(q), mla.heads, mla.rank)
-        segments = [*decode_parts(batch, self.splits)]
-        for segment in (*segments, *prefill_parts(batch)) if chunks else segments:
+        segments = [*decode_segments(batch, self.splits)]
+        for segment in (*segments, *prefill_segments(batch)) if chunks else segments:
             args = q[segment.tokens], self.cache, table, segment.rows
-            if isinstance(segment, DecodePart):
+            if isinstance(segment, DecodeSegment):
                 latent_decode(
                     *args,
                     segment.contexts,

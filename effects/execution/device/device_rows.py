@@ -129,9 +129,12 @@ class DeviceRows:
         tables = self.first_tables[-1]
         sizes = _sizes(count, tables * blocks, self.streams)
         starts = np.cumsum([0, *sizes.values()]).tolist()
-        self.at = dict(zip(sizes, starts, strict=False))
+        self.column_starts = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
-        columns = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
+        columns = {
+            name: self.arena[start : start + size]
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
+        }
         self.last = columns["last"]  # tokens
         self.previous = columns["previous"]  # tokens before the last, if they are kept
         self.next = columns["next"]  # positions of the last tokens
@@ -206,13 +209,13 @@ class DeviceRows:
             start = (table * (self.scratch + 1) + row) * self.blocks + (
                 first_page + skip
             ) // pages_per_block
-            self._set(self.at["table"] + start, values[skip::pages_per_block])
+            self._set(self.column_starts["table"] + start, values[skip::pages_per_block])
 
     def set_batch(self, rows: tuple[int, ...], size: int) -> None:
         """Set the decode rows, padded to `size`."""
         padded = np.full(size, self.scratch, np.int32)
         padded[: len(rows)] = rows
-        self._set(self.at["batch"], padded)
+        self._set(self.column_starts["batch"], padded)
 
     def set_sampling_split(self, lines: Words) -> None:
         """Set which decode rows are sampled now, and which are deferred: [2, size] rows,
@@ -220,11 +223,11 @@ class DeviceRows:
         """
         width = self.sampling_split.shape[1]
         for line, rows in enumerate(lines):
-            self._set(self.at["sampling_split"] + line * width, rows)
+            self._set(self.column_starts["sampling_split"] + line * width, rows)
 
     def set_last(self, row: int, token: int) -> None:
         """Set a row's last token, the input of its next decode step."""
-        self._set(self.at["last"] + row, np.array([token], np.int32))
+        self._set(self.column_starts["last"] + row, np.array([token], np.int32))
 
     def set_inputs(
         self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
@@ -232,7 +235,9 @@ class DeviceRows:
         """Set the next input tokens of decode rows, and their positions."""
         row_ids = np.array(rows, np.int32)
         for name, values in (("last", tokens), ("next", positions)):
-            self.changes.append((self.at[name] + row_ids, np.array(values, np.int32)))
+            self.changes.append(
+                (self.column_starts[name] + row_ids, np.array(values, np.int32))
+            )
 
     def open(self, row: int, opened: Open) -> None:
         """Set all state of a row for a new owner."""
@@ -244,7 +249,7 @@ class DeviceRows:
             | SCORED * (requested_logprobs(sampling, self.vocab) > 0)
             | SHAPED * is_shaped(sampling)
         )
-        starts, noise = self.at, [stream(sampling.seed, sampling.sample)]
+        starts, noise = self.column_starts, [stream(sampling.seed, sampling.sample)]
         if self.coins is not None:
             other_streams = Streams.of(sampling.seed, sampling.sample)
             noise += [other_streams.draft, other_streams.coins]

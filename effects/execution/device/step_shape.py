@@ -25,7 +25,7 @@ CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 # Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding
 # chunks cost nothing that can be measured.
 MAX_LONE_CHUNK_ROWS = 8
-# `bucket_of`'s parts: of steps without and with prefill tokens
+# `divisions` of `bucket_of`, for steps without and with prefill tokens
 DECODE_DIVISIONS = 16
 MIXED_DIVISIONS = 8
 # Decode rows beside prefill tokens, up to which only powers of two have graphs: the
@@ -158,14 +158,14 @@ def mixed_bucket_of(count: int) -> int:
     return bucket_of(count, MIXED_DIVISIONS)
 
 
-def most_lines(config: EngineConfig) -> int:
+def max_lines(config: EngineConfig) -> int:
     """Returns `StepShape.lines` of the largest step of an engine."""
-    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    draws, drafts = max_draws(config.max_num_seqs), most_drafts(config)
     # A line of rows is aligned, and one more line has the counts.
     return draws + 4 * (drafts + 2) if drafts else draws
 
 
-def most_draws(seqs: int) -> int:
+def max_draws(seqs: int) -> int:
     """Returns the rows of logits of the largest step of an engine of so many sequences,
     without drafts.
     """

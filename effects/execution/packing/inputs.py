@@ -116,7 +116,7 @@ def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
     return words
 
 
-def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
+def max_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
     """Returns the words of the largest inputs and changes: all block tables, all other
     values of rows, and the decode rows.
     """

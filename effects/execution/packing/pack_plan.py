@@ -53,7 +53,7 @@ class Draw:
 
     places: list[int]
     owners: list[Open | None]  # kept here, as rows get new owners
-    at: list[int] | None = None  # None: in order
+    lines: list[int] | None = None  # None: in order
     # Where tokens behind drafts are; of deferred rows, none.
     draft_outputs: DraftOutputs | None = None
 
@@ -90,17 +90,17 @@ class Packer:
         drafts: int = 0,
         *,
         remembers: bool = False,
-        parts_drafts: bool = False,
+        separates_drafts: bool = False,
     ) -> None:
         """`pad` returns the shape whose graph serves a shape; `drafts` is the room for
         drafts in a step. `remembers`: rows also keep the token before their last.
-        `parts_drafts`: rows with drafts and prompts are two forwards.
+        `separates_drafts`: rows with drafts and prompts are two forwards.
         """
         self.rows = rows
         self.pad = pad
         self.drafts = drafts
         self.remembers = remembers
-        self.parts_drafts = parts_drafts
+        self.separates_drafts = separates_drafts
         self.members: tuple[int, ...] = ()  # rows in `rows.batch`
         self.draw = Draw([], [])  # of those that are sampled at once
         self.places: Sequence[int] = ()  # their entries of the plan
@@ -125,7 +125,7 @@ class Packer:
             self.forget()
         plan = self._with_decode_rows(plan)
         decoding = drafted_first(plan.drafts, _unfilled(plan))
-        if plan.fills and plan.drafts and self.parts_drafts and not plan.deferred:
+        if plan.fills and plan.drafts and self.separates_drafts and not plan.deferred:
             yield self._decode(plan, picked(plan.rows, decoding), decoding)
             yield self._mixed(plan, [])
         elif plan.fills:
@@ -352,20 +352,20 @@ class Packer:
         """
         lines[:] = self.rows.scratch
         deferred = set(plan.deferred)
-        draw_lines = draw.at or range(len(draw.places))
+        draw_lines = draw.lines or range(len(draw.places))
         if not deferred:
             lines[0, draw_lines] = picked(plan.rows, draw.places)
             return draw, None
         if len(deferred) == len(draw.places):  # all of them
             lines[1, draw_lines] = picked(plan.rows, draw.places)
-            return Draw([], [], []), evolve(draw, at=list(draw_lines))
+            return Draw([], [], []), evolve(draw, lines=list(draw_lines))
         later = [k for k, place in enumerate(draw.places) if place in deferred]
         now: list[int] = []
         if len(later) < len(draw.places):
             now = [k for k, place in enumerate(draw.places) if place not in deferred]
         draws = _some(draw, now, draw_lines), _some(draw, later, draw_lines)
         for line, part_draw in zip(lines, draws, strict=True):
-            line[part_draw.at] = picked(plan.rows, part_draw.places)
+            line[part_draw.lines] = picked(plan.rows, part_draw.places)
         return draws
 
 
@@ -382,7 +382,7 @@ def _some(draw: Draw, indices: list[int], lines: Sequence[int]) -> Draw:
     return Draw(
         places=list(picked(draw.places, indices)),
         owners=list(picked(draw.owners, indices)),
-        at=list(picked(lines, indices)),
+        lines=list(picked(lines, indices)),
     )
 
 

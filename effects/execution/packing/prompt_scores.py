@@ -121,7 +121,9 @@ class Scorer:
     def __init__(self, backend: Backend, seqs: int) -> None:
         """`seqs` is how many sequences can be sampled at once."""
         self.backend = backend
-        self.few = aligned(max(MIN_SCORED_POSITIONS, seqs))  # as kernels are compiled for
+        self.max_positions = aligned(
+            max(MIN_SCORED_POSITIONS, seqs)
+        )  # as kernels are compiled for
 
     def scored(self, targets: ScoredTokens) -> tuple[Scored, Tensor]:
         """Returns what the model has to output, and the buffer for the scores, as
@@ -141,7 +143,7 @@ class Scorer:
             span = slice(first, first + len(logits))
             self.backend.logprobs(logits, tokens[span], rows[span], widths, out[span])
 
-        return Scored(inputs, self.few, take), out
+        return Scored(inputs, self.max_positions, take), out
 
     def fetched(self, targets: ScoredTokens, out: Tensor) -> ChunkScores:
         """Start copying the scores to the host; returns them."""

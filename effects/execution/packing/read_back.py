@@ -87,7 +87,7 @@ class HostSlot:
         """
         if self.done is not None:
             self.done.synchronize()
-        lines, drawn_words = draw.at, self.drawn.numpy()
+        lines, drawn_words = draw.lines, self.drawn.numpy()
         drawn_words = (
             drawn_words[: len(draw.places)] if lines is None else drawn_words[lines]
         )
@@ -115,7 +115,7 @@ class HostSlot:
         plan and its owner; the copy must be done.
         """
         draw_lines: Sequence[int] = (
-            range(len(draw.places)) if draw.at is None else draw.at
+            range(len(draw.places)) if draw.lines is None else draw.lines
         )
         yield from zip(draw_lines, draw.places, draw.owners, strict=True)
         if draw.draft_outputs is not None:
@@ -192,7 +192,7 @@ def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) ->
         if draw is None:
             continue
         drawn = slot.tokens(draw)
-        simple = draw.at is None and draw.draft_outputs is None
+        simple = draw.lines is None and draw.draft_outputs is None
         if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.

@@ -74,7 +74,7 @@ class PlanLauncher:
             runner.padded,
             runner.drafts,
             remembers=modelled,
-            parts_drafts=runner.parts_drafts,
+            separates_drafts=runner.separates_drafts,
         )
         self.deferred_packer = DeferredPacker(runner.rows, runner.padded)
         # A plan takes a slot for each of at most two forwards; or two for one forward
@@ -88,7 +88,7 @@ class PlanLauncher:
             budget, size = config.max_num_batched_tokens, config.block_size
             self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
-        self.ring = SlotRing(slots, runner.room, runner.lines, runner.backend.device)
+        self.ring = SlotRing(slots, runner.max_words, runner.lines, runner.backend.device)
 
     def launch(self, launched: LaunchedPlan) -> None:
         """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
@@ -103,7 +103,7 @@ class PlanLauncher:
             raise UnsupportedPlanError(f"step {plan.step}: {reason}")
         sampler = self.runner.sampler
         sampler.receive(plan.step - self.stages)  # of the same micro-batch
-        self.runner.take(plan)
+        self.runner.apply_changes(plan)
         if self.catch_up is not None and (chunks := self.catch_up.start(plan)):
             self.runner.catch_up(chunks, self.ring.next())
         for forward in self.packer.forwards(plan):

@@ -29,10 +29,10 @@ from attrs import evolve
 from minfer.effects.execution.cuda.graphs import GraphCache, watched
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words
-from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
+from minfer.effects.execution.device.step_shape import StepShape, max_draws, max_lines
 from minfer.effects.execution.device.streams import is_gpu, new_stream, wait
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
-from minfer.effects.execution.packing.inputs import most_words
+from minfer.effects.execution.packing.inputs import max_words
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
@@ -88,12 +88,12 @@ class ModelRunner:
         self.config = config
         # prefill tokens of a step with a graph, at most
         self.captured = backend.routes.captured
-        draws = most_draws(config.max_num_seqs)
+        draws = max_draws(config.max_num_seqs)
         inputs = self.captured + draws if graphs else 0  # of a graph, at most
         self.ends = StageEnds.of(ranks, spec, inputs, device)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
-        self.several = ranks.place.parallel.ranks > 1
+        self.has_other_ranks = ranks.place.parallel.ranks > 1
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
             spec,
@@ -118,10 +118,10 @@ class ModelRunner:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, feeder, config, length)
         self.drafts = shapes.most_drafts(config)
-        self.lines = most_lines(config)
+        self.lines = max_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
-        self.room = most_words(self.rows, tokens, draws, self.drafts)
-        self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
+        self.max_words = max_words(self.rows, tokens, draws, self.drafts)
+        self.staging = torch.zeros(self.max_words, dtype=torch.int32, device=device)
         modelled = self.draft is not None
         self.sampler = make_sampler(
             ranks, backend, self.rows, draws, self.lines, remembers=modelled
@@ -153,7 +153,7 @@ class ModelRunner:
         self.wait()  # for work on other streams
 
     @property
-    def parts_drafts(self) -> bool:
+    def separates_drafts(self) -> bool:
         """Whether rows with drafts are a forward of their own beside prompts: where steps
         have graphs, of which there cannot be one for each combination.
         """
@@ -171,7 +171,7 @@ class ModelRunner:
         """Returns whether steps of a shape have a graph."""
         return self.shortcuts.graphs and shape.fits(self.captured)
 
-    def take(self, plan: Plan) -> None:
+    def apply_changes(self, plan: Plan) -> None:
         """Apply a plan's changes of rows and blocks."""
         rows = self.rows
         caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
@@ -203,7 +203,9 @@ class ModelRunner:
             shape = evolve(shape, history=forward.history)
         slot.begin(forward.draw, scored=shape.scored)
         checked = (
-            self.checked and shape in self.captures.made and not forward.has_extra_outputs
+            self.checked
+            and shape in self.captures.graphs
+            and not forward.has_extra_outputs
         )
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
@@ -244,7 +246,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release the weights and the cache; no call may follow."""
-        self.captures.made.clear()
+        self.captures.graphs.clear()
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
@@ -253,7 +255,7 @@ class ModelRunner:
 
     # --- one forward --------------------------------------------------------------------
 
-    def cut(self, shape: StepShape, context: int) -> StepShape:
+    def with_context_splits(self, shape: StepShape, context: int) -> StepShape:
         """Returns the shape with the splits for contexts of up to so many tokens."""
         splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
@@ -271,7 +273,7 @@ class ModelRunner:
         if not shape.decode_rows:
             return shape
         table = self.rows.blocks * self.config.block_size
-        return self.cut(
+        return self.with_context_splits(
             shape, min(max(MIN_CONTEXT_TOKENS, 1 << longest.bit_length()), table)
         )
 
@@ -295,7 +297,7 @@ class ModelRunner:
             return
         if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
-            if self.several or not self.captures.due(shape, begin):
+            if self.has_other_ranks or not self.captures.due(shape, begin):
                 self.step(shape)
                 self.captures.note(shape, time.monotonic() - begin)
                 return

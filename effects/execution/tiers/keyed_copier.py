@@ -35,7 +35,11 @@ from minfer.effects.execution.tiers.block_files import LAYOUT_BYTES, MISSING
 from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
-from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.paged_tensors import (
+    PagedTensor,
+    Track,
+    pages_per_piece,
+)
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.effects.net.framing import PeerError
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
@@ -57,11 +61,11 @@ class BlocksRemovedError(Exception):
 class _Slot:
     """Room for a piece: host memory, and a buffer on the device for each part."""
 
-    parts: Sequence[Part]
+    tensors: Sequence[PagedTensor]
     tracks: Sequence[Track]
 
     @classmethod
-    def of(cls, tensors: Sequence[Part], pages: int) -> "_Slot":
+    def of(cls, tensors: Sequence[PagedTensor], pages: int) -> "_Slot":
         """Returns a slot of so many pages, which these parts have in host memory. Raises
         NoHostMemoryError.
         """
@@ -74,7 +78,7 @@ class _Slot:
 
     def copy(self, pages: Pages, *, loads: bool) -> None:
         """Launch the copy between these pages of the device and the first ones here."""
-        for tensor, track in zip(self.parts, self.tracks, strict=True):
+        for tensor, track in zip(self.tensors, self.tracks, strict=True):
             with on(track.stream):
                 page_ids = torch.tensor(pages).to(tensor.device.device)
             track.copy(tensor, page_ids, tuple(range(len(pages))), loads=loads)
@@ -87,7 +91,7 @@ class _Slot:
     def contents(self, first: int, last: int, tensors: slice) -> list[memoryview]:
         """The bytes of pages first .. last - 1 here, of some parts."""
         views = list[memoryview]()
-        for tensor in self.parts[tensors]:
+        for tensor in self.tensors[tensors]:
             for start, end in (
                 (a, b) for _, a, b in tensor.host.runs((*range(first, last),))
             ):
@@ -111,7 +115,7 @@ class _Piece:
 
 
 @define(eq=False)
-class _Lane:
+class _KeyedLane:
     """Transfers in one direction."""
 
     store: KeyedStore
@@ -176,7 +180,7 @@ class _Lane:
         self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first, slices = 0, self.store.slices
-        per_slice = len(piece.slot.parts) // len(slices.own)  # parts of a slice
+        per_slice = len(piece.slot.tensors) // len(slices.own)  # parts of a slice
         for key, pages in piece.blocks:
             for index, number in enumerate(slices.own):
                 tensors = slice(index * per_slice, (index + 1) * per_slice)
@@ -201,7 +205,7 @@ class _Lane:
         self.thread.close()
         self.pool.shutdown()
         for slot in self.slots:
-            for tensor in slot.parts:
+            for tensor in slot.tensors:
                 tensor.host.close()
 
 
@@ -210,7 +214,7 @@ class KeyedCopier:
 
     def __init__(
         self,
-        make_tensors: Callable[[int, int], Sequence[Part]],
+        make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore,
         bundle: int,
     ) -> None:
@@ -225,9 +229,9 @@ class KeyedCopier:
         layout = layout_of(slice_tensors)
         self.block_bytes = bundle * sum(tensor.page_bytes for tensor in slice_tensors)
         store.open(layout, self.block_bytes)
-        room = max(bundle, pages_a_piece(tensors))
+        room = max(bundle, pages_per_piece(tensors))
         self.lanes = {
-            loads: _Lane(
+            loads: _KeyedLane(
                 store,
                 layout,
                 [
@@ -292,7 +296,7 @@ class KeyedCopier:
         self.store.close()
 
 
-def layout_of(tensors: Sequence[Part]) -> bytes:
+def layout_of(tensors: Sequence[PagedTensor]) -> bytes:
     """A digest of how a page of these parts is stored."""
     description = repr(
         [

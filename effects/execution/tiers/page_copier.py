@@ -21,7 +21,11 @@ from torch import Tensor
 
 from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
-from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.paged_tensors import (
+    PagedTensor,
+    Track,
+    pages_per_piece,
+)
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import Lost, Move, Moved
 
@@ -29,20 +33,20 @@ REPEATS: Final = 3
 
 
 @define(eq=False)
-class _Lane:
+class _PageLane:
     """Transfers in one direction: a thread, and for each part two buffers, so that one is
     filled while the other crosses the bus.
     """
 
-    parts: Sequence[Part]
+    tensors: Sequence[PagedTensor]
     loads: bool
     tracks: list[tuple[Track, Track]] = field(init=False)  # by part
     thread: TransferThread[Move] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        pages = pages_a_piece(self.parts)
+        pages = pages_per_piece(self.tensors)
         self.tracks = [
-            (Track.of(tensor, pages), Track.of(tensor, pages)) for tensor in self.parts
+            (Track.of(tensor, pages), Track.of(tensor, pages)) for tensor in self.tensors
         ]
         name = f"minfer-kv-{'load' if self.loads else 'store'}"
         self.thread = TransferThread(name, self._perform)
@@ -52,13 +56,13 @@ class _Lane:
         raises.
         """
         try:
-            for tensor, tracks in zip(self.parts, self.tracks, strict=True):
+            for tensor, tracks in zip(self.tensors, self.tracks, strict=True):
                 self._copy(tensor, tracks, move)
         finally:
             for track in chain(*self.tracks):
                 track.wait()
 
-    def _copy(self, tensor: Part, tracks: tuple[Track, Track], move: Move) -> None:
+    def _copy(self, tensor: PagedTensor, tracks: tuple[Track, Track], move: Move) -> None:
         """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
         on_host, pages = move.sources, move.targets
         if not self.loads:
@@ -78,16 +82,16 @@ class _Lane:
 class PageCopier:
     """Performs `Move`s over the parts of the caches."""
 
-    def __init__(self, tensors: Sequence[Part]) -> None:
-        self.parts = tensors
-        self.lanes = {loads: _Lane(tensors, loads) for loads in (False, True)}
+    def __init__(self, tensors: Sequence[PagedTensor]) -> None:
+        self.tensors = tensors
+        self.lanes = {loads: _PageLane(tensors, loads) for loads in (False, True)}
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
         self.growing.start()
 
     def _grow(self) -> None:
-        growing = [tensor.host for tensor in self.parts]
+        growing = [tensor.host for tensor in self.tensors]
         while growing:  # segment by segment, so that first pages are whole first
             growing = [host for host in growing if host.grow()]
 
@@ -111,7 +115,7 @@ class PageCopier:
 
     def close(self) -> None:
         """End all transfers: those that wait for memory are reported as lost."""
-        for tensor in self.parts:
+        for tensor in self.tensors:
             tensor.host.close()
         for lane in self.lanes.values():
             lane.thread.close()

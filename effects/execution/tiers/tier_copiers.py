@@ -11,7 +11,7 @@ from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.tiers.keyed_copier import BlocksRemovedError, KeyedCopier
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.page_copier import PageCopier
-from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, Move, TransferCommand
@@ -32,7 +32,7 @@ class TierCopiers:
     def __init__(
         self,
         config: EngineConfig,
-        make_tensors: Callable[[int, int], Sequence[Part]],
+        make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore | None,
     ) -> None:
         """`make_tensors` returns the tensors of the cache, with so many pages in host

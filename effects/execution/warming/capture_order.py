@@ -56,7 +56,7 @@ SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
 IDLE_DOUBLINGS: Final = 0.5
 SEVERAL_LIKELIHOOD: Final = 0.25
 # Returns a shape with the splits for contexts of up to so many tokens.
-Cut = Callable[[StepShape, int], StepShape]
+AddSplits = Callable[[StepShape, int], StepShape]
 
 
 def capture_order(
@@ -64,7 +64,7 @@ def capture_order(
     max_tokens: int,
     likely: Wants,
     contexts: Sequence[int],
-    cut: Cut,
+    add_splits: AddSplits,
     *,
     grammars: bool = False,
     fewer_drafts: bool = False,
@@ -92,7 +92,7 @@ def capture_order(
         StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
         for shape in decode
     ]
-    sampled = partial(_with_sampling, cut)
+    sampled = partial(_with_sampling, add_splits)
     order = (
         sampled(decode, likely, short),
         sampled(deferred if grammars else [], likely, short),
@@ -157,7 +157,10 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 
 
 def _with_sampling(
-    cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
+    add_splits: AddSplits,
+    shapes: Sequence[StepShape],
+    wants: Wants,
+    contexts: Sequence[int],
 ) -> Iterator[StepShape]:
     """Yields the shapes with these sampling needs, for each of the contexts."""
     for context in contexts:
@@ -168,7 +171,7 @@ def _with_sampling(
                 scored=wants.scored,
                 shaped=wants.shaped,
             )
-            yield cut(drawn, context)
+            yield add_splits(drawn, context)
 
 
 @frozen

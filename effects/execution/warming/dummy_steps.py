@@ -21,7 +21,7 @@ from minfer.effects.execution.device.step_shape import (
     DECODE_DIVISIONS,
     StepShape,
     bucket_of,
-    most_draws,
+    max_draws,
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
@@ -200,7 +200,7 @@ def _besides(runner: ModelRunner) -> None:
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device
     columns = len(runner.spec.vocab_rows)  # this rank's
-    for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
+    for draws, dtype in product(counts(max_draws(runner.config.max_num_seqs)), dtypes):
         lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
         rows, positions = lines[:, :draws]
         logits = torch.zeros(draws, vocab, dtype=dtype, device=device)

@@ -83,7 +83,7 @@ class Rehearsals:
         shape = self.runner.with_splits(self.runner.padded(shape), MIN_CONTEXT_TOKENS)
         if not self.runner.may_be_captured(shape):
             return lambda: self.dummy_step(shape)
-        if shape not in self.runner.captures.made:
+        if shape not in self.runner.captures.graphs:
             self.capture(shape)
         self.dummy_step(shape)  # fills the graph's inputs with the scratch row
         return lambda: self.replay(shape)
@@ -94,7 +94,7 @@ class Rehearsals:
         runner, rows = self.runner, self.runner.rows
         rows.batch.fill_(rows.scratch)
         rows.sampling_split.fill_(rows.scratch)
-        if (graph := runner.captures.made.get(shape)) is None:  # on this rank
+        if (graph := runner.captures.graphs.get(shape)) is None:  # on this rank
             self._dummy_step(shape)
         else:
             runner.ends.replay(graph, shape.inputs)

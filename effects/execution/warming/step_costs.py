@@ -45,7 +45,7 @@ def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
     drafted_row = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
     judged = _seconds(rehearsals, drafted_row)
     # One more forward, of the fewest inputs.
-    beside = verify[0][1] if runner.parts_drafts else 0.0
+    beside = verify[0][1] if runner.separates_drafts else 0.0
     costs = Costs(verify, fixed=TURN_SECONDS[runner.backend.device.type], beside=beside)
     extra = judged - costs.seconds(
         min(drafted_row.decode_inputs, shapes[-1].decode_inputs)

@@ -77,7 +77,7 @@ class WarmUp:
         self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
 
-    def piece(self) -> bool:
+    def capture_one(self) -> bool:
         """Capture one more graph, the most wanted first; returns whether another
         remains.
         """
@@ -163,7 +163,7 @@ class WarmUp:
             runner.captured,
             self.readiness.likely,
             contexts,
-            runner.cut,
+            runner.with_context_splits,
             grammars=runner.keeps_logits,
             fewer_drafts=self.readiness.fewer_drafts,
         )
@@ -196,7 +196,9 @@ class WarmUp:
             with self._at_work():
                 self.rehearsals.capture(shape)
         except Exception as error:
-            if self.runner.several:  # all ranks have the same shapes, padded for graphs
+            if (
+                self.runner.has_other_ranks
+            ):  # all ranks have the same shapes, padded for graphs
                 _log.warning("no more graphs are captured: %r", error)
                 self.stopped = True
                 return

@@ -54,7 +54,7 @@ def at_once(request: pytest.FixtureRequest) -> bool:
 
 def start(model: Model, at_once: bool, **settings: Any) -> Run:
     run = Run.start(model, **settings)
-    executor_of(run).at_once |= at_once
+    executor_of(run).runs_at_once |= at_once
     return run
 
 

@@ -138,5 +138,5 @@ def test_each_page_of_a_block_has_a_table() -> None:
 
 
 def test_columns_begin_where_kernels_want_them(rows: DeviceRows) -> None:
-    assert all(at % 4 == 0 for at in rows.at.values())
+    assert all(at % 4 == 0 for at in rows.column_starts.values())
     assert [aligned(n) for n in (0, 1, 4, 5)] == [0, 4, 4, 8]

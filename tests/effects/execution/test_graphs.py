@@ -111,7 +111,7 @@ def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     assert not graphs.may_foresee(drafting)
     assert graphs.may_foresee(DECODE)
     graphs.add(DECODE, GRAPH)
-    assert {*graphs.made} == {DECODE, *shapes}
+    assert {*graphs.graphs} == {DECODE, *shapes}
 
 
 def test_a_kind_that_was_requested_takes_the_place_of_the_least_useful() -> None:
@@ -130,8 +130,8 @@ def test_a_kind_that_was_requested_takes_the_place_of_the_least_useful() -> None
         graphs.add(requested, GRAPH)
         graphs.forget(requested)
         assert graphs.find(dropped) is None
-        assert len(graphs.made) == MAX_GRAPHS
-    assert {*leaving[3:], shapes[-1]} <= {*graphs.made}
+        assert len(graphs.graphs) == MAX_GRAPHS
+    assert {*leaving[3:], shapes[-1]} <= {*graphs.graphs}
 
 
 def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
@@ -141,7 +141,7 @@ def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
         requested = evolve(PROMPT, tokens=1000 + number)
         graphs.note(requested, 1.0)
         graphs.add(requested, GRAPH)
-    assert [shape for shape in shapes if shape not in graphs.made] == shapes[-3:]
+    assert [shape for shape in shapes if shape not in graphs.graphs] == shapes[-3:]
 
 
 def test_pure_decode_steps_keep_their_graphs() -> None:
@@ -152,4 +152,4 @@ def test_pure_decode_steps_keep_their_graphs() -> None:
         graphs.note(shape, 1.0)
         graphs.add(shape, GRAPH)
     assert graphs.find(DECODE) is GRAPH
-    assert len(graphs.made) == MAX_GRAPHS
+    assert len(graphs.graphs) == MAX_GRAPHS

@@ -21,8 +21,8 @@ from minfer.effects.execution.tiers.peers import sender as senders
 from minfer.effects.execution.tiers.peers.block_receiver import BlockReceiver
 from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    Block,
-    Remote,
+    PeerBlock,
+    RemoteMemory,
     copy_bytes,
     terms_of,
 )
@@ -346,14 +346,16 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
         lambda _: (
-            framed(Block(KEYS[0], 0, 4, 0, True)) + b"abcd"
+            framed(PeerBlock(KEYS[0], 0, 4, 0, True)) + b"abcd"
         ),  # before the introduction
         lambda said: greeted(said, version="1"),
         lambda said: greeted(said, mac=b""),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0, True)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0, True)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 10**9, 0, True)),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, -1, 0, True)),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, 4, 0, True)) + b"abcd",
+        lambda said: (
+            greeted(said) + framed(PeerBlock(KEYS[0], 999, 4, 0, True)) + b"abcd"
+        ),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, 10**9, 0, True)),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, -1, 0, True)),
         lambda said: greeted(said) + greeted(said),
     ],
 )
@@ -381,10 +383,10 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
     send(prefill, KEYS[0])
     while not decode.box.received:
         time.sleep(0.001)
-    [slot] = [one.slot for one in decode.box._here.values()]
+    [slot] = [one.slot for one in decode.box._blocks.values()]
     sock, said = raw(decode.address)
     with sock, suppress(ConnectionError):
-        sock.sendall(greeted(said) + framed(Block(KEYS[1], slot, 4, 0)) + b"abcd")
+        sock.sendall(greeted(said) + framed(PeerBlock(KEYS[1], slot, 4, 0)) + b"abcd")
         while sock.recv(4096):
             pass
     assert fetched(decode.box, KEYS[0]) == contents_of(KEYS[0])
@@ -540,7 +542,7 @@ def test_without_nixl_blocks_go_over_tcp(
 ) -> None:
     monkeypatch.setattr(remote_memory, "MODULE", "not_there")
     decode = Receiving("tcp", tmp_path)
-    decode.peers._listeners[0].remote = Remote(b"", 0)
+    decode.peers._listeners[0].remote = RemoteMemory(b"", 0)
     prefill = decode.sender()
     prefill.want(KEYS, "d")
     for key in KEYS:

@@ -129,7 +129,7 @@ def test_models_of_transformers_are_scored_too(
 ) -> None:
     beside = made(tmp_path, key[0], OTHERS[key])
     with LLM(beside.folder, **PLAIN) as llm:
-        monkeypatch.setattr(runner_of(llm).scorer, "few", 7)
+        monkeypatch.setattr(runner_of(llm).scorer, "max_positions", 7)
         check(beside.theirs, scored(llm, prompts(3)))
 
 

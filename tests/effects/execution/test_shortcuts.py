@@ -53,7 +53,7 @@ def capturing(
     def due(self: GraphCache, shape: StepShape, now: float) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
         del now
-        return self.launched[shape] > 0 and shape not in self.made
+        return self.launched[shape] > 0 and shape not in self.graphs
 
     monkeypatch.setattr(GraphCache, "due", due)
 
@@ -63,7 +63,7 @@ def capturing(
         if left:
             raise left.pop(0)
         captured.append(shape)
-        made = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
+        made = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
         return made
 
     monkeypatch.setattr(GraphCache, "capture", capture)

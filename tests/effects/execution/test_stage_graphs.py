@@ -90,7 +90,7 @@ def rank_executor(model: Model, ranks: ThreadRanks, **more: Any) -> TorchExecuto
     executor = TorchExecutor(
         sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **more
     )
-    executor.at_once = True
+    executor.runs_at_once = True
     executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
     return executor
 

@@ -11,8 +11,8 @@ from minfer.effects.execution.device.step_shape import (
     MAX_LONE_CHUNK_ROWS,
     StepShape,
     bucket_of,
+    max_lines,
     mixed_bucket_of,
-    most_lines,
 )
 from minfer.effects.models.shapes import most_drafts
 from minfer.records.config import EngineConfig
@@ -102,7 +102,7 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
             max_num_batched_tokens=budget,
             speculation=how,
         )
-        room, lines = most_drafts(config), most_lines(config)
+        room, lines = most_drafts(config), max_lines(config)
         for decode_rows in range(
             1, min(seqs, rows or seqs) + 1
         ):  # in more there are none

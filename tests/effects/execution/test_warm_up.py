@@ -38,7 +38,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepShape]:
         self: Any, shape: StepShape, step: Callable[[StepShape], None]
     ) -> SimpleNamespace:
         made.append(shape)
-        graph = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
+        graph = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
         self.forget(shape)
         return graph
 
@@ -103,7 +103,7 @@ def test_it_changes_nothing_but_what_is_ready(
     runner: Any = run.driver.executor.runner  # type: ignore[attr-defined]
     assert not runner.captures.launched  # nothing was missing
     # In the middle of a run, between two requests, it changes nothing either.
-    runner.captures.made.clear()
+    runner.captures.graphs.clear()
     warm_up(run, reports).before_ready()
     again = run.serve([requests(0)[1]])
     assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
@@ -123,11 +123,11 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     missed = runner.captures.wanted()
     assert missed
     assert not captured  # no step waited for that
-    while work.piece():
+    while work.capture_one():
         pass
     assert captured[: len(missed)] == missed
     assert len(captured) > 20
-    assert not work.piece()
+    assert not work.capture_one()
 
 
 def test_kernels_that_cannot_be_compiled_ahead_are_logged(
@@ -180,7 +180,7 @@ def test_a_capture_that_fails_is_the_last(
     monkeypatch.setattr(GraphCache, "capture", capture)
     work = warm_up(run, [])
     work.before_ready()
-    assert not work.piece()
+    assert not work.capture_one()
     assert len(tried) == 1
     assert says in caplog.text
     executor: Any = run.driver.executor
@@ -205,7 +205,7 @@ def test_a_capture_that_was_spoiled_comes_again(
     monkeypatch.setattr(GraphCache, "capture", capture)
     work = warm_up(run, [])
     work.before_ready()
-    while work.piece():
+    while work.capture_one():
         pass
     assert tried.count(tried[0]) == 2
     assert sorted(map(repr, captured)) == sorted(map(repr, {*tried}))
@@ -227,7 +227,7 @@ def test_a_rest_has_what_came_after_all_was_captured(
     thread = executor.background.thread
     thread.join(5)
     assert not thread.is_alive()
-    executor.runner.captures.made.clear()
+    executor.runner.captures.graphs.clear()
     captured.clear()
     run.serve(requests(0)[:1])
     end = time.monotonic() + 30

@@ -13,7 +13,7 @@ from attrs import define, field
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Grant,
-    Remote,
+    RemoteMemory,
     Starved,
     ToSender,
     Welcome,
@@ -42,7 +42,7 @@ class BlockReceiver:
     layout: bytes
     secret: bytes
     sock: Socket
-    remote: Remote | None = None  # how the inbox is written to from other machines
+    remote: RemoteMemory | None = None  # how the inbox is written to from other machines
     _listener: Listener = field(init=False)
     _numbers: "itertools.count[int]" = field(init=False, factory=itertools.count)
     _open: dict[int, Socket] = field(init=False, factory=dict)

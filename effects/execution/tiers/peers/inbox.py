@@ -83,7 +83,7 @@ class Inbox:
     _changed: threading.Condition = field(init=False, factory=threading.Condition)
     _free: list[int] = field(init=False)
     # By key; the oldest first.
-    _here: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
+    _blocks: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when the last block came
     # The last block that was waited for did not come, nor any since: senders may be gone.
@@ -143,10 +143,10 @@ class Inbox:
         with self._changed:
             self.granted(connection, slot, length)
             self._connections[connection].slots.remove(slot)
-            if (old := self._here.pop(key, None)) is not None:
+            if (old := self._blocks.pop(key, None)) is not None:
                 self._free.append(old.slot)
             self._last, self._silent = self.clock(), False
-            self._here[key] = _Arrived(slot, length, checksum, self._last)
+            self._blocks[key] = _Arrived(slot, length, checksum, self._last)
             self.received += 1
             self.received_bytes += length
             self._changed.notify_all()
@@ -155,20 +155,20 @@ class Inbox:
     def make_room(self, connection: int) -> None:
         """Evict the oldest block for a sender that waits for a slot."""
         with self._changed:
-            if connection in self._connections and not self._free and self._here:
+            if connection in self._connections and not self._free and self._blocks:
                 self._evict()
         self._grant_free()
 
     def _evict(self) -> None:
-        _, oldest = self._here.popitem(last=False)
+        _, oldest = self._blocks.popitem(last=False)
         self.evicted += 1
         self._free.append(oldest.slot)
 
     def _evict_old(self, num_slots: int) -> None:
         """Evict old blocks until so many slots are free."""
         latest = self.clock() - OLD_SECONDS
-        while len(self._free) < num_slots and self._here:
-            if next(iter(self._here.values())).since > latest:
+        while len(self._free) < num_slots and self._blocks:
+            if next(iter(self._blocks.values())).since > latest:
                 break
             self._evict()
 
@@ -210,7 +210,7 @@ class Inbox:
     def _wait(self, key: bytes) -> _Arrived:
         began = self.clock()
         with self._changed:
-            while (block := self._here.pop(key, None)) is None:
+            while (block := self._blocks.pop(key, None)) is None:
                 patience = SILENT_WAIT_SECONDS if self._silent else WAIT_SECONDS
                 deadline = min(
                     max(self._last, began) + patience, began + MAX_WAIT_SECONDS

@@ -4,7 +4,7 @@
        | <---------- both prove that they know the secret: see `handshake`
        | Welcome ------------------------> |   with shared memory on one host
        | Grant --------------------------> |   slots that the sender may fill,
-       | <-------------------------- Block |   one each; more are granted meanwhile
+       | <---------------------- PeerBlock |   one each; more are granted meanwhile
        | ...                               |
        | <------------------------ Starved |   or the oldest block makes room
 
@@ -25,7 +25,7 @@ from minfer.effects.net.handshake import Terms
 MAX_MESSAGE_BYTES: Final = 2**20
 
 
-class Remote(Struct, frozen=True):
+class RemoteMemory(Struct, frozen=True):
     """How the receiver's memory is written to through NIXL."""
 
     agent: bytes  # NIXL's own description
@@ -39,7 +39,7 @@ class Welcome(Struct, tag=True, frozen=True):
     slot_bytes: int
     # Whether a descriptor of it comes with this message.
     shared: bool
-    remote: Remote | None = None  # None: not through NIXL
+    remote: RemoteMemory | None = None  # None: not through NIXL
 
 
 class Grant(Struct, tag=True, frozen=True):
@@ -48,7 +48,7 @@ class Grant(Struct, tag=True, frozen=True):
     slots: tuple[int, ...]
 
 
-class Block(Struct, tag=True, frozen=True):
+class PeerBlock(Struct, tag="Block", frozen=True):
     """A block."""
 
     key: bytes
@@ -63,7 +63,7 @@ class Starved(Struct, tag=True, frozen=True):
 
 
 ToSender: TypeAlias = Welcome | Grant
-ToReceiver: TypeAlias = Block | Starved
+ToReceiver: TypeAlias = PeerBlock | Starved
 _to_sender: "Final[msgspec.msgpack.Decoder[ToSender]]" = msgspec.msgpack.Decoder(ToSender)
 _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Decoder(
     ToReceiver

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.peer_messages import Remote, copy_bytes
+from minfer.effects.execution.tiers.peers.peer_messages import RemoteMemory, copy_bytes
 from minfer.effects.net.addresses import CUT
 from minfer.effects.net.framing import PeerError
 
@@ -69,7 +69,7 @@ class RemoteInbox:
     """The receiver's side; `memory` is the inbox's."""
 
     memory: memoryview
-    remote: Remote = field(init=False)  # what senders must know to write to it
+    remote: RemoteMemory = field(init=False)  # what senders must know to write to it
     _agent: Any = field(init=False)
     _known: Any = field(init=False)
 
@@ -77,7 +77,9 @@ class RemoteInbox:
         """Raises WriteError."""
         self._agent = _agent()
         self._known = _register(self._agent, self.memory)
-        self.remote = Remote(self._agent.get_agent_metadata(), _address(self.memory))
+        self.remote = RemoteMemory(
+            self._agent.get_agent_metadata(), _address(self.memory)
+        )
 
     def close(self) -> None:
         """Have nothing written any more."""
@@ -88,7 +90,7 @@ class RemoteInbox:
 class RemoteWriter:
     """The sender's side of a connection; methods may be called from any thread."""
 
-    remote: Remote
+    remote: RemoteMemory
     slot_bytes: int
     _agent: Any = field(init=False)
     _name: str = field(init=False)

@@ -15,8 +15,8 @@ from attrs import define, field
 
 from minfer.effects.execution.tiers.keyed_store import checksum_of
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    Block,
     Grant,
+    PeerBlock,
     Starved,
     Welcome,
     copy_bytes,
@@ -130,15 +130,15 @@ class _Connected:
                 copy_bytes(self.memory[offset : offset + len(chunk)], chunk)
                 offset += len(chunk)
             with self.writing:
-                self.sock.sendall(framed(Block(key, slot, length, None)))
+                self.sock.sendall(framed(PeerBlock(key, slot, length, None)))
             return length
         checksum = checksum_of(contents)
         if self.writer is not None:
             self.writer.write(slot, contents)
             with self.writing:
-                self.sock.sendall(framed(Block(key, slot, length, checksum)))
+                self.sock.sendall(framed(PeerBlock(key, slot, length, checksum)))
             return length
-        head = framed(Block(key, slot, length, checksum, follows=True))
+        head = framed(PeerBlock(key, slot, length, checksum, follows=True))
         with self.writing:
             self.sock.sendall(head)
             for chunk in contents:
@@ -163,7 +163,7 @@ class Sender:
     _failed: float = field(
         init=False, default=-RETRY_SECONDS
     )  # when a connection failed last
-    _why: str = field(init=False, default="")  # it failed
+    _reason: str = field(init=False, default="")  # it failed
     _plain: bool = field(init=False, default=False)  # NIXL has failed, or is not there
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> None:
@@ -186,7 +186,7 @@ class Sender:
         no other attempt for so long.
         """
         connected = self._connected
-        broken = self._why if connected is None else connected.error
+        broken = self._reason if connected is None else connected.error
         return bool(broken) and time.monotonic() >= self._failed + seconds
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Sender:
             if self._connected is not None and not self._connected.error:
                 return self._connected
             if time.monotonic() < self._failed + RETRY_SECONDS:
-                raise PeerError(self._why or "it was closed")
+                raise PeerError(self._reason or "it was closed")
             self._connected = self._connect()
             threading.Thread(
                 target=self._connected.listen, name="minfer-kv-send", daemon=True
@@ -211,7 +211,7 @@ class Sender:
     def _fail(self, reason: str) -> None:
         with self._opening:
             if time.monotonic() >= self._failed + RETRY_SECONDS:
-                self._failed, self._why = time.monotonic(), reason
+                self._failed, self._reason = time.monotonic(), reason
                 _log.warning(
                     "KV blocks cannot be sent to %s: %s", where(self.address), reason
                 )

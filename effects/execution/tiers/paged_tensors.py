@@ -25,14 +25,14 @@ COPY_DTYPE: Final = torch.int64  # what a cache is copied in
 
 
 @frozen(eq=False)
-class Part:
+class PagedTensor:
     """One tensor of the caches, page by page."""
 
     device: Tensor  # [pages, ...], a view of the cache, in words where they fit
     host: HostPages
 
     @classmethod
-    def of(cls, tensor: Tensor, dim: int, pages: int) -> "Part":
+    def of(cls, tensor: Tensor, dim: int, pages: int) -> "PagedTensor":
         """Returns the part of a tensor whose dimension `dim` is pages, with as many
         `pages` in host memory.
         """
@@ -52,7 +52,7 @@ class Part:
         return self.device[0].numel() * self.device.element_size()
 
 
-def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
+def paged_tensors_of(cache: Cache, pages: int, slices: int) -> list[PagedTensor]:
     """Returns the tensors of a cache, with so many pages in host memory; in equal slices
     of key heads, one after the other.
     """
@@ -60,7 +60,7 @@ def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
     if slices > 1:  # never of latents
         split = [tensor.chunk(slices, HEADS_DIM) for tensor in tensors]
         tensors = [tensor for group in zip(*split, strict=True) for tensor in group]
-    return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
+    return [PagedTensor.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
 
 @frozen(eq=False)
@@ -71,12 +71,14 @@ class Track:
     stream: torch.cuda.Stream | None
 
     @classmethod
-    def of(cls, tensor: Part, pages: int) -> "Track":
+    def of(cls, tensor: PagedTensor, pages: int) -> "Track":
         """Returns a buffer of so many pages."""
         shape = (pages, *tensor.device.shape[1:])
         return cls(tensor.device.new_empty(shape), new_stream(tensor.device.device))
 
-    def copy(self, tensor: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
+    def copy(
+        self, tensor: PagedTensor, pages: Tensor, on_host: Pages, *, loads: bool
+    ) -> None:
         """Launch the copy of a piece between `pages` of the device and of the host."""
         buffer = self.buffer[: len(on_host)]
         with on(self.stream):
@@ -96,6 +98,6 @@ class Track:
             self.stream.synchronize()
 
 
-def pages_a_piece(tensors: Sequence[Part]) -> int:
+def pages_per_piece(tensors: Sequence[PagedTensor]) -> int:
     """How many pages fit into `PIECE_BYTES`: one at least."""
     return max(1, PIECE_BYTES // sum(tensor.page_bytes for tensor in tensors))
