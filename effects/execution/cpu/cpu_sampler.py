@@ -116,14 +116,14 @@ def _draw(logits: Floats, largest: np.float32, params: NoisyRowParams, key: int)
     if params.keeps_all:
         scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
         return int(scaled.argmax())
-    ids = kept(scaled, params.top_k, params.top_p, params.lowest)
+    ids = kept_ids(scaled, params.top_k, params.top_p, params.lowest)
     if params.typical_p < 1:
-        ids = typical(scaled, ids, params.typical_p)
+        ids = typical_ids(scaled, ids, params.typical_p)
     scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
     return int(ids[scaled.argmax()])
 
 
-def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
+def kept_ids(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
     """Returns the ids of at least `low` that top-k and then top-p keep, ascending; the
     largest of `scaled` is 0.
 
@@ -156,7 +156,7 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
     return remaining
 
 
-def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
+def typical_ids(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
     """Returns those of the ascending `ids` that typical-p keeps, ascending; the largest
     of `scaled` is 0.
     """

@@ -40,15 +40,15 @@ class LayerCache:
 
     def read(self, blocks: Tensor | slice) -> Tensor:
         """Returns some blocks [blocks, a block's elements]."""
-        data = _some(self.blocks, blocks)
+        data = _select_blocks(self.blocks, blocks)
         if self.stored.itemsize > 1:
             return data
         numbers = data.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
-        scales = None if self.scales is None else _some(self.scales, blocks)
+        scales = None if self.scales is None else _select_blocks(self.scales, blocks)
         return dequantize(numbers, scales, self.dtype).flatten(1)
 
 
-def _some(blocks: Tensor, index: Tensor | slice) -> Tensor:
+def _select_blocks(blocks: Tensor, index: Tensor | slice) -> Tensor:
     if isinstance(index, slice):
         return blocks[index]
     return blocks.index_select(0, index)

@@ -116,7 +116,7 @@ class CudaShaper:
         header[ENTRIES] = len(entries.tokens)
         header[RESTRICTED] = sampling.allowed_token_ids is not None
         header[PENALIZED] = is_penalized(sampling)
-        self.state.header[row].copy_(self._sent(header))
+        self.state.header[row].copy_(self._to_device(header))
 
     def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
@@ -133,7 +133,7 @@ class CudaShaper:
         state = self.state
         values = np.array(entries.values, np.float32).view(np.int32)
         lines = (entries.tokens, values, entries.until, entries.follows, entries.matched)
-        sent = self._sent(np.array(lines, np.int32))
+        sent = self._to_device(np.array(lines, np.int32))
         targets = (
             state.tokens,
             state.values.view(torch.int32),
@@ -148,18 +148,18 @@ class CudaShaper:
         line = self.state.allowed[row]
         bits = np.zeros(32 * len(line), bool)
         bits[list(ids)] = True
-        line.copy_(self._sent(np.packbits(bits, bitorder="little").view("<i4")))
+        line.copy_(self._to_device(np.packbits(bits, bitorder="little").view("<i4")))
 
     def _write_seen(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         line = self.state.seen[row]
         line.zero_()
-        ids = self._sent(np.array((*prompt, *output), np.int32)).long()
+        ids = self._to_device(np.array((*prompt, *output), np.int32)).long()
         line.index_fill_(0, ids[: len(prompt)], IN_PROMPT)
         if output:
             ones = torch.ones(len(output), dtype=torch.int32, device=self.device)
             line.index_add_(0, ids[len(prompt) :], ones)
 
-    def _sent(self, words: NDArray[Any]) -> Tensor:
+    def _to_device(self, words: NDArray[Any]) -> Tensor:
         """Returns words on the device; does not wait for the copy."""
         # Torch caches pinned memory, and does not reuse it before copies from it are
         # done.

@@ -147,7 +147,7 @@ class Routes:
     no_quack: str = ""  # why quack never serves products of gate and up
     fused_width: int = 0  # width of the dense feed-forwards that quack may serve
     experts: tuple[MoE, ...] = ()  # the kinds of mixtures of experts
-    most_rows: int = 1  # decode rows of the largest step
+    max_rows: int = 1  # decode rows of the largest step
     context: int = 0  # tokens of the longest context
 
     @classmethod
@@ -184,7 +184,7 @@ class Routes:
                 for feed_forward in feed_forwards
                 if isinstance(feed_forward, MoE)
             ),
-            most_rows=config.max_num_seqs,
+            max_rows=config.max_num_seqs,
             context=min(config.max_model_len, spec.max_position_embeddings),
         )
 
@@ -273,9 +273,9 @@ class Routes:
         """Returns the lines of a group."""
         has_several = len({route.name for route in self.groups}) > 1
         name = f", {group.name}" if has_several else ""
-        splits = group.splits(self.most_rows, self.context)
+        splits = group.splits(self.max_rows, self.context)
         decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
-        decode += f"{self.most_rows} rows, into {group.splits(1, self.context)} for one"
+        decode += f"{self.max_rows} rows, into {group.splits(1, self.context)} for one"
         return [
             (f"decode attention{name}", decode),
             (f"prefill attention{name}", self._chunks(group)),

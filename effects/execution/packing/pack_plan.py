@@ -36,7 +36,7 @@ from minfer.effects.execution.packing.prompt_scores import ScoredTokens
 from minfer.effects.execution.packing.verified import (
     DraftOutputs,
     drafted_first,
-    most_of,
+    max_drafts_of,
     write_drafts,
 )
 from minfer.effects.models.shapes import power_from
@@ -124,15 +124,15 @@ class Packer:
         if plan.opens:
             self.forget()
         plan = self._with_decode_rows(plan)
-        decoding = drafted_first(plan.drafts, _unfilled(plan))
+        decoding = drafted_first(plan.drafts, _decode_entries(plan))
         if plan.fills and plan.drafts and self.separates_drafts and not plan.deferred:
-            yield self._decode(plan, picked(plan.rows, decoding), decoding)
-            yield self._mixed(plan, [])
+            yield self._decode_forward(plan, picked(plan.rows, decoding), decoding)
+            yield self._mixed_forward(plan, [])
         elif plan.fills:
-            yield self._mixed(plan, decoding)
+            yield self._mixed_forward(plan, decoding)
         else:
             rows = picked(plan.rows, decoding) if plan.drafts else plan.rows
-            yield self._decode(plan, rows, decoding)
+            yield self._decode_forward(plan, rows, decoding)
 
     def _with_decode_rows(self, plan: Plan) -> Plan:
         """Returns the plan without fills of a single token that is sampled from: once the
@@ -164,20 +164,22 @@ class Packer:
             return False
         return owner.sampling.prompt_logprobs is None
 
-    def _decode(self, plan: Plan, rows: tuple[int, ...], places: list[int]) -> Forward:
+    def _decode_forward(
+        self, plan: Plan, rows: tuple[int, ...], places: list[int]
+    ) -> Forward:
         """Returns a pure decode forward."""
-        if not self._knows(rows, places, plan.deferred):
-            self._decided(plan, rows, places)
+        if not self._is_current(rows, places, plan.deferred):
+            self._set_decode_rows(plan, rows, places)
         starts = picked(plan.starts, places) if plan.fills else plan.starts
         longest = max(starts) + 1
         if not plan.drafts:
             return Forward(self.shape, EMPTY, self.draw, longest, self.deferred_draw)
         shape = self._with_drafts(plan, self.shape)
-        words = self._empty(shape)
+        words = self._zero_words(shape)
         forward = Forward(shape, words, self.draw, longest, self.deferred_draw)
-        return self._with_further(plan, forward)
+        return self._with_draft_words(plan, forward)
 
-    def _knows(
+    def _is_current(
         self, rows: tuple[int, ...], places: Sequence[int], deferred: tuple[int, ...]
     ) -> bool:
         """Returns whether the device has these decode rows, at these entries of a plan,
@@ -189,7 +191,9 @@ class Packer:
             return True
         return rows == self.members and places == self.places
 
-    def _decided(self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]) -> None:
+    def _set_decode_rows(
+        self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]
+    ) -> None:
         """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE_DIVISIONS)
         self.rows.set_batch(rows, size)
@@ -209,7 +213,7 @@ class Packer:
         self.draw, self.deferred_draw = draw, None
         if self.shape.keeps_logits:
             lines = np.empty((2, size), np.int32)
-            self.draw, self.deferred_draw = self._split(plan, lines, draw)
+            self.draw, self.deferred_draw = self._split_deferred(plan, lines, draw)
             self.rows.set_sampling_split(lines)
 
     def _with_drafts(self, plan: Plan, shape: StepShape) -> StepShape:
@@ -217,7 +221,7 @@ class Packer:
         if not plan.drafts:
             return self.pad(shape)
         modelled = not all(draft.tokens for draft in plan.drafts)
-        count, max_drafts = len(plan.drafts), most_of(plan)
+        count, max_drafts = len(plan.drafts), max_drafts_of(plan)
         shape = evolve(shape, verified=count, drafts=max_drafts, proposes=modelled)
         shape = self.pad(shape)
         # Requested drafts have priority over padding.
@@ -227,7 +231,7 @@ class Packer:
         room = self.drafts // shape.verified
         return shape if shape.drafts <= room else evolve(shape, drafts=room)
 
-    def _with_further(self, plan: Plan, forward: Forward) -> Forward:
+    def _with_draft_words(self, plan: Plan, forward: Forward) -> Forward:
         """Returns the forward with the words of drafts, if there are any."""
         shape = forward.shape
         words = ForwardWords.of(forward.words, shape).drafts
@@ -240,7 +244,7 @@ class Packer:
         draft_outputs = DraftOutputs.of(shape, places, owners)
         return evolve(forward, draw=evolve(forward.draw, draft_outputs=draft_outputs))
 
-    def _mixed(self, plan: Plan, decoding: list[int]) -> Forward:
+    def _mixed_forward(self, plan: Plan, decoding: list[int]) -> Forward:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
@@ -258,7 +262,7 @@ class Packer:
             keeps_logits=bool(plan.deferred),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
-        words = self._empty(shape)
+        words = self._zero_words(shape)
         prefill = PrefillWords(*views(words, shape)[:3])
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
         self._write_draws(plan, prefill, decoding, drawing, shape.decode_rows)
@@ -270,7 +274,7 @@ class Packer:
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], draw_lines)
         deferred, split_lines = None, ForwardWords.of(words, shape).sampling_split
         if split_lines is not None:
-            draw, deferred = self._split(plan, split_lines, draw)
+            draw, deferred = self._split_deferred(plan, split_lines, draw)
         longest = max((plan.starts[i] + 1 for i in decoding), default=1)
         starts = [plan.starts[fill.index] for fill in plan.fills]
         pairs = [
@@ -291,10 +295,10 @@ class Packer:
             for k in drawing:
                 fill = plan.fills[k]
                 self.rows.set_last(plan.rows[fill.index], fill.tokens[-1])
-        return self._with_further(plan, forward)
+        return self._with_draft_words(plan, forward)
 
     @staticmethod
-    def _empty(shape: StepShape) -> Words:
+    def _zero_words(shape: StepShape) -> Words:
         words = sum(lines * aligned(count) for lines, count in layout(shape))
         return np.zeros(words, np.int32)
 
@@ -346,7 +350,9 @@ class Packer:
         rows[chunks] = chunk_rows[drawing]
         logit_inputs[chunks] = (offsets + sizes - 1)[drawing]
 
-    def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw | None]:
+    def _split_deferred(
+        self, plan: Plan, lines: Words, draw: Draw
+    ) -> tuple[Draw, Draw | None]:
         """Returns the rows sampled now and the deferred rows, if any; writes both into
         `lines` [2, draws] for the device.
         """
@@ -363,13 +369,16 @@ class Packer:
         now: list[int] = []
         if len(later) < len(draw.places):
             now = [k for k, place in enumerate(draw.places) if place not in deferred]
-        draws = _some(draw, now, draw_lines), _some(draw, later, draw_lines)
+        draws = (
+            _select_draws(draw, now, draw_lines),
+            _select_draws(draw, later, draw_lines),
+        )
         for line, part_draw in zip(lines, draws, strict=True):
             line[part_draw.lines] = picked(plan.rows, part_draw.places)
         return draws
 
 
-def _unfilled(plan: Plan) -> Sequence[int]:
+def _decode_entries(plan: Plan) -> Sequence[int]:
     """Returns the entries of decode rows."""
     entries = range(len(plan.rows))
     if not plan.fills:
@@ -378,7 +387,7 @@ def _unfilled(plan: Plan) -> Sequence[int]:
     return [i for i in entries if i not in filled]
 
 
-def _some(draw: Draw, indices: list[int], lines: Sequence[int]) -> Draw:
+def _select_draws(draw: Draw, indices: list[int], lines: Sequence[int]) -> Draw:
     return Draw(
         places=list(picked(draw.places, indices)),
         owners=list(picked(draw.owners, indices)),

@@ -76,10 +76,10 @@ class ScoredTokens:
                 chunks.append(chunk)
                 inputs.append(np.arange(begin, begin + followed, dtype=np.int32))
                 total += followed
-        return cls._filled(inputs, chunks) if chunks else None
+        return cls._from_chunks(inputs, chunks) if chunks else None
 
     @classmethod
-    def _filled(
+    def _from_chunks(
         cls, inputs: list[NDArray[np.int32]], chunks: list[ScoredChunk]
     ) -> "ScoredTokens":
         tokens = [
@@ -131,7 +131,7 @@ class Scorer:
         """
         count = len(targets.inputs)
         inputs, tokens, widths = map(
-            self._sent, (targets.inputs, targets.tokens, targets.widths)
+            self._to_device, (targets.inputs, targets.tokens, targets.widths)
         )
         rows = torch.arange(count, dtype=torch.int32, device=tokens.device)
         # The same width for all: kernels are compiled for each width.
@@ -151,7 +151,7 @@ class Scorer:
         host.copy_(out, non_blocking=True)
         return ChunkScores(targets.chunks, host)
 
-    def _sent(self, values: NDArray[np.int32]) -> Tensor:
+    def _to_device(self, values: NDArray[np.int32]) -> Tensor:
         tensor = torch.from_numpy(values)
         if not is_gpu(self.backend.device):
             return tensor

@@ -42,7 +42,7 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
         )
 
 
-def flaw_of_drafts(
+def unsupported_drafts(
     plan: Plan,
     speculation: Speculation | None,
     rows: DeviceRows,
@@ -73,8 +73,8 @@ def flaw_of_drafts(
             return "drafts are not given, and there is no draft model to make them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
-    if len(plan.drafts) * most_of(plan) > room:
-        requested = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
+    if len(plan.drafts) * max_drafts_of(plan) > room:
+        requested = f"{len(plan.drafts)} rows with up to {max_drafts_of(plan)} drafts"
         return f"there is room for {room} drafts, not for {requested}"
     return ""
 
@@ -124,7 +124,7 @@ class DraftOutputs:
             yield place, owner, range(begin, end, self.stride)
 
 
-def most_of(plan: Plan) -> int:
+def max_drafts_of(plan: Plan) -> int:
     """Returns the most drafts that a row of a plan has."""
     return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
 

@@ -56,7 +56,7 @@ class RankListener:
 
     def __attrs_post_init__(self) -> None:
         sock = listen_at(self.folder / SOCKET_NAME)
-        self._listener = Listener(sock, _TERMS, self._enter, "a rank")
+        self._listener = Listener(sock, _TERMS, self._accept_rank, "a rank")
         self._listener.start()
 
     def joined(self) -> Joined | None:
@@ -68,7 +68,7 @@ class RankListener:
         except Empty:
             return None
 
-    def _enter(self, sock: Socket, name: str) -> None:
+    def _accept_rank(self, sock: Socket, name: str) -> None:
         # For each read, here and later: the reader must not wait for ever for the rest of
         # a message.
         limit = struct.pack("ll", int(SILENCE_SECONDS), 0)

@@ -90,7 +90,7 @@ def _copies(plan: Plan, number: int, count: int) -> tuple[Copy, ...]:
     return tuple(copy for copy in plan.copies if owners.get(copy.target, first) == number)
 
 
-def together(plan: Plan, results: Sequence[tuple[MicroBatch, Executed]]) -> Executed:
+def merge_results(plan: Plan, results: Sequence[tuple[MicroBatch, Executed]]) -> Executed:
     """Returns the results of a plan, of those of its parts."""
     size = len(plan.rows)
     yields = [()] * size  # type: list[tuple[int, ...]]
@@ -194,7 +194,7 @@ class MicroBatchExecutor:
                 self.launched.clear()
                 return Failed(launched.plan.step, result.error)
             results.append((batch, result))
-        return together(launched.plan, results)
+        return merge_results(launched.plan, results)
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -121,7 +121,7 @@ class PeerRanks(TorchRanks):
         return partial.nbytes * (self.place.parallel.tensor - 1) > MAX_ONE_SHOT_BYTES
 
 
-def through_memory(ranks: TorchRanks) -> TorchRanks:
+def with_peer_memory(ranks: TorchRanks) -> TorchRanks:
     """Returns ranks that sum through memory that all can read, where there is such; all
     of a stage must have it.
     """

@@ -131,7 +131,7 @@ class TorchRanks:
         return tokens
 
 
-def joined(
+def join_ranks(
     place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
 ) -> TorchRanks:
     """Returns the exchange of this rank with the others, which call this at the same
@@ -144,7 +144,7 @@ def joined(
         )
     try:
         with _on_loopback():
-            return _connected(place, store, device, hidden, dtype)
+            return _connect(place, store, device, hidden, dtype)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
@@ -176,10 +176,10 @@ def _on_loopback() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _connected(
+def _connect(
     place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
 ) -> TorchRanks:
-    """See `joined`. Raises RuntimeError and ValueError."""
+    """See `join_ranks`. Raises RuntimeError and ValueError."""
     parallel = place.parallel
     stores: Any = dist  # they are public, but torch's types do not say so
     dist.init_process_group(

@@ -237,7 +237,7 @@ class WorkerGroup:
             reason = f"it has been silent for {SILENCE_SECONDS:.0f} s"
         except (PeerError, OSError):
             exit_code = None if worker.process is None else worker.process.wait(1.0)
-            reason = "it has ended" + ("" if exit_code is None else _how(exit_code))
+            reason = "it has ended" + ("" if exit_code is None else _exit_text(exit_code))
         self._handle_loss(worker, reason)
 
     def _read(self, worker: RankWorker, message: FromRank) -> None:
@@ -294,7 +294,7 @@ class WorkerGroup:
         self.resources.close()
 
 
-def _how(exit_code: int) -> str:
+def _exit_text(exit_code: int) -> str:
     return (
         f" with {exit_code}"
         if exit_code >= 0

@@ -59,7 +59,7 @@ class DeferredPacker:
         """`pad` returns the shape whose graph serves a shape."""
         self.rows = rows
         self.pad = pad
-        self._kept: Draw | None = None  # of the last step
+        self._last_draw: Draw | None = None  # of the last step
         self._opened = -1  # value of `DeviceRows.opened` then
         self._draws: DeferredDraws | None = None  # its draws
 
@@ -68,7 +68,7 @@ class DeferredPacker:
         MaskError.
         """
         before = self._draws
-        same = draw is self._kept and self.rows.opened == self._opened
+        same = draw is self._last_draw and self.rows.opened == self._opened
         if before is not None and same and command.written:
             words = before.words.copy()
             _, positions = words.reshape(2, -1)
@@ -78,7 +78,7 @@ class DeferredPacker:
             return evolve(before, words=words, step=plan.step)
         draws = pack_deferred(plan, draw, command, self.rows, self.pad)
         steady = not (plan.fills or plan.drafts or draws.reassigned) and command.written
-        self._draws, self._kept = (draws, draw) if steady else (None, None)
+        self._draws, self._last_draw = (draws, draw) if steady else (None, None)
         self._opened = self.rows.opened
         return draws
 
@@ -111,7 +111,7 @@ def pack_deferred(
             if current_owner is owner
         ]
     device_rows = picked(plan.rows, places)
-    shape = pad(_kind(rows.wants(device_rows), len(device_rows)))
+    shape = pad(_draw_shape(rows.wants(device_rows), len(device_rows)))
     masks, lines = list[bytes](), None
     if command.written:
         lines = _lines(plan, places)
@@ -128,7 +128,7 @@ def pack_deferred(
     )
 
 
-def _kind(wants: Wants, draws: int) -> StepShape:
+def _draw_shape(wants: Wants, draws: int) -> StepShape:
     return StepShape(
         decode_rows=0,
         draws=draws,

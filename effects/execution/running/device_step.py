@@ -17,7 +17,7 @@ from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.feeding import (
     Feeder,
     StepRows,
-    sampled,
+    logit_inputs,
     verified_of,
 )
 from minfer.effects.execution.running.prefill_chunks import prefill_chunks
@@ -87,7 +87,7 @@ class DeviceStep:
         batch = self.feeder.batch(
             step,
             inputs,
-            sampled(shape, words),
+            logit_inputs(shape, words),
             self._chunks(shape, words.prefill),
             splits=shape.splits,
             fused=self._fuses(shape),
@@ -128,7 +128,7 @@ class DeviceStep:
 
     def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.routes.fuses(shape.inputs)
-        return fuses and self.shortcuts.may_take(QUACK)
+        return fuses and self.shortcuts.can_use(QUACK)
 
     def _chunks(
         self, shape: StepShape, prefill: PrefillWords[Tensor] | None

@@ -92,7 +92,7 @@ class DraftModel:
     ) -> list[DraftProposal]:
         """Draft for `verified` rows, place by place."""
         rows, count = self.feeder.rows, shape.verified
-        logits = self._first(shape, step, count)
+        logits = self._first_logits(shape, step, count)
         drafting_rows = step.decode_rows[:count]
         nexts = rows.next.index_select(0, drafting_rows)
         proposals = list[DraftProposal]()
@@ -107,7 +107,9 @@ class DraftModel:
                 )
             ahead = nexts + (place + 1)
             proposals.append(
-                sampler.propose(self._fitted(logits), drafting_rows, ahead, shape.wants)
+                sampler.propose(
+                    self._to_target_vocab(logits), drafting_rows, ahead, shape.wants
+                )
             )
         return proposals
 
@@ -128,7 +130,7 @@ class DraftModel:
         step = StepRows(no_rows, None, prefill)
         self._forward(shape, step, no_rows, chunks_of(shape, prefill))
 
-    def _first(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
+    def _first_logits(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
         """Run the first forward; returns logits of the first `count` rows."""
         rows, decode_rows = self.feeder.rows, step.decode_rows
         before = rows.previous.index_select(0, decode_rows)
@@ -154,7 +156,7 @@ class DraftModel:
         )
         return self.model(batch, self.cache)
 
-    def _fitted(self, logits: Tensor) -> Tensor:
+    def _to_target_vocab(self, logits: Tensor) -> Tensor:
         """Returns logits over the target's vocabulary."""
         num_missing = self.feeder.rows.vocab - logits.shape[1]
         if num_missing <= 0:

@@ -104,17 +104,17 @@ class Feeder:
             splits=splits,
             fused=fused,
             verified=verified,
-            real=self._real(decode_inputs),
+            real=self._real_inputs(decode_inputs),
         )
 
-    def _real(self, decode_inputs: StepInputs) -> Tensor | None:
+    def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""
         if not self.padding_from:
             return None
         return decode_inputs.slots[0] < self.padding_from
 
 
-def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
+def logit_inputs(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
     """Returns the inputs whose logits are needed: those sampled from, then drafts; None:
     all, in order.
     """

@@ -15,7 +15,7 @@ from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.packing.catching_up import CatchUp
 from minfer.effects.execution.packing.pack_plan import Draw, Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
-from minfer.effects.execution.packing.verified import flaw_of_drafts
+from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.messages import Executed
@@ -41,7 +41,7 @@ class LaunchedPlan:
         self.error = str(error) if isinstance(error, ExecutorError) else repr(error)
 
 
-def unsupported(plan: Plan, groups: int = 1) -> str:
+def unsupported_request(plan: Plan, groups: int = 1) -> str:
     """Returns what a plan asks for that cannot be executed, or nothing, for a model with
     so many cache groups.
     """
@@ -95,8 +95,8 @@ class PlanLauncher:
         plan = launched.plan
         spec_config, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        room, reason = self.packer.drafts, unsupported(plan, self.groups)
-        reason = reason or flaw_of_drafts(
+        room, reason = self.packer.drafts, unsupported_request(plan, self.groups)
+        reason = reason or unsupported_drafts(
             plan, spec_config, rows, room, modelled=modelled
         )
         if reason:

@@ -57,12 +57,12 @@ def prefill_chunks(
     elif history is not None:
         work = ExpandedWork.of(rows, starts, counts, table, longest, history, block_size)
         flash = shortcuts.flash and routes.expands_by_flash(tokens, longest)
-        if flash and shortcuts.may_take(FLASH):
+        if flash and shortcuts.can_use(FLASH):
             work = work._replace(by_flash=True)
         return chunks_of(shape, prefill, expanded=work)
     served = routes.by_flash(tokens, longest, dequantized=dequantized is not None)
     flashes: tuple[FlashWork | None, ...] = ()
-    if shortcuts.flash and any(served) and shortcuts.may_take(FLASH):
+    if shortcuts.flash and any(served) and shortcuts.can_use(FLASH):
         if dequantized is not None:  # all layers read one workspace, by one table
             rows = dequantized.own_rows
             table = dequantized.table[None].expand(len(table), -1, -1)

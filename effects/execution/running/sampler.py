@@ -103,7 +103,7 @@ class Sampler:
             if drawn is not None:
                 self._advance(drawn, rows, positions, first_line)
                 return
-        logits = self._whole(logits)
+        logits = self._whole_logits(logits)
         self._draw(logits, logits, rows, positions, wants, first_line, drafts)
 
     def propose(
@@ -142,13 +142,13 @@ class Sampler:
             raise AssertionError("no logits have been kept")
         kept_logits, lines = self.kept, rows
         if not self.ranks.place.has_whole_matrices:
-            kept_logits = self._whole(kept_logits.index_select(0, rows))
+            kept_logits = self._whole_logits(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
         logits = self.backend.hide(kept_logits, lines, self.masks.lines[: len(rows)])
         unmasked = kept_logits.index_select(0, lines) if wants.scored else logits
         self._draw(logits, unmasked, rows, positions, wants)
 
-    def _whole(self, logits_part: Tensor) -> Tensor:
+    def _whole_logits(self, logits_part: Tensor) -> Tensor:
         return whole_logits(logits_part, self.rows.vocab, self.ranks)
 
     def _draw(

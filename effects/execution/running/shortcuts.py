@@ -42,12 +42,12 @@ class Shortcuts:
         """Note that a step begins; it has used nothing yet."""
         self.trying = []
 
-    def may_take(self, package: str) -> bool:
+    def can_use(self, package: str) -> bool:
         """Returns whether a package can be loaded; if the current step fails, the package
         is blamed.
         """
         if reason := load(package):
-            self.do_without(package, reason)
+            self.disable(package, reason)
         elif GRAPHS not in self.trying:  # else this step ran before the capture
             self.trying.append(package)
         return not reason
@@ -68,9 +68,9 @@ class Shortcuts:
                 return
         if not isinstance(error, torch.OutOfMemoryError):
             for shortcut in self.trying:
-                self.do_without(shortcut, error)
+                self.disable(shortcut, error)
 
-    def do_without(self, shortcut: str, reason: object) -> None:
+    def disable(self, shortcut: str, reason: object) -> None:
         """Disable an acceleration, and log a warning: it would fail again."""
         name = NAMES.get(shortcut, shortcut)
         _log.warning("%s cannot be used here, and is not from now on: %s", name, reason)

@@ -138,7 +138,7 @@ def write_block(
     try:
         try:
             while buffers:
-                buffers = _after(buffers, os.writev(file, buffers))
+                buffers = _skip_bytes(buffers, os.writev(file, buffers))
         finally:
             os.close(file)
         os.rename(temp_path, path)
@@ -182,7 +182,7 @@ def _read(
     header = bytearray(HEADER_BYTES)
     buffers, num_read = [memoryview(header), *contents], 0
     while buffers and (count := os.readv(file, buffers)):
-        num_read, buffers = num_read + count, _after(buffers, count)
+        num_read, buffers = num_read + count, _skip_bytes(buffers, count)
     _check_header(bytes(header[:num_read]), path, key, layout, signature)
     length = sum(map(len, contents))
     *_, stored_length, checksum = _HEADER_STRUCT.unpack_from(header, _VERSION_STRUCT.size)
@@ -222,7 +222,7 @@ def _check_header(
         raise UnusableFileError(FOREIGN, path)
 
 
-def _after(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+def _skip_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     """Returns what is left of `buffers` after their first `count` bytes."""
     left = list(buffers)
     while left and count >= len(left[0]):

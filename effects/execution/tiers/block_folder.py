@@ -299,10 +299,10 @@ class BlockFolder:
             scan_bytes = self.size // SIZE_DIVISOR
             full = (self._found or 0) + self._written + num_bytes > self.size
             if self._found is None or full or self._written + num_bytes > scan_bytes:
-                self._found, self._written = self._trimmed(num_bytes), 0
+                self._found, self._written = self._trim_files(num_bytes), 0
             self._written += num_bytes
 
-    def _trimmed(self, num_bytes: int) -> int:
+    def _trim_files(self, num_bytes: int) -> int:
         """The bytes of all files, after the least recently used are removed if there is
         no room for so many more.
         """

@@ -80,7 +80,7 @@ def capture_order(
     refiltered = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
     shaped = evolve(likely, shaped=not likely.shaped)
-    decode = _decode(config)
+    decode = _decode_shapes(config)
     sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
     prompts = _prefill_shapes([0], config, max_tokens)
     beside = _prefill_shapes(sizes, config, max_tokens)
@@ -183,7 +183,7 @@ class PrefillShapes:
     many: list[StepShape]  # many chunks or tokens
 
 
-def _decode(config: EngineConfig) -> list[StepShape]:
+def _decode_shapes(config: EngineConfig) -> list[StepShape]:
     """Returns pure decode steps, by size."""
     sizes = {bucket_of(n, DECODE_DIVISIONS) for n in range(1, config.max_num_seqs + 1)}
     return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]

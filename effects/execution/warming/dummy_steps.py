@@ -45,7 +45,7 @@ BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 def launch_dummy_steps(rehearsals: Rehearsals) -> None:
     """Launch all that Triton has to compile, also for a draft model; before any plan."""
     runner = rehearsals.runner
-    _besides(runner)
+    _launch_row_kernels(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
     with rehearsals.few_layers():
@@ -71,7 +71,7 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     unsampled = evolve(_prompts(1, 1), draws=0)
-    beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
+    beside = [_prompt_beside(decode_rows, budget) for decode_rows in counts(seqs)]
     unpadded = [
         *_decoding(routes, config),
         *inputs,
@@ -112,8 +112,8 @@ def _decoding(routes: Routes, config: EngineConfig) -> Iterator[StepShape]:
     """Yields pure decode steps whose attention kernels differ."""
     seen = set[object]()
     for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE_DIVISIONS) + 1):
-        for splits in _cuts(routes, config, decode_rows):
-            if (variant := _tuned(routes, decode_rows, splits)) not in seen:
+        for splits in _split_choices(routes, config, decode_rows):
+            if (variant := _kernel_key(routes, decode_rows, splits)) not in seen:
                 seen.add(variant)
                 yield StepShape(decode_rows=decode_rows, draws=decode_rows, splits=splits)
 
@@ -146,23 +146,25 @@ def drafting(
             drafts=drafts,
         )
         shape = evolve(shape, proposes=draft is not None)
-        for splits in _cuts(routes, config, decode_rows):
+        for splits in _split_choices(routes, config, decode_rows):
             for draft_splits in (
-                _cuts(drafts_by, config, decode_rows) if drafts_by else {()}
+                _split_choices(drafts_by, config, decode_rows) if drafts_by else {()}
             ):
                 variant = (
                     drafts,  # how many rows attention's programs have
                     sum(bound < shape.decode_inputs for bound in BOUNDS),
                     routes.variants(0, splits),
-                    drafts_by and _tuned(drafts_by, decode_rows, draft_splits),
-                    drafts_by and _tuned(drafts_by, 2 * decode_rows, draft_splits),
+                    drafts_by and _kernel_key(drafts_by, decode_rows, draft_splits),
+                    drafts_by and _kernel_key(drafts_by, 2 * decode_rows, draft_splits),
                 )
                 if variant not in seen:
                     seen.add(variant)
                     yield evolve(shape, splits=splits, draft_splits=draft_splits)
 
 
-def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...]]:
+def _split_choices(
+    routes: Routes, config: EngineConfig, rows: int
+) -> set[tuple[int, ...]]:
     """Returns the splits of contexts of any length, for so many rows."""
     longest = -(-routes.context // config.block_size) * config.block_size
     contexts = {
@@ -171,7 +173,7 @@ def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...
     return {routes.splits(rows, context) for context in contexts}
 
 
-def _tuned(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
+def _kernel_key(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
     """Returns a key of the attention kernels for so many rows and splits."""
     return sum(bound < rows for bound in BOUNDS), routes.variants(rows, splits)
 
@@ -184,13 +186,13 @@ def _prompts(tokens: int, chunks: int) -> StepShape:
     )
 
 
-def _beside(decode_rows: int, budget: int) -> StepShape:
+def _prompt_beside(decode_rows: int, budget: int) -> StepShape:
     """Returns a step of a prompt beside decode rows."""
     tokens = max(1, min(64, budget - decode_rows))
     return evolve(_prompts(tokens, 1), decode_rows=decode_rows, draws=decode_rows + 1)
 
 
-def _besides(runner: ModelRunner) -> None:
+def _launch_row_kernels(runner: ModelRunner) -> None:
     """Launch what does not depend on a step's inputs: changes of rows, and all ways to
     sample.
     """

@@ -38,7 +38,7 @@ def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
     in flight.
     """
     runner, drafts = rehearsals.runner, drafts_from(spec_config.drafts)
-    shapes = _plain(runner.config, spec_config, drafts)
+    shapes = _measured_shapes(runner.config, spec_config, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
     rising = accumulate((_seconds(rehearsals, shape) for shape in shapes), max)
     verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
@@ -52,7 +52,7 @@ def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
     )
     if spec_config.drafter != DEVICE:
         return evolve(costs, fixed=costs.fixed + max(0.0, extra))
-    drafting = [*_drafting(rehearsals, spec_config, shapes[-1].decode_inputs)]
+    drafting = [*_draft_seconds(rehearsals, spec_config, shapes[-1].decode_inputs)]
     draft, *_ = forward_seconds = [*accumulate((seconds for _, seconds in drafting), max)]
     longer = [seconds - draft for seconds in forward_seconds]
     draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
@@ -70,7 +70,7 @@ def token_seconds(rehearsals: Rehearsals) -> float:
     return _seconds(rehearsals, shape) / tokens
 
 
-def _drafting(
+def _draft_seconds(
     rehearsals: Rehearsals, spec_config: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
     """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
@@ -92,7 +92,7 @@ def _drafting(
         rows = min(ROWS_FACTOR * rows, max_rows)
 
 
-def _plain(
+def _measured_shapes(
     config: EngineConfig, spec_config: Speculation, drafts: int
 ) -> list[StepShape]:
     """Returns steps by ascending number of inputs: decode rows alone, and then, for more

@@ -118,7 +118,7 @@ class WarmUp:
         before = shortcuts.flash, shortcuts.fused
         shortcuts.flash = shortcuts.fused = False
         try:
-            with self._at_work():
+            with self._step_context():
                 launch_dummy_steps(self.rehearsals)
                 self.runner.wait()
         finally:
@@ -140,7 +140,7 @@ class WarmUp:
         if routes.may_expand or routes.may_dequantize:
             shape = evolve(shape, history=1)
         try:
-            with self._at_work():
+            with self._step_context():
                 shortcuts.begin()
                 self.rehearsals.dummy_step(shape)
                 self.runner.wait()
@@ -193,7 +193,7 @@ class WarmUp:
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
-            with self._at_work():
+            with self._step_context():
                 self.rehearsals.capture(shape)
         except Exception as error:
             if (
@@ -214,7 +214,7 @@ class WarmUp:
             self.runner.captures.forget(shape)
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _step_context(self) -> Iterator[None]:
         """A context as of steps."""
         with torch.inference_mode(), on(self.runner.stream):
             yield

@@ -158,21 +158,21 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
     """
     import torch
 
-    from minfer.effects.execution.ranks.torch_ranks import RankGroupError, joined
+    from minfer.effects.execution.ranks.torch_ranks import RankGroupError, join_ranks
     from minfer.effects.models.dtypes import torch_dtype
 
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = joined(place, folder / STORE_NAME, device, spec.hidden_size, dtype)
+        ranks = join_ranks(place, folder / STORE_NAME, device, spec.hidden_size, dtype)
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":
         return ranks
-    from minfer.effects.execution.ranks.peer_ranks import through_memory
+    from minfer.effects.execution.ranks.peer_ranks import with_peer_memory
 
     try:
-        return through_memory(ranks)
+        return with_peer_memory(ranks)
     except BaseException:
         ranks.leave()
         raise

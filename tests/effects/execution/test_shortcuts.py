@@ -219,7 +219,7 @@ def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortcuts, "load", lambda _: "")
     ways = some()
     ways.begin()
-    assert ways.may_take(FLASH)
+    assert ways.can_use(FLASH)
     ways.blame(RuntimeError("no kernel"))
     assert (ways.graphs, ways.flash, ways.fused) == (True, False, True)
 
@@ -231,7 +231,7 @@ def test_only_a_capture_is_blamed_and_memory_never(
     ways = some()
     ways.begin()
     ways.capture()
-    assert ways.may_take(QUACK)  # which has worked in this step before
+    assert ways.can_use(QUACK)  # which has worked in this step before
     ways.blame(torch.OutOfMemoryError("short"))
     assert ways.graphs
     ways.blame(RuntimeError("no"))

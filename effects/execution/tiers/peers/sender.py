@@ -223,7 +223,7 @@ class Sender:
         sock = connect(self.address, terms_of(self.layout, self.secret), self.name)
         try:
             sock.settimeout(GREETING)
-            connected = self._welcomed(sock)
+            connected = self._read_welcome(sock)
         except BaseException:
             sock.close()
             raise
@@ -231,16 +231,16 @@ class Sender:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         return connected
 
-    def _welcomed(self, sock: Socket) -> _Connected:
+    def _read_welcome(self, sock: Socket) -> _Connected:
         """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
         welcome, descriptors = _read_with_descriptors(sock)
         try:
-            return self._opened(sock, welcome, descriptors)
+            return self._from_welcome(sock, welcome, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _opened(
+    def _from_welcome(
         self, sock: Socket, welcome: object, descriptors: Sequence[int]
     ) -> _Connected:
         """Raises PeerError and OSError."""
