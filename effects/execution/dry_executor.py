@@ -51,8 +51,8 @@ class Dry(Oracle):
         self.sentences = [tuple(sentence) for sentence in sentences if sentence]
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
-        """Returns the token at a position, which must be behind the prompt of so many
-        tokens.
+        """Returns the token at a position, which must be behind the `prompt` tokens of
+        the prompt.
         """
         greedy = sampling.temperature == 0
         first = 0 if greedy else (sampling.seed + sampling.sample) % len(self.sentences)

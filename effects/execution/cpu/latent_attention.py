@@ -22,8 +22,8 @@ from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.mla import MLA
 from minfer.kernels.leaves import LatentWeights
 
-# Queries of a chunk from which expanding is faster: it costs as much as the products of
-# so many queries that it saves, at the sizes of DeepSeek-V2 and V3.
+# Queries of a chunk from which expanding is faster: it costs as much as the products that
+# it saves for this number of queries, at the sizes of DeepSeek-V2 and V3.
 MIN_EXPANDED_QUERIES: Final = 128
 # Elements of expanded keys and values at once, about 16 MB in float32.
 MAX_EXPANDED_ELEMENTS: Final = 1 << 22

@@ -44,7 +44,7 @@ class Entries:
     def of(
         cls, sampling: Shaping, prompt: int, output: Sequence[int], vocab: int
     ) -> "Entries":
-        """Returns the list of a row with this output, after so many prompt tokens."""
+        """Returns the list of a row with this output, after `prompt` prompt tokens."""
         entries = cls()
         for token, bias in sampling.logit_bias:
             if bias:

@@ -44,7 +44,7 @@ class Wants:
 
 
 def is_filtered(sampling: RowSampling, vocab: int) -> bool:
-    """Returns whether any of so many tokens may be filtered out."""
+    """Returns whether any of the `vocab` tokens may be filtered out."""
     likeliest = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
     narrow = likeliest or sampling.typical_p < 1
     return narrow and not is_greedy(sampling)
@@ -86,8 +86,8 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
 
 
 def _sizes(count: int, pages: int, streams: Sequence[str]) -> dict[str, int]:
-    """Returns the words of each of the arena's columns, for so many rows, each with
-    tables of so many pages.
+    """Returns the words of each of the arena's columns, for `count` rows, each with
+    tables of `pages` pages.
     """
     sizes = {
         **dict.fromkeys(streams, 2 * count),

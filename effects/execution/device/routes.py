@@ -104,8 +104,8 @@ class GroupRoute:
         return MIN_FLASH_TOKENS[self.attention.query_dim > 64]
 
     def splits(self, rows: int, context: int) -> int:
-        """Returns the ranges into which contexts of up to so many tokens are cut, for so
-        many decode rows (Flash-Decoding): as many as fill the GPU.
+        """Returns the number of ranges into which contexts of up to `context` tokens are
+        cut for `rows` decode rows (Flash-Decoding): as many as fill the GPU.
         """
         attention = self.attention
         if isinstance(attention, GQA):
@@ -114,8 +114,8 @@ class GroupRoute:
         return latent_splits(rows, attention.heads, 1, context)
 
     def variant(self, rows: int, splits: int) -> object:
-        """Returns a key of the kernels for so many decode rows, or 0 for rows with
-        drafts, and ranges: what is compiled for the same key is the same.
+        """Returns a key of the kernels for `rows` decode rows, or 0 for rows with drafts,
+        and `splits` ranges: what is compiled for the same key is the same.
         """
         attention = self.attention
         if not isinstance(attention, GQA):
@@ -196,8 +196,8 @@ class Routes:
     def by_flash(
         self, tokens: int, longest: int, *, dequantized: bool = False
     ) -> tuple[bool, ...]:
-        """Returns for each group whether flash-attn serves the chunks of a step with so
-        many prefill tokens, of which the longest chunk has so many; `dequantized`:
+        """Returns for each group whether flash-attn serves the chunks of a step with
+        `tokens` prefill tokens, whose longest chunk has `longest`; `dequantized`:
         contexts in 8 bits are.
         """
         if tokens <= self.captured:
@@ -213,15 +213,16 @@ class Routes:
         return not self.all_captured and self.dequantized > 0
 
     def dequantizes(self, tokens: int, longest: int, blocks: int) -> bool:
-        """Returns whether contexts in 8 bits are dequantized for the chunks of a step of
-        so many prefill tokens, the longest chunk, and blocks of all contexts at most.
+        """Returns whether contexts in 8 bits are dequantized for the chunks of a step
+        with `tokens` prefill tokens, whose longest chunk has `longest`, and with at most
+        `blocks` blocks of all contexts.
         """
         wide = self.may_dequantize and tokens > self.captured
         return wide and longest >= MIN_DEQUANTIZE_TOKENS and blocks <= self.dequantized
 
     def splits(self, rows: int, context: int) -> tuple[int, ...]:
-        """Returns the ranges into which each group's contexts of up to so many tokens are
-        cut, for so many decode rows.
+        """Returns the number of ranges into which each group's contexts of up to
+        `context` tokens are cut for `rows` decode rows.
         """
         return tuple(group.splits(rows, context) for group in self.groups)
 
@@ -231,10 +232,11 @@ class Routes:
         return not self.all_captured and any(group.latents for group in self.groups)
 
     def expands(self, tokens: int, longest: int, history: int, pairs: int) -> bool:
-        """Returns whether latents are expanded for the chunks of a step with so many
-        prefill tokens, the longest chunk, tokens before the chunks, and pairs of an input
-        and a token that it attends to. Absorbed queries serve the others, and all steps
-        that CUDA graphs may contain: how many pieces there are depends on the history.
+        """Returns whether latents are expanded for the chunks of a step with `tokens`
+        prefill tokens, whose longest chunk has `longest`, with `history` tokens before
+        the chunks and `pairs` of an input and a token that it attends to. Absorbed
+        queries serve the others, and all steps that CUDA graphs may contain: how many
+        pieces there are depends on the history.
         """
         wide = self.may_expand and tokens > self.captured and longest >= MIN_EXPAND_TOKENS
         return wide and pairs >= MIN_EXPAND_TOKENS * history
@@ -248,12 +250,12 @@ class Routes:
         return served and longest == tokens
 
     def variants(self, rows: int, splits: tuple[int, ...]) -> object:
-        """Returns a key of the kernels of all groups for so many decode rows."""
+        """Returns a key of the kernels of all groups for `rows` decode rows."""
         return tuple(map(GroupRoute.variant, self.groups, (rows,) * len(splits), splits))
 
     def fuses(self, tokens: int) -> bool:
-        """Returns whether quack's product of gate and up with SiLU serves so many tokens:
-        it is faster than cuBLAS's with SiLU after it.
+        """Returns whether quack's product of gate and up with SiLU serves `tokens`
+        tokens: it is faster than cuBLAS's with SiLU after it.
         """
         return not self.no_quack and pays(tokens, self.fused_width)
 

@@ -141,8 +141,8 @@ class StepShape:
 
 
 def bucket_of(count: int, divisions: int) -> int:
-    """Returns the rows of the graph that serves so many: at most 2 / `divisions` more, or
-    7.
+    """Returns the rows of the graph that serves `count` rows: at most 2 / `divisions`
+    more, or 7.
     """
     for size in (1, 2, 4, 8):
         if count <= size:
@@ -166,7 +166,7 @@ def max_lines(config: EngineConfig) -> int:
 
 
 def max_draws(seqs: int) -> int:
-    """Returns the rows of logits of the largest step of an engine of so many sequences,
+    """Returns the rows of logits of the largest step of an engine of `seqs` sequences,
     without drafts.
     """
     return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])

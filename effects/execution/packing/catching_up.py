@@ -125,7 +125,7 @@ class CatchUp:
                 )
 
     def _note_cached(self, state: DraftedRow, num_tokens: int) -> None:
-        """Note that the draft model's cache has so many tokens of a row."""
+        """Note that the draft model's cache has the first `num_tokens` of a row."""
         first_block = state.cached // self.block_size
         state.cached = num_tokens
         self.complete.update(state.table[first_block : num_tokens // self.block_size])

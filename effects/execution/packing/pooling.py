@@ -47,8 +47,8 @@ class PooledStates:
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "PooledStates | None":
-        """Returns the states that the chunks of a plan need, with so many tokens each,
-        packed behind so many decode rows; None if no row is pooled.
+        """Returns the states that a plan's chunks need, which have `counts` tokens and
+        are packed behind `decode_rows` rows; None if no row is pooled.
         """
         tokens: list[NDArray[np.int32]] = []
         chunks = list[PooledChunk]()

@@ -56,8 +56,8 @@ class ScoredTokens:
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "ScoredTokens | None":
-        """Returns the tokens of a plan's chunks to score, with so many tokens each,
-        packed behind so many decode rows; None if no row's prompt is scored.
+        """Returns the tokens to score in a plan's chunks, which have `counts` tokens and
+        are packed behind `decode_rows` rows; None if no row's prompt is scored.
         """
         chunks = list[ScoredChunk]()
         inputs = list[NDArray[np.int32]]()

@@ -45,7 +45,7 @@ class HostSlot:
 
     @classmethod
     def of(cls, words: int, draws: int, device: torch.device) -> "HostSlot":
-        """Returns a slot for so many words and draws."""
+        """Returns a slot for this number of words and of draws."""
         return cls(
             words=host_words((words,), device),
             drawn=host_words((draws,), device),

@@ -19,7 +19,7 @@ from minfer.effects.execution.running.deferred_sampling import (
     write_masks,
 )
 
-HOST_BUFFERS: Final = 4  # host buffers: so many copies can wait for the previous draws
+HOST_BUFFERS: Final = 4  # the copies that can wait for the previous draws
 
 
 @frozen(eq=False)
@@ -35,7 +35,7 @@ class DeviceMasks:
     """The masks of the next deferred draws."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device) -> None:
-        """Masks for so many draws. Allocates memory at first use."""
+        """Masks for up to `draws` draws. Allocates memory at first use."""
         self._vocab = vocab
         self._device = device
         self._shape = draws, mask_words(vocab)

@@ -43,7 +43,7 @@ class LaunchedPlan:
 
 def unsupported_request(plan: Plan, groups: int = 1) -> str:
     """Returns what a plan asks for that cannot be executed, or nothing, for a model with
-    so many cache groups.
+    this number of cache groups.
     """
     tables = [len(opened.tables) == groups for opened in plan.opens]
     if not all(tables) or any(grow.group >= groups for grow in plan.grows):

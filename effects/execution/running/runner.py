@@ -256,7 +256,7 @@ class ModelRunner:
     # --- one forward --------------------------------------------------------------------
 
     def with_context_splits(self, shape: StepShape, context: int) -> StepShape:
-        """Returns the shape with the splits for contexts of up to so many tokens."""
+        """Returns the shape with the splits for contexts of up to `context` tokens."""
         splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
             splits = self.backend.routes.splits(shape.decode_rows, context)

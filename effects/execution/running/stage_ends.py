@@ -41,7 +41,7 @@ class StageEnds:
     def of(
         cls, ranks: Ranks, spec: ModelSpec, tokens: int, device: torch.device
     ) -> "StageEnds":
-        """Returns the ends for graphs of up to so many inputs."""
+        """Returns the ends for graphs of up to `tokens` inputs."""
         place, dtype = ranks.place, torch_dtype(spec.dtype)
         entering, leaving = (
             torch.zeros(
@@ -73,7 +73,7 @@ class StageEnds:
             self.ranks.send(hidden)
 
     def replay(self, graph: Graph, tokens: int) -> None:
-        """Run a graph with so many inputs, and exchange what a step without one does."""
+        """Run a graph with `tokens` inputs, and exchange what a step without one does."""
         place = self.ranks.place
         if tokens and not place.is_first_stage:
             self.ranks.receive(tokens, self.entering[:tokens])

@@ -85,7 +85,7 @@ class StoppedError(NotStoredError):
 
 
 def file_bytes(contents: int) -> int:
-    """Bytes on disk of a block with so many bytes of contents."""
+    """Returns the bytes on disk of a block with `contents` bytes of contents."""
     return -(-(HEADER_BYTES + contents) // DISK_UNIT_BYTES) * DISK_UNIT_BYTES
 
 
@@ -292,7 +292,7 @@ class BlockFolder:
     # --- its size -----------------------------------------------------------------------
 
     def _make_room(self, num_bytes: int) -> None:
-        """Count a file of so many bytes, which is about to be written; removes others if
+        """Count a file of `num_bytes`, which is about to be written; removes others if
         there is no room.
         """
         with self._room:
@@ -303,8 +303,8 @@ class BlockFolder:
             self._written += num_bytes
 
     def _trim_files(self, num_bytes: int) -> int:
-        """The bytes of all files, after the least recently used are removed if there is
-        no room for so many more.
+        """Remove the least recently used files if there is no room for `num_bytes` more;
+        returns the bytes of all files then.
         """
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)

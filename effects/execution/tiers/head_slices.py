@@ -51,7 +51,7 @@ class HeadSlices:
 
 
 def holders(number: int, count: int, ranks: int) -> range:
-    """Returns the ranks, of so many, that have a slice."""
+    """Returns which of an engine's ranks have a slice, of `count` slices."""
     first = number * ranks // count
     return range(first, max(first + 1, (number + 1) * ranks // count))
 

@@ -23,7 +23,7 @@ class NoHostMemoryError(RuntimeError):
 
 @define(eq=False)
 class HostPages:
-    """Memory for so many pages, each of a shape."""
+    """Memory for a number of pages, each of the same shape."""
 
     pages: int
     shape: tuple[int, ...]

@@ -59,15 +59,15 @@ class BlocksRemovedError(Exception):
 
 @frozen(eq=False)
 class _Slot:
-    """Room for a piece: host memory, and a buffer on the device for each part."""
+    """Room for a piece: host memory, and a buffer on the device for each tensor."""
 
     tensors: Sequence[PagedTensor]
     tracks: Sequence[Track]
 
     @classmethod
     def of(cls, tensors: Sequence[PagedTensor], pages: int) -> "_Slot":
-        """Returns a slot of so many pages, which these parts have in host memory. Raises
-        NoHostMemoryError.
+        """Returns a slot of `pages` pages, which these tensors have in host memory.
+        Raises NoHostMemoryError.
         """
         for tensor in tensors:
             while tensor.host.grow():
@@ -89,7 +89,7 @@ class _Slot:
             track.wait()
 
     def contents(self, first: int, last: int, tensors: slice) -> list[memoryview]:
-        """The bytes of pages first .. last - 1 here, of some parts."""
+        """Returns the bytes of pages first .. last - 1 here, of some of the tensors."""
         views = list[memoryview]()
         for tensor in self.tensors[tensors]:
             for start, end in (
@@ -180,7 +180,7 @@ class _KeyedLane:
         self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first, slices = 0, self.store.slices
-        per_slice = len(piece.slot.tensors) // len(slices.own)  # parts of a slice
+        per_slice = len(piece.slot.tensors) // len(slices.own)  # tensors of a slice
         for key, pages in piece.blocks:
             for index, number in enumerate(slices.own):
                 tensors = slice(index * per_slice, (index + 1) * per_slice)
@@ -210,7 +210,7 @@ class _KeyedLane:
 
 
 class KeyedCopier:
-    """Performs `StoreBlocks` and `FetchBlocks` over the parts of the caches."""
+    """Performs `StoreBlocks` and `FetchBlocks` over the tensors of the caches."""
 
     def __init__(
         self,
@@ -218,9 +218,9 @@ class KeyedCopier:
         store: KeyedStore,
         bundle: int,
     ) -> None:
-        """`make_tensors` returns the parts of the caches, slice by slice, with so many
-        pages in host memory and so many slices; a block has up to `bundle` pages. Raises
-        NoHostMemoryError.
+        """`make_tensors` returns the tensors of the caches, slice by slice, given the
+        number of pages in host memory and the number of slices; a block has up to
+        `bundle` pages. Raises NoHostMemoryError.
         """
         self.store, self.bundle = store, bundle
         slices = len(store.slices.own)
@@ -258,9 +258,9 @@ class KeyedCopier:
         self.lanes[False].thread.begin(command, noted)
 
     def seconds(self, folder: BlockFolder, blocks: int) -> float:
-        """Returns the shortest time of some fetches of so many of the largest blocks from
-        a folder, the store, whose pages then have no defined content. They are read from
-        the disk itself, as far as the operating system can forget them. Raises
+        """Returns the shortest time of some fetches of `blocks` blocks of the largest
+        size from a folder, the store; their pages then have no defined content. They are
+        read from the disk itself, as far as the operating system can forget them. Raises
         ConfigError, and BlocksRemovedError.
         """
         keys = tuple([secrets.token_bytes(DIGEST) for _ in range(blocks)])
@@ -297,7 +297,7 @@ class KeyedCopier:
 
 
 def layout_of(tensors: Sequence[PagedTensor]) -> bytes:
-    """A digest of how a page of these parts is stored."""
+    """Returns a digest of how a page of these tensors is stored."""
     description = repr(
         [
             (

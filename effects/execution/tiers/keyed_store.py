@@ -11,7 +11,7 @@ Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
 
 def checksum_of(contents: Contents) -> int:
-    """The CRC-32 of a block's contents."""
+    """Returns the CRC-32 of a block's contents."""
     checksum = 0
     for chunk in contents:
         checksum = zlib.crc32(chunk, checksum)
@@ -37,7 +37,7 @@ class KeyedStore(Protocol):
         ...
 
     def open(self, layout: bytes, block_bytes: int) -> None:
-        """Prepare to take blocks of up to so many bytes; `layout` is a digest of how
+        """Prepare to take blocks of up to `block_bytes`; `layout` is a digest of how
         pages are stored.
         """
         ...

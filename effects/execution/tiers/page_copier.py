@@ -34,13 +34,13 @@ REPEATS: Final = 3
 
 @define(eq=False)
 class _PageLane:
-    """Transfers in one direction: a thread, and for each part two buffers, so that one is
-    filled while the other crosses the bus.
+    """Transfers in one direction: a thread, and for each tensor two buffers, so that one
+    is filled while the other crosses the bus.
     """
 
     tensors: Sequence[PagedTensor]
     loads: bool
-    tracks: list[tuple[Track, Track]] = field(init=False)  # by part
+    tracks: list[tuple[Track, Track]] = field(init=False)  # by tensor
     thread: TransferThread[Move] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -52,7 +52,7 @@ class _PageLane:
         self.thread = TransferThread(name, self._perform)
 
     def _perform(self, move: Move) -> None:
-        """Copy all pages of all parts; nothing is written any more when it returns, or
+        """Copy all pages of all tensors; nothing is written any more when it returns, or
         raises.
         """
         try:
@@ -63,7 +63,9 @@ class _PageLane:
                 track.wait()
 
     def _copy(self, tensor: PagedTensor, tracks: tuple[Track, Track], move: Move) -> None:
-        """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
+        """Launch the copies of all pages of a tensor, in pieces, by both tracks in
+        turn.
+        """
         on_host, pages = move.sources, move.targets
         if not self.loads:
             on_host, pages = move.targets, move.sources
@@ -80,7 +82,7 @@ class _PageLane:
 
 
 class PageCopier:
-    """Performs `Move`s over the parts of the caches."""
+    """Performs `Move`s over the tensors of the caches."""
 
     def __init__(self, tensors: Sequence[PagedTensor]) -> None:
         self.tensors = tensors
@@ -100,7 +102,7 @@ class PageCopier:
         self.lanes[move.loads].thread.begin(move, report)
 
     def seconds(self, pages: int) -> float:
-        """Returns the shortest time of some loads of so many pages, which then have no
+        """Returns the shortest time of some loads of `pages` pages, which then have no
         defined content. Raises NoHostMemoryError.
         """
         times, page_ids = list[float](), tuple(range(pages))

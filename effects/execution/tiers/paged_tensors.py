@@ -33,8 +33,8 @@ class PagedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, dim: int, pages: int) -> "PagedTensor":
-        """Returns the part of a tensor whose dimension `dim` is pages, with as many
-        `pages` in host memory.
+        """Returns a tensor page by page, whose dimension `dim` is pages, with `pages`
+        pages in host memory.
         """
         line = tensor.shape[-1] * tensor.element_size()
         words = (
@@ -53,7 +53,7 @@ class PagedTensor:
 
 
 def paged_tensors_of(cache: Cache, pages: int, slices: int) -> list[PagedTensor]:
-    """Returns the tensors of a cache, with so many pages in host memory; in equal slices
+    """Returns the tensors of a cache, with `pages` pages in host memory; in equal slices
     of key heads, one after the other.
     """
     tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
@@ -72,7 +72,7 @@ class Track:
 
     @classmethod
     def of(cls, tensor: PagedTensor, pages: int) -> "Track":
-        """Returns a buffer of so many pages."""
+        """Returns a buffer of `pages` pages."""
         shape = (pages, *tensor.device.shape[1:])
         return cls(tensor.device.new_empty(shape), new_stream(tensor.device.device))
 
@@ -99,5 +99,5 @@ class Track:
 
 
 def pages_per_piece(tensors: Sequence[PagedTensor]) -> int:
-    """How many pages fit into `PIECE_BYTES`: one at least."""
+    """Returns how many pages fit into `PIECE_BYTES`: one at least."""
     return max(1, PIECE_BYTES // sum(tensor.page_bytes for tensor in tensors))

@@ -35,9 +35,9 @@ class TierCopiers:
         make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore | None,
     ) -> None:
-        """`make_tensors` returns the tensors of the cache, with so many pages in host
-        memory, in so many slices; `store` has the blocks of the keyed tier. Raises
-        NoHostMemoryError.
+        """`make_tensors` returns the tensors of the cache, given the number of pages in
+        host memory and the number of slices; `store` has the blocks of the keyed tier.
+        Raises NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
         self.host: PageCopier | None = None
@@ -105,8 +105,8 @@ def _with_costs(
     blocks: int,
     token: float,
 ) -> AnyTier:
-    """Returns a tier with its costs, where `seconds` are those of a load of up to so many
-    blocks, of `bundle` pages.
+    """Returns a tier with its costs, where `seconds` returns those of a load of up to
+    `blocks` blocks, of `bundle` pages.
     """
     first_seconds, all_seconds = seconds(1), seconds(blocks)
     block_seconds = max(0.0, (all_seconds - first_seconds) / max(1, blocks - 1))

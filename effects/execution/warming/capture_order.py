@@ -55,7 +55,7 @@ SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
 # beside few rows, compared with one prompt.
 IDLE_DOUBLINGS: Final = 0.5
 SEVERAL_LIKELIHOOD: Final = 0.25
-# Returns a shape with the splits for contexts of up to so many tokens.
+# Returns a shape with the splits for contexts of up to a number of tokens.
 AddSplits = Callable[[StepShape, int], StepShape]
 
 

@@ -165,7 +165,7 @@ def drafting(
 def _split_choices(
     routes: Routes, config: EngineConfig, rows: int
 ) -> set[tuple[int, ...]]:
-    """Returns the splits of contexts of any length, for so many rows."""
+    """Returns the splits of contexts of any length, for this number of rows."""
     longest = -(-routes.context // config.block_size) * config.block_size
     contexts = {
         min(MIN_CONTEXT_TOKENS << i, longest) for i in range(longest.bit_length())
@@ -174,7 +174,7 @@ def _split_choices(
 
 
 def _kernel_key(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
-    """Returns a key of the attention kernels for so many rows and splits."""
+    """Returns a key of the attention kernels for this number of rows, and splits."""
     return sum(bound < rows for bound in BOUNDS), routes.variants(rows, splits)
 
 

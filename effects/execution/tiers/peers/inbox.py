@@ -165,7 +165,7 @@ class Inbox:
         self._free.append(oldest.slot)
 
     def _evict_old(self, num_slots: int) -> None:
-        """Evict old blocks until so many slots are free."""
+        """Evict old blocks until `num_slots` slots are free."""
         latest = self.clock() - OLD_SECONDS
         while len(self._free) < num_slots and self._blocks:
             if next(iter(self._blocks.values())).since > latest:
