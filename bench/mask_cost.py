@@ -138,7 +138,7 @@ class Work:
         if draw is None:
             raise AssertionError("this device draws no tokens")
         count = (
-            len(draw.places) if draw.lines is None else max(draw.lines, default=-1) + 1
+            len(draw.entries) if draw.lines is None else max(draw.lines, default=-1) + 1
         )
         drawn = self.slot.drawn.numpy()
         if self.lines is None:

@@ -88,7 +88,7 @@ class TorchExecutor:
         MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
         and ConfigError for an impossible speculation or other groups than the model's.
         """
-        check_speculation(config, modelled=draft is not None)
+        check_speculation(config, has_draft_model=draft is not None)
         self.device = torch.device(device)
         backend = open_backend(spec, config, self.device, kernels=kernels)
         self.routes = backend.described  # which kernel serves what, in words

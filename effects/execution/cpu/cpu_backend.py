@@ -49,7 +49,7 @@ class CpuBackend:
     device: torch.device = field(factory=lambda: torch.device("cpu"))
     routes: Routes = field(factory=lambda: Routes(no_quack="it is for GPUs"))
     described: list[tuple[str, str]] = field(factory=list)  # see `describe_products`
-    last: CachedSampling | None = None
+    cached: CachedSampling | None = None
 
     scatter = staticmethod(plain.scatter)
     gather = staticmethod(plain.gather)
@@ -109,7 +109,7 @@ class CpuBackend:
         """Logits are gathered: a CPU's step takes far longer than that."""
 
     def _sampling(self, rows: list[int], device_rows: DeviceRows) -> Sampling:
-        last = self.last
+        last = self.cached
         if last is None or last.opened != device_rows.opened or last.rows != rows:
             owners = [device_rows.owners[row] for row in rows]
             row_params = [
@@ -118,5 +118,5 @@ class CpuBackend:
             last = CachedSampling(
                 rows, device_rows.opened, Sampling.of(row_params, device_rows.vocab)
             )
-            self.last = last
+            self.cached = last
         return last.sampling

@@ -29,7 +29,7 @@ class TokenCounts:
 
     ids: Ints
     counts: Floats  # in the output
-    places: dict[int, int]  # index of each token in these
+    indices: dict[int, int]  # index of each token in these
 
     @classmethod
     def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "TokenCounts":
@@ -44,7 +44,7 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         """Count one more output token."""
-        place = self.places.setdefault(token, len(self.places))
+        place = self.indices.setdefault(token, len(self.indices))
         if place == len(self.ids):
             self.ids = np.resize(self.ids, 2 * place)
             self.counts = np.concatenate([self.counts, np.zeros(place, np.float32)])
@@ -94,7 +94,7 @@ class RowShaping:
             self._penalize(logits, self.seen)
 
     def _penalize(self, logits: Floats, seen: TokenCounts) -> None:
-        sampling, count = self.sampling, len(seen.places)
+        sampling, count = self.sampling, len(seen.indices)
         ids, counts = seen.ids[:count], seen.counts[:count]
         x = logits[ids]
         factor = np.float32(sampling.repetition_penalty)

@@ -61,7 +61,7 @@ class GraphCache:
     graphs: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
     pool: "_POOL_HANDLE | None" = None
-    last: float = 0.0  # when the last was captured, on the monotonic clock
+    last_capture: float = 0.0  # when the last was captured, on the monotonic clock
     spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
     # Seconds of captures of whole forwards.
     costs: deque[float] = field(
@@ -84,7 +84,7 @@ class GraphCache:
         has_room = len(self.graphs) < MAX_GRAPHS or not _is_rare(shape)
         return has_room and shape not in self.graphs
 
-    def due(self, shape: StepShape, now: float) -> bool:
+    def is_due(self, shape: StepShape, now: float) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
         spent, capture = self.spent.get(shape, 0.0), median(self.costs)
         if shape.deferred_draws:
@@ -95,7 +95,7 @@ class GraphCache:
         is_worth_it = pays(spent, capture)
         return (
             is_worth_it
-            and now - self.last >= MIN_PAUSE_SECONDS
+            and now - self.last_capture >= MIN_PAUSE_SECONDS
             and shape not in self.graphs
         )
 
@@ -157,9 +157,9 @@ class GraphCache:
             raise
         graph.capture_end()
         self.add(shape, graph)
-        self.last = time.monotonic()
+        self.last_capture = time.monotonic()
         if not shape.deferred_draws:
-            self.costs.append(self.last - begin)
+            self.costs.append(self.last_capture - begin)
         self.forget(shape)
         return graph
 

@@ -51,7 +51,7 @@ class Draw:
     sampler's output.
     """
 
-    places: list[int]
+    entries: list[int]
     owners: list[Open | None]  # kept here, as rows get new owners
     lines: list[int] | None = None  # None: in order
     # Where tokens behind drafts are; of deferred rows, none.
@@ -89,21 +89,21 @@ class Packer:
         pad: Callable[[StepShape], StepShape],
         drafts: int = 0,
         *,
-        remembers: bool = False,
+        keeps_previous: bool = False,
         separates_drafts: bool = False,
     ) -> None:
         """`pad` returns the shape whose graph serves a shape; `drafts` is the room for
-        drafts in a step. `remembers`: rows also keep the token before their last.
+        drafts in a step. `keeps_previous`: rows also keep the token before their last.
         `separates_drafts`: rows with drafts and prompts are two forwards.
         """
         self.rows = rows
         self.pad = pad
         self.drafts = drafts
-        self.remembers = remembers
+        self.keeps_previous = keeps_previous
         self.separates_drafts = separates_drafts
         self.members: tuple[int, ...] = ()  # rows in `rows.batch`
         self.draw = Draw([], [])  # of those that are sampled at once
-        self.places: Sequence[int] = ()  # their entries of the plan
+        self.entries: Sequence[int] = ()  # their entries of the plan
         self.deferred_entries: tuple[
             int, ...
         ] = ()  # entries of the plan with deferred sampling
@@ -126,12 +126,12 @@ class Packer:
         plan = self._with_decode_rows(plan)
         decoding = drafted_first(plan.drafts, _decode_entries(plan))
         if plan.fills and plan.drafts and self.separates_drafts and not plan.deferred:
-            yield self._decode_forward(plan, picked(plan.rows, decoding), decoding)
+            yield self._decode_forward(plan, pick(plan.rows, decoding), decoding)
             yield self._mixed_forward(plan, [])
         elif plan.fills:
             yield self._mixed_forward(plan, decoding)
         else:
-            rows = picked(plan.rows, decoding) if plan.drafts else plan.rows
+            rows = pick(plan.rows, decoding) if plan.drafts else plan.rows
             yield self._decode_forward(plan, rows, decoding)
 
     def _with_decode_rows(self, plan: Plan) -> Plan:
@@ -140,18 +140,18 @@ class Packer:
         prompts are in the cache but for the last token, and rows whose masks were late.
         There are graphs for any number of decode rows.
         """
-        if not plan.fills or self.remembers:
+        if not plan.fills or self.keeps_previous:
             return plan
         single = [fill for fill in plan.fills if self._is_like_a_decode(plan, fill)]
         if not single:
             return plan
-        places = [fill.index for fill in single]
+        entries = [fill.index for fill in single]
         self.rows.set_inputs(
-            picked(plan.rows, places),
+            pick(plan.rows, entries),
             [fill.tokens[0] for fill in single],
-            picked(plan.starts, places),
+            pick(plan.starts, entries),
         )
-        moved = frozenset(places)
+        moved = frozenset(entries)
         other_fills = [fill for fill in plan.fills if fill.index not in moved]
         return evolve(plan, fills=tuple(other_fills))
 
@@ -165,12 +165,12 @@ class Packer:
         return owner.sampling.prompt_logprobs is None
 
     def _decode_forward(
-        self, plan: Plan, rows: tuple[int, ...], places: list[int]
+        self, plan: Plan, rows: tuple[int, ...], entries: list[int]
     ) -> Forward:
         """Returns a pure decode forward."""
-        if not self._is_current(rows, places, plan.deferred):
-            self._set_decode_rows(plan, rows, places)
-        starts = picked(plan.starts, places) if plan.fills else plan.starts
+        if not self._is_current(rows, entries, plan.deferred):
+            self._set_decode_rows(plan, rows, entries)
+        starts = pick(plan.starts, entries) if plan.fills else plan.starts
         longest = max(starts) + 1
         if not plan.drafts:
             return Forward(self.shape, EMPTY, self.draw, longest, self.deferred_draw)
@@ -180,7 +180,7 @@ class Packer:
         return self._with_draft_words(plan, forward)
 
     def _is_current(
-        self, rows: tuple[int, ...], places: Sequence[int], deferred: tuple[int, ...]
+        self, rows: tuple[int, ...], entries: Sequence[int], deferred: tuple[int, ...]
     ) -> bool:
         """Returns whether the device has these decode rows, at these entries of a plan,
         with the same deferred rows.
@@ -189,15 +189,15 @@ class Packer:
             return False
         if rows is self.members:  # steps in steady state have the same tuple
             return True
-        return rows == self.members and places == self.places
+        return rows == self.members and entries == self.entries
 
     def _set_decode_rows(
-        self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]
+        self, plan: Plan, rows: tuple[int, ...], entries: Sequence[int]
     ) -> None:
         """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE_DIVISIONS)
         self.rows.set_batch(rows, size)
-        self.members, self.places, self.deferred_entries = rows, places, plan.deferred
+        self.members, self.entries, self.deferred_entries = rows, entries, plan.deferred
         needs = self.rows.wants(rows)
         self.shape = self.pad(
             StepShape(
@@ -209,7 +209,7 @@ class Packer:
                 keeps_logits=bool(plan.deferred),
             )
         )
-        draw = Draw([*places], [self.rows.owners[row] for row in rows])
+        draw = Draw([*entries], [self.rows.owners[row] for row in rows])
         self.draw, self.deferred_draw = draw, None
         if self.shape.keeps_logits:
             lines = np.empty((2, size), np.int32)
@@ -220,9 +220,9 @@ class Packer:
         """Returns the shape of a step that also verifies a plan's drafts; padded."""
         if not plan.drafts:
             return self.pad(shape)
-        modelled = not all(draft.tokens for draft in plan.drafts)
+        proposes = not all(draft.tokens for draft in plan.drafts)
         count, max_drafts = len(plan.drafts), max_drafts_of(plan)
-        shape = evolve(shape, verified=count, drafts=max_drafts, proposes=modelled)
+        shape = evolve(shape, verified=count, drafts=max_drafts, proposes=proposes)
         shape = self.pad(shape)
         # Requested drafts have priority over padding.
         for num_rows in (min(shape.verified, power_from(count)), count):
@@ -237,19 +237,19 @@ class Packer:
         words = ForwardWords.of(forward.words, shape).drafts
         if words is None:
             return forward
-        places = drafted_first(plan.drafts, range(len(plan.rows)))
-        places = places[: len(plan.drafts)]
-        write_drafts(plan, places, words)
-        owners = [self.rows.owners[plan.rows[i]] for i in places]
-        draft_outputs = DraftOutputs.of(shape, places, owners)
+        entries = drafted_first(plan.drafts, range(len(plan.rows)))
+        entries = entries[: len(plan.drafts)]
+        write_drafts(plan, entries, words)
+        owners = [self.rows.owners[plan.rows[i]] for i in entries]
+        draft_outputs = DraftOutputs.of(shape, entries, owners)
         return evolve(forward, draw=evolve(forward.draw, draft_outputs=draft_outputs))
 
     def _mixed_forward(self, plan: Plan, decoding: list[int]) -> Forward:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
-        entries = [*decoding, *(fill.index for fill in plan.fills)]
-        needs = self.rows.wants(picked(plan.rows, entries))
+        all_entries = [*decoding, *(fill.index for fill in plan.fills)]
+        needs = self.rows.wants(pick(plan.rows, all_entries))
         shape = StepShape(
             decode_rows=len(decoding),
             draws=len(decoding) + len(drawing),
@@ -266,12 +266,14 @@ class Packer:
         prefill = PrefillWords(*views(words, shape)[:3])
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
         self._write_draws(plan, prefill, decoding, drawing, shape.decode_rows)
-        places = decoding + [plan.fills[k].index for k in drawing]
+        entries = decoding + [plan.fills[k].index for k in drawing]
         draw_lines = [
             *range(len(decoding)),
             *range(shape.decode_rows, shape.decode_rows + len(drawing)),
         ]
-        draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], draw_lines)
+        draw = Draw(
+            entries, [self.rows.owners[plan.rows[i]] for i in entries], draw_lines
+        )
         deferred, split_lines = None, ForwardWords.of(words, shape).sampling_split
         if split_lines is not None:
             draw, deferred = self._split_deferred(plan, split_lines, draw)
@@ -291,7 +293,7 @@ class Packer:
             history=sum(starts),
             pairs=sum(pairs),
         )
-        if self.remembers:
+        if self.keeps_previous:
             for k in drawing:
                 fill = plan.fills[k]
                 self.rows.set_last(plan.rows[fill.index], fill.tokens[-1])
@@ -358,23 +360,23 @@ class Packer:
         """
         lines[:] = self.rows.scratch
         deferred = set(plan.deferred)
-        draw_lines = draw.lines or range(len(draw.places))
+        draw_lines = draw.lines or range(len(draw.entries))
         if not deferred:
-            lines[0, draw_lines] = picked(plan.rows, draw.places)
+            lines[0, draw_lines] = pick(plan.rows, draw.entries)
             return draw, None
-        if len(deferred) == len(draw.places):  # all of them
-            lines[1, draw_lines] = picked(plan.rows, draw.places)
+        if len(deferred) == len(draw.entries):  # all of them
+            lines[1, draw_lines] = pick(plan.rows, draw.entries)
             return Draw([], [], []), evolve(draw, lines=list(draw_lines))
-        later = [k for k, place in enumerate(draw.places) if place in deferred]
+        later = [k for k, entry in enumerate(draw.entries) if entry in deferred]
         now: list[int] = []
-        if len(later) < len(draw.places):
-            now = [k for k, place in enumerate(draw.places) if place not in deferred]
+        if len(later) < len(draw.entries):
+            now = [k for k, entry in enumerate(draw.entries) if entry not in deferred]
         draws = (
             _select_draws(draw, now, draw_lines),
             _select_draws(draw, later, draw_lines),
         )
         for line, part_draw in zip(lines, draws, strict=True):
-            line[part_draw.lines] = picked(plan.rows, part_draw.places)
+            line[part_draw.lines] = pick(plan.rows, part_draw.entries)
         return draws
 
 
@@ -389,13 +391,13 @@ def _decode_entries(plan: Plan) -> Sequence[int]:
 
 def _select_draws(draw: Draw, indices: list[int], lines: Sequence[int]) -> Draw:
     return Draw(
-        places=list(picked(draw.places, indices)),
-        owners=list(picked(draw.owners, indices)),
-        lines=list(picked(lines, indices)),
+        entries=list(pick(draw.entries, indices)),
+        owners=list(pick(draw.owners, indices)),
+        lines=list(pick(lines, indices)),
     )
 
 
-def picked(column: Sequence[Item], places: Sequence[int]) -> tuple[Item, ...]:
-    """Returns the entries at these places."""
-    # In C, which is five times as fast for a hundred places.
-    return itemgetter(*places, 0, 0)(column)[: len(places)] if places else ()
+def pick(column: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
+    """Returns the elements of a column at these indices."""
+    # In C, which is five times as fast for a hundred of them.
+    return itemgetter(*indices, 0, 0)(column)[: len(indices)] if indices else ()

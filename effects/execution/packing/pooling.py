@@ -27,7 +27,7 @@ from minfer.records.plan import MEAN, Open, Plan, Pooled
 class PooledChunk:
     """One chunk of a pooled row: its states, and what to do with them."""
 
-    place: int  # in the plan's columns
+    entry: int  # of the plan
     row: int  # device row
     owner: Open
     first: int  # of its states
@@ -88,7 +88,7 @@ class Vectors:
             raise LogitsError(f"the model's states are not finite for request {bad}")
         out = [b""] * rows
         for chunk, line in zip(self.chunks, vectors, strict=True):
-            out[chunk.place] = line.astype("<f4").tobytes()
+            out[chunk.entry] = line.astype("<f4").tobytes()
         return tuple(out)
 
 

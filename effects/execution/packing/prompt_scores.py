@@ -35,10 +35,10 @@ MIN_SCORED_POSITIONS: Final = 64  # scored together, at least
 class ScoredChunk:
     """Inputs of one scored row, in one chunk."""
 
-    place: int  # in the plan's columns
+    entry: int  # of the plan
     owner: Open
     first: int  # the index in the prompt of the token behind the first of them
-    at: int  # of the first, among all that are scored
+    offset: int  # of the first, among all that are scored
     count: int
     width: int  # reported entries of each: its own, and likeliest ones
 
@@ -106,12 +106,12 @@ class ChunkScores:
         words = self.words.numpy()
         out = [b""] * rows
         for chunk in self.chunks:
-            lines = words[chunk.at : chunk.at + chunk.count, :, : chunk.width]
+            lines = words[chunk.offset : chunk.offset + chunk.count, :, : chunk.width]
             if np.isnan(lines[:, 1].view(np.float32)).any():
                 bad = names_of([chunk.owner])
                 raise LogitsError(f"the model's logits are not finite for request {bad}")
             packed_lines = lines.astype("<i4").tobytes()
-            out[chunk.place] = pack_part(chunk.first, chunk.count, packed_lines)
+            out[chunk.entry] = pack_part(chunk.first, chunk.count, packed_lines)
         return tuple(out)
 
 

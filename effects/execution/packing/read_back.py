@@ -89,7 +89,7 @@ class HostSlot:
             self.done.synchronize()
         lines, drawn_words = draw.lines, self.drawn.numpy()
         drawn_words = (
-            drawn_words[: len(draw.places)] if lines is None else drawn_words[lines]
+            drawn_words[: len(draw.entries)] if lines is None else drawn_words[lines]
         )
         drawn: list[int] = drawn_words.tolist()
         if -1 in drawn:
@@ -104,24 +104,24 @@ class HostSlot:
         must be done. Raises LogitsError.
         """
         drawn: list[int] = self.drawn[: draft_outputs.end].tolist()
-        for place, owner, lines in draft_outputs.accepted_lines(drawn):
+        for entry, owner, lines in draft_outputs.accepted_lines(drawn):
             tokens = [drawn[line] for line in lines]
             if -1 in tokens:
                 raise not_finite([owner])
-            yield place, tokens
+            yield entry, tokens
 
     def sampled_lines(self, draw: Draw) -> Iterator[tuple[int, int, Open | None]]:
         """Yields the lines of tokens that their rows yield, each with its entry of the
         plan and its owner; the copy must be done.
         """
         draw_lines: Sequence[int] = (
-            range(len(draw.places)) if draw.lines is None else draw.lines
+            range(len(draw.entries)) if draw.lines is None else draw.lines
         )
-        yield from zip(draw_lines, draw.places, draw.owners, strict=True)
+        yield from zip(draw_lines, draw.entries, draw.owners, strict=True)
         if draw.draft_outputs is not None:
             drawn = self.drawn[: draw.draft_outputs.end].tolist()
-            for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
-                yield from ((line, place, owner) for line in lines)
+            for entry, owner, lines in draw.draft_outputs.accepted_lines(drawn):
+                yield from ((line, entry, owner) for line in lines)
 
     def logprobs(self, draw: Draw, vocab: int) -> Iterator[tuple[int, TokenLogprobs]]:
         """Yields the log-probabilities of the tokens of rows that requested them, each
@@ -130,13 +130,13 @@ class HostSlot:
         drawn: list[int] = self.drawn.tolist()
         data = self.scores.numpy().astype("<i4", copy=False).tobytes()
         size = WORD_BYTES * self.scores.shape[2]
-        for line, place, owner in self.sampled_lines(draw):
+        for line, entry, owner in self.sampled_lines(draw):
             if owner is not None and owner.sampling.logprobs is not None:
                 width, offset = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
                 token_logprobs = TokenLogprobs.read(
                     drawn[line], data, offset, offset + size, width
                 )
-                yield place, token_logprobs
+                yield entry, token_logprobs
 
 
 class SlotRing:
@@ -170,8 +170,8 @@ def _logprobs(slots: Sequence[HostSlot], rows: int, vocab: int) -> Logprobs:
     by_entry = dict[int, list[TokenLogprobs]]()
     for slot in slots:
         if slot.scored and slot.draw is not None:
-            for place, token_logprobs in slot.logprobs(slot.draw, vocab):
-                by_entry.setdefault(place, []).append(token_logprobs)
+            for entry, token_logprobs in slot.logprobs(slot.draw, vocab):
+                by_entry.setdefault(entry, []).append(token_logprobs)
     return (
         tuple([tuple(by_entry.get(row, ())) for row in range(rows)]) if by_entry else ()
     )
@@ -196,11 +196,11 @@ def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) ->
         if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.
-        for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
-            out[place] = token
+        for entry, token in zip(draw.entries, zip(drawn, strict=True), strict=True):
+            out[entry] = token
         if draw.draft_outputs is not None:
-            for place, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
-                out[place] += tuple(tokens)
-    for place in reassigned:
-        out[place] = (DISCARDED_TOKEN,)
+            for entry, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
+                out[entry] += tuple(tokens)
+    for entry in reassigned:
+        out[entry] = (DISCARDED_TOKEN,)
     return tuple(out)

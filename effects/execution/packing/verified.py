@@ -31,12 +31,12 @@ from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError
 
 
-def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
+def check_speculation(config: EngineConfig, *, has_draft_model: bool) -> None:
     """Refuse a speculation that cannot be executed. Raises ConfigError."""
     speculation = config.speculation
     if speculation is None:
         return
-    if speculation.drafter == DEVICE and not modelled:
+    if speculation.drafter == DEVICE and not has_draft_model:
         raise ConfigError(
             f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
         )
@@ -48,11 +48,10 @@ def unsupported_drafts(
     rows: DeviceRows,
     room: int,
     *,
-    modelled: bool,
+    has_draft_model: bool,
 ) -> str:
     """Returns why a plan's drafts cannot be verified, or nothing. `room` is the most
-    drafts, counting as many for each row as the row with the most has; `modelled`: there
-    is a draft model.
+    drafts, counting as many for each row as the row with the most has.
     """
     if not plan.drafts:
         return ""
@@ -69,7 +68,7 @@ def unsupported_drafts(
             return f"rows have 1 to {speculation.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
             return f"{len(draft.tokens)} drafts are given of {count}"
-        if not (draft.tokens or modelled):
+        if not (draft.tokens or has_draft_model):
             return "drafts are not given, and there is no draft model to make them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
@@ -90,7 +89,7 @@ class DraftOutputs:
     for each place, then the number of tokens of each row.
     """
 
-    places: list[int]  # entries of the plan
+    entries: list[int]  # entries of the plan
     owners: list[Open | None]
     first: int
     stride: int  # lines between two places
@@ -99,14 +98,14 @@ class DraftOutputs:
 
     @classmethod
     def of(
-        cls, shape: StepShape, places: list[int], owners: list[Open | None]
+        cls, shape: StepShape, entries: list[int], owners: list[Open | None]
     ) -> "DraftOutputs":
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
         """
         first = shape.draft_line(0)
         stride = shape.draft_line(1) - first
-        return cls(places, owners, first, stride, shape.drafts, shape.verified)
+        return cls(entries, owners, first, stride, shape.drafts, shape.verified)
 
     @property
     def end(self) -> int:
@@ -118,10 +117,10 @@ class DraftOutputs:
     ) -> Iterator[tuple[int, Open | None, range]]:
         """Yields each row's lines of accepted places, given all lines."""
         counts = self.first + self.drafts * self.stride
-        for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
+        for v, (entry, owner) in enumerate(zip(self.entries, self.owners, strict=True)):
             begin = self.first + v
             end = begin + drawn[counts + v] * self.stride
-            yield place, owner, range(begin, end, self.stride)
+            yield entry, owner, range(begin, end, self.stride)
 
 
 def max_drafts_of(plan: Plan) -> int:
@@ -138,10 +137,10 @@ def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
     return [*drafted_entries, *(i for i in entries if i not in drafted)]
 
 
-def write_drafts(plan: Plan, places: Sequence[int], into: DraftWords[Words]) -> None:
+def write_drafts(plan: Plan, entries: Sequence[int], into: DraftWords[Words]) -> None:
     """Write the drafts of the rows with these entries, in order."""
     draft_tokens = {draft.index: draft.tokens for draft in plan.drafts}
-    for v, place in enumerate(places):
-        count = plan.counts[place] - 1
+    for v, entry in enumerate(entries):
+        count = plan.counts[entry] - 1
         into.counts[v] = count
-        into.tokens[:count, v] = draft_tokens[place] or -1
+        into.tokens[:count, v] = draft_tokens[entry] or -1

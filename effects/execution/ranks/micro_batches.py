@@ -40,14 +40,14 @@ class MicroBatch:
 def micro_batches(plan: Plan, count: int) -> tuple[MicroBatch, ...]:
     """Returns the parts of a plan that have rows, in order."""
     batches = (
-        _part(plan, number, count)
+        _micro_batch(plan, number, count)
         for number in range(count)
         if any(row % count == number for row in plan.rows)
     )
     return tuple(batches)
 
 
-def _part(plan: Plan, number: int, count: int) -> MicroBatch:
+def _micro_batch(plan: Plan, number: int, count: int) -> MicroBatch:
     """Returns the part of the rows that are in a micro-batch."""
     entries = tuple(i for i, row in enumerate(plan.rows) if row % count == number)
     indices = {entry: index for index, entry in enumerate(entries)}
@@ -118,7 +118,7 @@ class Launched:
     """A plan, and its parts."""
 
     plan: Plan
-    parts: tuple[MicroBatch, ...]
+    batches: tuple[MicroBatch, ...]
     # of rows with deferred sampling, if they were lent: [lines, words]
     masks: "NDArray[np.int32] | None" = None
 
@@ -169,7 +169,7 @@ class MicroBatchExecutor:
         if command.written and launched.masks is not None:
             lines = zip(launched.plan.deferred, launched.masks, strict=True)
             masks = {index: line.tobytes() for index, line in lines}
-        for batch in launched.parts:
+        for batch in launched.batches:
             if batch.plan.deferred:
                 bits = (
                     Mask(index, masks[batch.entries[index]])
@@ -188,7 +188,7 @@ class MicroBatchExecutor:
         """See `Executor.collect`."""
         launched = self.launched.popleft()
         results = list[tuple[MicroBatch, Executed]]()
-        for batch in launched.parts:
+        for batch in launched.batches:
             result = self.inner.collect()
             if isinstance(result, Failed):
                 self.launched.clear()

@@ -32,7 +32,7 @@ class Background:
         self.quiet = quiet
         self.lock = lock
         self.wait = QUIET_SECONDS if wait is None else wait
-        self.last = time.monotonic()  # when the owner last had work
+        self.last_work = time.monotonic()  # when the owner last had work
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -44,7 +44,7 @@ class Background:
 
     def note_work(self) -> None:
         """Note that the owner has work."""
-        self.last = time.monotonic()
+        self.last_work = time.monotonic()
 
     def close(self) -> None:
         """End the thread; waits for the piece that is being done."""
@@ -55,7 +55,7 @@ class Background:
     def _run(self) -> None:
         delay = self.wait
         while not self.ended.wait(delay) and threading.main_thread().is_alive():
-            delay = self.last + self.wait - time.monotonic()
+            delay = self.last_work + self.wait - time.monotonic()
             if delay > 0:
                 continue
             delay = 0.0

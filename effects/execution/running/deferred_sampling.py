@@ -20,7 +20,7 @@ from minfer.effects.execution.contract import ExecutorError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import ForwardWords, layout
-from minfer.effects.execution.packing.pack_plan import Draw, picked
+from minfer.effects.execution.packing.pack_plan import Draw, pick
 from minfer.records.plan import Mask, Plan, SampleDeferred
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
@@ -72,8 +72,8 @@ class DeferredPacker:
         if before is not None and same and command.written:
             words = before.words.copy()
             _, positions = words.reshape(2, -1)
-            size = len(draw.places)
-            positions[:size] = picked(plan.starts, draw.places)
+            size = len(draw.entries)
+            positions[:size] = pick(plan.starts, draw.entries)
             positions[:size] += 1  # a decode row has one input
             return evolve(before, words=words, step=plan.step)
         draws = pack_deferred(plan, draw, command, self.rows, self.pad)
@@ -93,34 +93,34 @@ def pack_deferred(
     """Returns the deferred draws of `draw`, whose inputs have been computed. `pad`
     returns the shape whose graph serves a shape. Raises MaskError.
     """
-    places, owners, reassigned = draw.places, draw.owners, list[int]()
-    current = picked(rows.owners, picked(plan.rows, places))
+    entries, owners, reassigned = draw.entries, draw.owners, list[int]()
+    current = pick(rows.owners, pick(plan.rows, entries))
     if not all(map(is_, current, owners)):
-        row_owners = list(zip(places, owners, current, strict=True))
+        row_owners = list(zip(entries, owners, current, strict=True))
         reassigned = sorted(
-            place
-            for place, owner, current_owner in row_owners
+            entry
+            for entry, owner, current_owner in row_owners
             if current_owner is not owner
         )
-        places = [
-            place for place, owner, current_owner in row_owners if current_owner is owner
+        entries = [
+            entry for entry, owner, current_owner in row_owners if current_owner is owner
         ]
         owners = [
             owner
             for owner, current_owner in zip(owners, current, strict=True)
             if current_owner is owner
         ]
-    device_rows = picked(plan.rows, places)
+    device_rows = pick(plan.rows, entries)
     shape = pad(_draw_shape(rows.wants(device_rows), len(device_rows)))
     masks, lines = list[bytes](), None
     if command.written:
-        lines = _lines(plan, places)
+        lines = _lines(plan, entries)
     else:
-        masks = _masks(plan, places, command.masks)
+        masks = _masks(plan, entries, command.masks)
     return DeferredDraws(
         shape=shape,
-        words=_words(plan, shape, places, rows.scratch),
-        draw=Draw(places, owners),
+        words=_words(plan, shape, entries, rows.scratch),
+        draw=Draw(entries, owners),
         masks=masks,
         reassigned=reassigned,
         step=plan.step,
@@ -139,34 +139,34 @@ def _draw_shape(wants: Wants, draws: int) -> StepShape:
     )
 
 
-def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
+def _words(plan: Plan, shape: StepShape, entries: list[int], scratch: int) -> Words:
     """Returns the words of the draws."""
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     draws = ForwardWords.of(words, shape).deferred
     if draws is None:
         raise AssertionError(f"{shape} is not late")
-    size = len(places)
+    size = len(entries)
     draws.rows[:] = draws.positions[:] = scratch
-    draws.rows[:size] = picked(plan.rows, places)
-    draws.positions[:size] = picked(plan.starts, places)
-    draws.positions[:size] += np.array(picked(plan.counts, places), np.int32)
+    draws.rows[:size] = pick(plan.rows, entries)
+    draws.positions[:size] = pick(plan.starts, entries)
+    draws.positions[:size] += np.array(pick(plan.counts, entries), np.int32)
     return words
 
 
 # --- masks ------------------------------------------------------------------------------
 
 
-def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
+def _lines(plan: Plan, entries: list[int]) -> Sequence[int]:
     """Returns the lines in which the masks of these rows were written: a range where the
     lines are in the order of the rows, as nearly always.
     """
-    if tuple(places) == plan.deferred:
-        return range(len(places))
+    if tuple(entries) == plan.deferred:
+        return range(len(entries))
     lines = {index: line for line, index in enumerate(plan.deferred)}
-    return [lines[index] for index in places]
+    return [lines[index] for index in entries]
 
 
-def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
+def _masks(plan: Plan, entries: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
     """Returns the masks of these rows, in order. Raises MaskError."""
     by_row = {mask.index: mask.bits for mask in masks}
     if unknown := sorted(by_row.keys() - set(plan.deferred)):
@@ -174,7 +174,7 @@ def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes
             f"a mask is for entry {unknown[0]} of step {plan.step}, whose "
             f"sampling is not deferred: {plan.deferred}"
         )
-    return [by_row.get(index, b"") for index in places]
+    return [by_row.get(index, b"") for index in entries]
 
 
 def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:

@@ -68,12 +68,12 @@ class PlanLauncher:
         self.runner = runner
         self.groups = len(config.groups)
         self.stages = runner.ranks.place.parallel.pipeline
-        modelled = runner.draft is not None
+        has_draft_model = runner.draft is not None
         self.packer = Packer(
             runner.rows,
             runner.padded,
             runner.drafts,
-            remembers=modelled,
+            keeps_previous=has_draft_model,
             separates_drafts=runner.separates_drafts,
         )
         self.deferred_packer = DeferredPacker(runner.rows, runner.padded)
@@ -84,7 +84,7 @@ class PlanLauncher:
         # What a draft model's cache lacks of rows, if there is a draft model; it takes a
         # slot.
         self.catch_up: CatchUp | None = None
-        if modelled:
+        if has_draft_model:
             budget, size = config.max_num_batched_tokens, config.block_size
             self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
@@ -94,10 +94,10 @@ class PlanLauncher:
         """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
         plan = launched.plan
         spec_config, rows = self.runner.config.speculation, self.runner.rows
-        modelled = self.runner.draft is not None
+        has_draft_model = self.runner.draft is not None
         room, reason = self.packer.drafts, unsupported_request(plan, self.groups)
         reason = reason or unsupported_drafts(
-            plan, spec_config, rows, room, modelled=modelled
+            plan, spec_config, rows, room, has_draft_model=has_draft_model
         )
         if reason:
             raise UnsupportedPlanError(f"step {plan.step}: {reason}")
@@ -121,7 +121,7 @@ class PlanLauncher:
             launched.plan, launched.deferred, launched.command
         )
         launched.reassigned = draws.reassigned
-        if not draws.draw.places:
+        if not draws.draw.entries:
             self.runner.sampler.masks.forget(draws.step)
             return
         slot = self.ring.next()

@@ -41,7 +41,7 @@ class PlaceDrafts:
 
     tokens: Tensor  # [rows] int32
     owners: Tensor  # [rows] int32: their rows, or the scratch row
-    given: Tensor  # [rows] bool: made by the host; or there is no draft
+    from_host: Tensor  # [rows] bool: made by the host; or there is no draft
     logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
 
 
@@ -89,7 +89,9 @@ def rejection_sample(
             coins=device_rows.coins[owner, None],
             positions=positions[:count, None].long(),
         ),
-        reject.RowDrafts(drafts.tokens[:, None], drafts.given[:, None], drafts.logits),
+        reject.RowDrafts(
+            drafts.tokens[:, None], drafts.from_host[:, None], drafts.logits
+        ),
         filtered=filtered,
     )
     is_draft = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)

@@ -122,9 +122,9 @@ class ModelRunner:
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.max_words = max_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.max_words, dtype=torch.int32, device=device)
-        modelled = self.draft is not None
+        has_draft_model = self.draft is not None
         self.sampler = make_sampler(
-            ranks, backend, self.rows, draws, self.lines, remembers=modelled
+            ranks, backend, self.rows, draws, self.lines, keeps_previous=has_draft_model
         )
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
@@ -233,7 +233,7 @@ class ModelRunner:
         self.sampler.masks.send(deferred, self.stream)
         self._replay(deferred.shape)
         self.sampler.masks.read(self.stream)
-        count = len(deferred.draw.places)
+        count = len(deferred.draw.entries)
         slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
 
     def forget(self) -> None:
@@ -297,7 +297,7 @@ class ModelRunner:
             return
         if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
-            if self.has_other_ranks or not self.captures.due(shape, begin):
+            if self.has_other_ranks or not self.captures.is_due(shape, begin):
                 self.step(shape)
                 self.captures.note(shape, time.monotonic() - begin)
                 return

@@ -39,17 +39,17 @@ class Sampler:
         draws: int,
         lines: int = 0,
         *,
-        remembers: bool = False,
+        keeps_previous: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         """`draws` is the most in a step without drafts, `lines` the most lines of output,
-        if more. `remembers`: rows also keep the token before their last. `ranks` have a
-        part of the logits each.
+        if more. `keeps_previous`: rows also keep the token before their last. `ranks`
+        have a part of the logits each.
         """
         self.ranks = ranks
         self.backend = backend
         self.rows = rows
-        self.remembers = remembers
+        self.keeps_previous = keeps_previous
         self.shaper = backend.make_shaper(rows)
         device = backend.device
         lines = max(lines, draws)
@@ -61,7 +61,7 @@ class Sampler:
         )
         # [device rows, columns]: this rank's logits of rows with deferred sampling, once
         # there are any
-        self.kept: Tensor | None = None
+        self.kept_logits: Tensor | None = None
         self.masks = DeviceMasks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
@@ -130,17 +130,19 @@ class Sampler:
         """Keep logits [draws, vocab], or this rank's part, of device rows [draws] until
         `sample_kept`, but for the scratch row.
         """
-        if self.kept is None:  # never while a graph is captured: a dummy step runs before
-            self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
-        self.backend.keep(logits, rows, self.kept, self.rows.scratch)
+        if (
+            self.kept_logits is None
+        ):  # never while a graph is captured: a dummy step runs before
+            self.kept_logits = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
+        self.backend.keep(logits, rows, self.kept_logits, self.rows.scratch)
 
     def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
         """`sample` from the kept logits of these rows; only tokens that their masks
         allow.
         """
-        if self.kept is None:
+        if self.kept_logits is None:
             raise AssertionError("no logits have been kept")
-        kept_logits, lines = self.kept, rows
+        kept_logits, lines = self.kept_logits, rows
         if not self.ranks.place.has_whole_matrices:
             kept_logits = self._whole_logits(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
@@ -187,7 +189,7 @@ class Sampler:
         on.
         """
         device_rows = self.rows
-        if self.remembers:
+        if self.keeps_previous:
             before = device_rows.last.index_select(0, rows)
             device_rows.previous.index_copy_(0, rows.long(), before)
         self.backend.advance(

@@ -105,11 +105,13 @@ def make_sampler(
     draws: int,
     lines: int,
     *,
-    remembers: bool,
+    keeps_previous: bool,
 ) -> Sampler:
     """Returns the sampler of a rank; the rest is `Sampler`'s."""
     if ranks.place.parallel.pipeline == 1:
-        return Sampler(backend, rows, draws, lines, remembers=remembers, ranks=ranks)
+        return Sampler(
+            backend, rows, draws, lines, keeps_previous=keeps_previous, ranks=ranks
+        )
     if ranks.place.is_last_stage:
         return LastStageSampler(backend, rows, draws, lines, ranks=ranks)
     earlier = EarlierStageSampler(backend, rows, draws, lines, ranks=ranks)

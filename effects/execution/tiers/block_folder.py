@@ -107,10 +107,12 @@ class BlockFolder:
     )
     full: bool = field(init=False, default=False)  # the disk was, at the last store
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _room: threading.Lock = field(init=False, factory=threading.Lock)
-    _found: int | None = field(init=False, default=None)  # bytes, at the last scan
-    _written: int = field(init=False, default=0)  # bytes since then
-    _stopped: float = field(init=False, default=0.0)  # until when nothing is stored
+    _room_lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _scanned_bytes: int | None = field(
+        init=False, default=None
+    )  # bytes, at the last scan
+    _written_bytes: int = field(init=False, default=0)  # bytes since then
+    _stopped_until: float = field(init=False, default=0.0)  # until when nothing is stored
     _warned: bool = field(init=False, default=False)
     _refused: set[Key] = field(init=False, factory=set)  # files of no use here
     _used: dict[Key, float] = field(init=False, factory=dict)  # at these monotonic times
@@ -236,12 +238,12 @@ class BlockFolder:
 
     def check_stores(self) -> None:
         """Raise StoppedError if nothing is stored at present."""
-        if time.monotonic() < self._stopped:
+        if time.monotonic() < self._stopped_until:
             raise StoppedError("KV blocks cannot be stored on disk at present")
 
     def _stop(self, error: OSError) -> None:
         with self._lock:
-            self._stopped = time.monotonic() + RETRY_SECONDS
+            self._stopped_until = time.monotonic() + RETRY_SECONDS
             self.full = error.errno in DISK_FULL_ERRORS
             warned, self._warned = self._warned, True
         if not warned:
@@ -295,12 +297,18 @@ class BlockFolder:
         """Count a file of `num_bytes`, which is about to be written; removes others if
         there is no room.
         """
-        with self._room:
+        with self._room_lock:
             scan_bytes = self.size // SIZE_DIVISOR
-            full = (self._found or 0) + self._written + num_bytes > self.size
-            if self._found is None or full or self._written + num_bytes > scan_bytes:
-                self._found, self._written = self._trim_files(num_bytes), 0
-            self._written += num_bytes
+            full = (
+                self._scanned_bytes or 0
+            ) + self._written_bytes + num_bytes > self.size
+            if (
+                self._scanned_bytes is None
+                or full
+                or self._written_bytes + num_bytes > scan_bytes
+            ):
+                self._scanned_bytes, self._written_bytes = self._trim_files(num_bytes), 0
+            self._written_bytes += num_bytes
 
     def _trim_files(self, num_bytes: int) -> int:
         """Remove the least recently used files if there is no room for `num_bytes` more;

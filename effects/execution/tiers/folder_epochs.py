@@ -63,7 +63,7 @@ class FolderEpochs:
 
     folder: Path
     _known: _Epochs = field(init=False, factory=_Epochs)
-    _seen: tuple[int, ...] = field(init=False, default=())  # the file that was read
+    _read_stamp: tuple[int, ...] = field(init=False, default=())  # the file that was read
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
 
     @classmethod
@@ -157,12 +157,12 @@ class FolderEpochs:
         try:
             status = (self.folder / FILE_NAME).lstat()
             seen = status.st_ino, status.st_mtime_ns, status.st_size
-            if seen != self._seen:
+            if seen != self._read_stamp:
                 content = _read(self.folder / FILE_NAME)
                 epoch, tenants = content["epoch"], dict(content["tenants"])
                 if not all(map(_is_epoch, (epoch, *tenants.values()))):
                     return False
-                self._known, self._seen = _Epochs(epoch, tenants), seen
+                self._known, self._read_stamp = _Epochs(epoch, tenants), seen
         except (OSError, ValueError, TypeError, KeyError):
             return False
         return True

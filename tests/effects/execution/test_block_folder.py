@@ -308,7 +308,7 @@ def test_a_full_disk_stops_stores_for_a_while(
     assert len(caplog.records) == 1
     with pytest.raises(StoppedError, match="at present"):
         write(folder, key(2))
-    folder._stopped = 0.0
+    folder._stopped_until = 0.0
     write(folder, key(2))
     assert read(folder, key(2)) == content(key(2))
 

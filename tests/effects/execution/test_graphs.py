@@ -47,16 +47,18 @@ def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None
     graphs.costs.extend([0.01] * RECENT_CAPTURES)
     for shape in (DECODE, PROMPT):
         graphs.note(shape, 100.0)
-        assert not graphs.due(shape, 1000), "the first launch may have compiled something"
+        assert not graphs.is_due(shape, 1000), (
+            "the first launch may have compiled something"
+        )
         graphs.note(shape, MIN_SPENT_CAPTURES * 0.01)
-        assert not graphs.due(shape, 1000)
+        assert not graphs.is_due(shape, 1000)
         graphs.note(shape, 0.001)
-        assert graphs.due(shape, 1000)
+        assert graphs.is_due(shape, 1000)
     graphs.costs.extend([0.02] * RECENT_CAPTURES)
-    assert not graphs.due(DECODE, 1000), "captures take longer now"
+    assert not graphs.is_due(DECODE, 1000), "captures take longer now"
     graphs.costs.extend([0.01] * RECENT_CAPTURES)
     graphs.forget(DECODE)
-    assert not graphs.due(DECODE, 1000)
+    assert not graphs.is_due(DECODE, 1000)
     assert graphs.wanted() == [PROMPT]
 
 
@@ -64,12 +66,12 @@ def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
     graphs, deferred = cache(), StepShape(decode_rows=0, draws=8, deferred_draws=True)
     graphs.costs.extend([0.04] * RECENT_CAPTURES)
     steps = 0
-    while not graphs.due(deferred, 1000):
+    while not graphs.is_due(deferred, 1000):
         graphs.note(deferred, 0.0005)
         steps += 1
     assert steps == 1 + MIN_SPENT_CAPTURES * DEFERRED_CAPTURE_LAUNCHES + 1
     for _ in range(9):
-        assert not graphs.due(DECODE, 1000), "a capture of others takes what it takes"
+        assert not graphs.is_due(DECODE, 1000), "a capture of others takes what it takes"
         graphs.note(DECODE, 0.02)
 
 
@@ -77,9 +79,9 @@ def test_two_captures_do_not_follow_one_another() -> None:
     graphs = cache()
     for _ in range(2):
         graphs.note(DECODE, 99.0)
-    graphs.last = 1000
-    assert not graphs.due(DECODE, 1000 + MIN_PAUSE_SECONDS / 2)
-    assert graphs.due(DECODE, 1000 + MIN_PAUSE_SECONDS)
+    graphs.last_capture = 1000
+    assert not graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS / 2)
+    assert graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS)
 
 
 def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
@@ -88,7 +90,7 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
     assert graphs.wanted() == [DECODE, PROMPT]
     graphs.add(DECODE, GRAPH)
     assert graphs.wanted() == [PROMPT]
-    assert not graphs.due(DECODE, 1e9)
+    assert not graphs.is_due(DECODE, 1e9)
 
 
 def foreseen(graphs: GraphCache) -> list[StepShape]:

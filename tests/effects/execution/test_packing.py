@@ -93,7 +93,7 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
     at = forward.draw.lines
     assert at is not None
     assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, decode_rows + 4]]
-    assert forward.draw.places == [0, 2, 3]
+    assert forward.draw.entries == [0, 2, 3]
     names = [owner.name[0] for owner in forward.draw.owners if owner is not None]
     assert names == ["5", "2", "4"]
     assert forward.longest == 10
@@ -111,7 +111,7 @@ def test_deferred_rows_keep_logits_and_others_are_sampled(pad: bool) -> None:
     assert (now == 8).sum() == len(now) - 1
     assert (kept == 8).sum() == len(kept) - 2
     assert forward.deferred is not None
-    assert (forward.draw.places, forward.deferred.places) == ([0], [2, 3])
+    assert (forward.draw.entries, forward.deferred.entries) == ([0], [2, 3])
     assert forward.draw.lines == [0]
 
 
@@ -128,9 +128,9 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     bound = evolve(plan, deferred=(0,))
     [bound_forward] = packs.forwards(bound)
     assert bound_forward.shape == evolve(forward.shape, keeps_logits=True)
-    assert (bound_forward.draw.places, bound_forward.draw.lines) == ([1], [1])
+    assert (bound_forward.draw.entries, bound_forward.draw.lines) == ([1], [1])
     assert bound_forward.deferred is not None
-    assert (bound_forward.deferred.places, bound_forward.deferred.lines) == ([0], [0])
+    assert (bound_forward.deferred.entries, bound_forward.deferred.lines) == ([0], [0])
     change(packs.rows)
     assert packs.rows.sampling_split[:, :2].tolist() == [[8, 5], [3, 8]]
     [once_more] = packs.forwards(evolve(bound, step=2))
@@ -159,7 +159,7 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
     for entry, at in line.items():
         expected[int(entry in deferred), at] = MIXED.rows[entry]
     assert lines.tolist() == expected.tolist()
-    assert mixed.draw.places == [one for one in line if one not in deferred]
+    assert mixed.draw.entries == [one for one in line if one not in deferred]
     assert (mixed.deferred is None) == (not deferred)
     [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
     change(rows)
@@ -174,7 +174,7 @@ def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
     plan = evolve(MIXED, counts=(1, 1, 1, 1), most=(1, 1, 1, 1), fills=fills)
     [forward] = packs.forwards(plan)
     assert forward.shape == StepShape(decode_rows=4, draws=4)
-    assert forward.draw.places == [0, 1, 2, 3]
+    assert forward.draw.entries == [0, 1, 2, 3]
     assert (len(forward.words), forward.longest) == (0, 10)
     change(packs.rows)
     assert packs.rows.batch[:4].tolist() == [5, 1, 2, 4]
@@ -215,12 +215,12 @@ def test_other_fills_beside_it_are_chunks() -> None:
     )
     [forward] = packs.forwards(plan)
     assert (forward.shape.decode_rows, forward.shape.chunks) == (2, 8)
-    assert forward.draw.places == [0, 1, 3, 4, 5]
+    assert forward.draw.entries == [0, 1, 3, 4, 5]
     prefill = ForwardWords.of(forward.words, forward.shape).prefill
     assert prefill is not None
     assert prefill.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
     assert forward.has_extra_outputs
-    remembering = Packer(packs.rows, StepShape.padded, remembers=True)
+    remembering = Packer(packs.rows, StepShape.padded, keeps_previous=True)
     [other] = remembering.forwards(plan)
     assert (other.shape.decode_rows, other.shape.chunks) == (1, 8)
 
@@ -292,7 +292,7 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     shape = forward.shape
     padding = 2 if pad else 0  # all four rows have lines for drafts
     assert (shape.verified, shape.drafts, shape.proposes) == (2 + padding, 3, True)
-    assert forward.draw.places == [1, 3, 0, 2]
+    assert forward.draw.entries == [1, 3, 0, 2]
     assert forward.longest == 10
     inputs = ForwardWords.of(forward.words, shape)
     assert inputs.drafts is not None
@@ -300,7 +300,7 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     emitted = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * padding
     assert inputs.drafts.tokens.T.tolist() == emitted
     assert forward.draw.draft_outputs is not None
-    assert forward.draw.draft_outputs.places == [1, 3]
+    assert forward.draw.draft_outputs.entries == [1, 3]
     _, batch = packs.rows.changes[-1]
     assert batch[:4].tolist() == [1, 4, 5, 2]
 
@@ -312,7 +312,7 @@ def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
     for plan in (DRAFTED, plain, DRAFTED):
         [forward] = packs.forwards(plan)
         _, batch = packs.rows.changes[-1]
-        named = [plan.rows[place] for place in forward.draw.places]
+        named = [plan.rows[place] for place in forward.draw.entries]
         assert batch[:4].tolist() == named
         assert (forward.draw.draft_outputs is None) == (not plan.drafts)
 
@@ -327,14 +327,14 @@ def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     packs.drafts, packs.separates_drafts = 99, True
     rows, prompts = packs.forwards(BESIDE)
     assert (rows.shape.tokens, rows.shape.decode_rows, rows.shape.drafts) == (0, 2, 2)
-    assert rows.draw.places == [2, 0]
+    assert rows.draw.entries == [2, 0]
     assert rows.draw.draft_outputs is not None
     assert rows.longest == 10
     inputs = ForwardWords.of(rows.words, rows.shape)
     assert inputs.drafts is not None
     assert inputs.drafts.counts.tolist()[:1] == [2]
     assert (prompts.shape.decode_rows, prompts.shape.drafts) == (0, 0)
-    assert prompts.draw.places == [3]
+    assert prompts.draw.entries == [3]
     assert prompts.draw.draft_outputs is None
     inputs = ForwardWords.of(prompts.words, prompts.shape)
     assert inputs.prefill is not None
@@ -354,8 +354,10 @@ def test_or_one_in_which_drafts_come_before_prompts(
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.prefill is not None
     assert inputs.drafts is not None
-    kept = [] if forward.deferred is None else forward.deferred.places
-    assert (forward.draw.places, kept) == (([2, 3], [0]) if deferred else ([2, 0, 3], []))
+    kept = [] if forward.deferred is None else forward.deferred.entries
+    assert (forward.draw.entries, kept) == (
+        ([2, 3], [0]) if deferred else ([2, 0, 3], [])
+    )
     assert inputs.prefill.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
     assert inputs.prefill.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]

@@ -55,7 +55,7 @@ def capturing(
         del now
         return self.launched[shape] > 0 and shape not in self.graphs
 
-    monkeypatch.setattr(GraphCache, "due", due)
+    monkeypatch.setattr(GraphCache, "is_due", due)
 
     def capture(
         self: Any, shape: StepShape, step: Callable[[StepShape], None]

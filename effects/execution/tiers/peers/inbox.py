@@ -85,7 +85,7 @@ class Inbox:
     # By key; the oldest first.
     _blocks: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
-    _last: float = field(init=False)  # when the last block came
+    _last_arrival: float = field(init=False)  # when the last block came
     # The last block that was waited for did not come, nor any since: senders may be gone.
     _silent: bool = field(init=False, default=False)
     _closed: bool = field(init=False, default=False)
@@ -99,7 +99,7 @@ class Inbox:
         self._map = mmap.mmap(self.descriptor, size)
         self.memory = memoryview(self._map)
         self._free = [*reversed(range(self.slots))]
-        self._last = self.clock()
+        self._last_arrival = self.clock()
 
     def slot(self, number: int, length: int) -> memoryview:
         """The first `length` bytes of a slot."""
@@ -145,8 +145,8 @@ class Inbox:
             self._connections[connection].slots.remove(slot)
             if (old := self._blocks.pop(key, None)) is not None:
                 self._free.append(old.slot)
-            self._last, self._silent = self.clock(), False
-            self._blocks[key] = _Arrived(slot, length, checksum, self._last)
+            self._last_arrival, self._silent = self.clock(), False
+            self._blocks[key] = _Arrived(slot, length, checksum, self._last_arrival)
             self.received += 1
             self.received_bytes += length
             self._changed.notify_all()
@@ -213,7 +213,7 @@ class Inbox:
             while (block := self._blocks.pop(key, None)) is None:
                 patience = SILENT_WAIT_SECONDS if self._silent else WAIT_SECONDS
                 deadline = min(
-                    max(self._last, began) + patience, began + MAX_WAIT_SECONDS
+                    max(self._last_arrival, began) + patience, began + MAX_WAIT_SECONDS
                 )
                 left = deadline - self.clock()
                 if left <= 0 or self._closed:

@@ -63,7 +63,9 @@ class Peers:
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
-    _past: Counter[str] = field(init=False, factory=Counter)  # of senders dropped
+    _dropped_counts: Counter[str] = field(
+        init=False, factory=Counter
+    )  # of senders dropped
     _listeners: list[BlockReceiver] = field(init=False, factory=list)
     _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
@@ -167,7 +169,7 @@ class Peers:
         }
         for engine_rank in gone_senders:
             del self._senders[engine_rank]
-        self._past += _counts(gone_senders.values())
+        self._dropped_counts += _counts(gone_senders.values())
         return [*gone_senders.values()]
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
@@ -187,7 +189,7 @@ class Peers:
         """As `KeyedStore` says."""
         with self._lock:
             box = self.inbox
-            sent = self._past + _counts(self._senders.values())
+            sent = self._dropped_counts + _counts(self._senders.values())
         return {
             SENT: sent[SENT],
             SENT_BYTES: sent[SENT_BYTES],

@@ -71,19 +71,19 @@ class RemoteInbox:
     memory: memoryview
     remote: RemoteMemory = field(init=False)  # what senders must know to write to it
     _agent: Any = field(init=False)
-    _known: Any = field(init=False)
+    _registration: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Raises WriteError."""
         self._agent = _agent()
-        self._known = _register(self._agent, self.memory)
+        self._registration = _register(self._agent, self.memory)
         self.remote = RemoteMemory(
             self._agent.get_agent_metadata(), _address(self.memory)
         )
 
     def close(self) -> None:
         """Have nothing written any more."""
-        self._agent.deregister_memory(self._known)
+        self._agent.deregister_memory(self._registration)
 
 
 @define(eq=False)
