@@ -66,7 +66,9 @@ class Leader:
         return leader
 
     def join(self, versions: Mapping[str, str]) -> None:
-        """Say which engine this rank has prepared. Raises OSError."""
+        """Report the versions of the engine that this rank has prepared. Raises
+        OSError.
+        """
         self.send(RankPrepared(os.getpid(), dict(versions)))
 
     def send(self, message: FromRank) -> None:
@@ -75,7 +77,7 @@ class Leader:
             self.link.sendall(framed(message))
 
     def _beat(self) -> None:
-        """Say that this process runs, until rank 0 has ended."""
+        """Send heartbeats until rank 0 has ended."""
         ended = threading.Event()
         while not ended.wait(HEARTBEAT_SECONDS):
             try:
@@ -167,5 +169,5 @@ def _apply_step_item(executor: TorchExecutor, item: DummyStep | Capture | Replay
 
 
 def fail(leader: Leader, error: BaseException) -> None:
-    """Tell rank 0 why this rank ends."""
+    """Report to rank 0 why this rank ends."""
     leader.send(Broken(str(error) or repr(error)))

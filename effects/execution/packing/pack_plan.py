@@ -137,7 +137,7 @@ class Packer:
     def _with_decode_rows(self, plan: Plan) -> Plan:
         """Returns the plan without fills of a single token that is sampled from: once the
         token is on the device, such a row is a decode row. These are new requests whose
-        prompts are in the cache but for the last token, and rows whose masks were late.
+        prompts are in the cache but for the last token, and rows that waited for masks.
         There are graphs for any number of decode rows.
         """
         if not plan.fills or self.keeps_previous:

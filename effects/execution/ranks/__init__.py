@@ -8,7 +8,7 @@
 How they start, in order, is in `minfer.effects.live.engine.ranks`.
 
 items.py          what all ranks do next, decided by rank 0, and its form as bytes
-rank_messages.py  what else rank 0 and another rank say to each other
+rank_messages.py  the other messages between rank 0 and another rank
 rank_folder.py    who starts the ranks, and the folder in which they meet
 joining.py        how they join rank 0
 worker_group.py   rank 0's side: starts the others, broadcasts items, notices their ends

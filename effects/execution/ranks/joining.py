@@ -1,6 +1,6 @@
 """How other ranks join rank 0: each connects to rank 0's Unix socket, both check that the
 other one is a process of the same user, and rank 0 sends its settings. The rank prepares
-the same engine, and says which version of minfer and which weights it has.
+the same engine, and reports which version of minfer and which weights it has.
 """
 
 import struct
@@ -84,7 +84,7 @@ class RankListener:
             sock.close()
 
     def close(self) -> None:
-        """Accept no more connections, and close those of ranks that nobody took."""
+        """Accept no more connections, and close those that `joined` has not returned."""
         self._listener.close()
         with suppress(Empty):
             while True:

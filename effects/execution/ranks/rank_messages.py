@@ -1,4 +1,4 @@
-"""What rank 0 and another rank say to each other, beside items (`items`).
+"""The messages between rank 0 and another rank, beside items (`items`).
 
 rank 0                    another rank
    | Settings ------------> |
@@ -59,7 +59,7 @@ _from_rank: "Final[msgspec.msgpack.Decoder[FromRank]]" = msgspec.msgpack.Decoder
 
 
 def read_settings(sock: Socket) -> Settings:
-    """Read what rank 0 says first. Raises PeerError and OSError."""
+    """Read the first message of rank 0. Raises PeerError and OSError."""
     return read_message(sock, _settings, MAX_MESSAGE_BYTES)
 
 

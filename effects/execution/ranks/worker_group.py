@@ -89,7 +89,7 @@ class Transfers:
 
     ranks: int
     lock: threading.Lock = field(factory=threading.Lock)
-    # By number: ranks that are not done, the first loss, and whom to report to.
+    # By number: how many ranks are not done, the first loss, and what to call at the end.
     open: dict[int, "tuple[int, Lost | None, ReportEnd]"] = field(factory=dict)
 
     def begin(self, number: int, report: ReportEnd) -> ReportEnd:

@@ -144,7 +144,7 @@ def _words(plan: Plan, shape: StepShape, entries: list[int], scratch: int) -> Wo
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     draws = ForwardWords.of(words, shape).deferred
     if draws is None:
-        raise AssertionError(f"{shape} is not late")
+        raise AssertionError(f"{shape} has no deferred draws")
     size = len(entries)
     draws.rows[:] = draws.positions[:] = scratch
     draws.rows[:size] = pick(plan.rows, entries)

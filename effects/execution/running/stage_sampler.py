@@ -92,7 +92,7 @@ class EarlierStageSampler(Sampler):
                 drawn=tokens.clamp(min=0),
                 broken=(tokens < 0).to(torch.int32),
                 state=self.rows.state,
-                # Not `out`, which the next step's results are read from: rank 0 says
+                # Not `out`, which the next step's results are read from: rank 0 reports
                 # that this step has failed.
                 out=tokens,
             )

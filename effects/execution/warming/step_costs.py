@@ -76,8 +76,8 @@ def _draft_seconds(
     """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
     them: the difference between steps with its drafts and steps with the host's.
     """
-    seats = rehearsals.runner.config.max_num_seqs
-    rows, max_rows = 1, min(seats, spec_config.rows or seats)
+    max_seqs = rehearsals.runner.config.max_num_seqs
+    rows, max_rows = 1, min(max_seqs, spec_config.rows or max_seqs)
     while True:
         room = min(drafts_from(spec_config.drafts), max(1, largest // rows - 1))
         drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)

@@ -13,7 +13,7 @@ slot when it must not is noticed.
 Blocks that the engine computes itself meanwhile are never fetched, so the inbox fills up.
 Old blocks are evicted as soon as slots are needed, others once a sender has waited.
 
-A block that comes late is waited for as long as other blocks come, up to a bound: it may
+The engine waits for a block as long as other blocks arrive, up to a bound: the block may
 have been lost, and the blocks of other requests are fetched after it.
 """
 

@@ -1,4 +1,4 @@
-"""What two engines say to each other on a connection that carries KV blocks.
+"""The messages of two engines on a connection that carries KV blocks.
 
     receiver                             sender
        | <---------- both prove that they know the secret: see `handshake`

@@ -32,7 +32,7 @@ from minfer.effects.net.listener import connect
 # A block waits for a slot, before `Starved` and again after it.
 SLOT_WAIT_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 1.0  # after a failure, in which blocks are not sent
-# After a wait in vain, in which no block waits for a slot.
+# After a wait without a slot, in which no other block waits for one.
 FULL_SECONDS: Final = 5.0
 # A receiver that is stopped reads nothing, for a while or for ever: seconds, and
 # microseconds, as the system has them.
@@ -53,7 +53,7 @@ class _Connected:
     memory: memoryview | None  # of the receiver, if it is shared
     writer: RemoteWriter | None  # to the receiver's memory, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
-    full: float = -FULL_SECONDS  # when a block last waited for a slot in vain
+    full: float = -FULL_SECONDS  # when a block last waited and got no slot
     sending: int = 0  # threads that send a block
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
@@ -87,8 +87,8 @@ class _Connected:
         self.sock.close()
 
     def take_slot(self) -> int:
-        """Returns a slot; waits for one, unless that was in vain lately, as blocks for
-        other engines are sent after this one. Raises PeerError and OSError.
+        """Returns a slot; waits for one, unless a block has got none lately, as blocks
+        for other engines are sent after this one. Raises PeerError and OSError.
         """
         patient = time.monotonic() >= self.full + FULL_SECONDS
         slot = self._wait_for_slot(SLOT_WAIT_SECONDS if patient else 0.0)
