@@ -36,8 +36,8 @@ from minfer.records.messages import Emit, Event, Executed
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.records.tiers import HostTier
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Coming, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Coming, Simulation
 
 BLOCK = 64
 VOCAB = 32_000
@@ -61,7 +61,8 @@ class MadeUp(Dry):
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
         return Executed(
-            plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True))
+            plan.step,
+            tuple((t,) * m for t, m in zip(tokens, plan.max_sampled_tokens, strict=True)),
         )
 
 

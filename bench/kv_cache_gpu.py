@@ -19,7 +19,7 @@ import torch
 from bench.gpu_workloads import Lab, figure, greedy, rate, steady
 from bench.results import run, show
 from bench.shapes import SHAPES
-from minfer.effects.models.kv_format import AUTO
+from minfer.effects.models.architecture.kv_format import AUTO
 
 TYPES: Final = (AUTO, "fp8", "int8_per_token_head")
 ROWS, CONTEXT, PROMPTS = 8, 32_000, (8192, 32_000)

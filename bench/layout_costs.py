@@ -12,7 +12,7 @@ from attrs import frozen
 from bench.results import RESULTS
 from minfer.records.config import EngineConfig
 from minfer.records.tiers import HostTier
-from minfer.runs.cost import CostModel
+from minfer.simulation.cost import CostModel
 
 BLOCK: Final = 64  # tokens
 GPUS: Final = 8  # of a machine

@@ -26,8 +26,8 @@ from minfer.records.messages import Admitted, Emit
 from minfer.records.tiers import LOAD, KeyedTier
 from minfer.routing.policies import Prefix, PrefixHash, RoundRobin
 from minfer.routing.state import RouterConfig
-from minfer.runs.simulate_disaggregated import DisaggregatedSimulation
-from minfer.runs.simulate_replicas import (
+from minfer.simulation.disaggregated import DisaggregatedSimulation
+from minfer.simulation.replicas import (
     ReplicaSimulation,
     ReplicaTurn,
     RoutedArrival,

@@ -288,7 +288,7 @@ class Bench:
                 prompt=(5, i, *range(60)),
                 max_tokens=1024,
                 sampling=how,
-                lockstep=bound,
+                needs_host_mask=bound,
                 seed=i,
             )
             self.driver.post(Submit(request))
@@ -423,7 +423,7 @@ def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, 
             prompt=prompt,
             max_tokens=OUTPUT,
             sampling=how,
-            lockstep=True,
+            needs_host_mask=True,
             seed=i,
         )
         bench.driver.post(Submit(request))

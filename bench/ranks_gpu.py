@@ -42,9 +42,9 @@ from minfer import LLM
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.layout.shapes import kv_bytes_per_token, weight_bytes
 from minfer.effects.models.ranks import Parallel, Place
-from minfer.effects.models.shapes import kv_bytes_per_token, weight_bytes
-from minfer.effects.models.spec_reader import parse_spec
 
 CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192

@@ -62,7 +62,7 @@ class Fixed(Dry):
     def collect(self) -> Executed:
         plan = self.plans.popleft()
         drawn = self.drawn[plan.step % 64]
-        pairs = zip(plan.most, drawn, strict=False)
+        pairs = zip(plan.max_sampled_tokens, drawn, strict=False)
         return Executed(plan.step, tuple([one if most else () for most, one in pairs]))
 
 

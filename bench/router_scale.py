@@ -38,10 +38,10 @@ from minfer.routing.messages import (
     ReplicaJoined,
 )
 from minfer.routing.policies import routing_policy_named
+from minfer.routing.replica_events import cache_changes
 from minfer.routing.router import apply, initial_router
 from minfer.routing.state import RouterConfig, RouterState
-from minfer.runs.replica_events import cache_changes
-from minfer.runs.simulate_replicas import RoutedArrival
+from minfer.simulation.replicas import RoutedArrival
 
 STEP: Final = 32  # blocks of a step of 2,048 tokens
 SHARED: Final = 16  # replicas that share a document

@@ -61,7 +61,7 @@ from minfer.routing.policies import (
 )
 from minfer.routing.router import apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
-from minfer.runs.simulate_replicas import ReplicaSimulation, RoutedArrival
+from minfer.simulation.replicas import ReplicaSimulation, RoutedArrival
 
 BLOCK: Final = 64  # tokens
 KEYS: Final = 1_000_000

@@ -11,7 +11,7 @@ together, with some to spare, and none holds them all (`blocks`).
 `served`: the share of prompt tokens that were cached, as usage says, and seconds to the
 first tokens as the client sees them. `engines`: the same seconds as the engines recorded
 them. `predicted`: the requests of the run at the times when the client sent them, through
-`minfer.runs.simulate_replicas`, with costs of steps that are fitted to the steps of both
+`minfer.simulation.replicas`, with costs of steps that are fitted to the steps of both
 runs. `error` is of the prediction beside `served`.
 
 The server has one front, and so one router, as in the simulator. Reports of loads are as
@@ -47,8 +47,8 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate_replicas import ReplicaSimulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.replicas import ReplicaSimulation
 
 POLICIES: Final = ("round_robin", "prefix")
 BLOCK: Final = 16  # tokens

@@ -28,8 +28,8 @@ from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Simulated, Simulation
 
 CPU = {
     "fitted": ("rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1"),

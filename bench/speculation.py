@@ -35,12 +35,12 @@ from bench.held_out import held_out_texts
 from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
+from minfer.analysis.drafts import Judged, good_steps, judged, tally_of
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records import acceptance
 from minfer.records.state import EngineState, Turn
-from minfer.runs.drafts import Judged, good_steps, judged, tally_of
 
 PROMPT: Final = 192  # tokens
 ROWS: Final = 16  # that run at once
@@ -59,10 +59,10 @@ class Counted:
     def __call__(self, turn: Turn) -> None:
         """As a driver's record is told."""
         self.drafts += judged(turn.before, turn.events, turn.transition)
-        there = set(turn.before.running.gens)
+        there = set(turn.before.running.run_ids)
         for step in good_steps(turn.before, turn.events, turn.transition):
             taken = {fill.index for fill in step.plan.fills}
-            for at, gen in enumerate(step.plan.gens):
+            for at, gen in enumerate(step.plan.run_ids):
                 if gen in there and at not in taken and step.yields[at]:
                     self.rows += 1
                     self.tokens += len(step.yields[at])

@@ -13,9 +13,9 @@ from attrs import field, frozen
 
 from bench.held_out import held_out_texts
 from bench.shapes import SHAPES, TINY, qwen
-from minfer.effects.models import checkpoint
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights, named_parts
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights, named_parts
+from minfer.effects.models.checkpoint import checkpoint
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 

@@ -7,9 +7,9 @@ Of this tree, or another.
 An import is a pair of files of which one imports the other: at its top, inside a
 function, for type checkers only, or by a module's full name in a string. Imports are
 looked at on two levels. Between folders: those of effects/, kernels/, and minfer/ with
-its two followers, runs/ and testing/. And inside each of these: between its subfolders,
-and its own files, each of which counts as a folder there. The links minfer/effects and
-minfer/kernels are replaced by their folders.
+its followers, journal/, analysis/, simulation/ and testing/. And inside each of these:
+between its subfolders, and its own files, each of which counts as a folder there. The
+links minfer/effects and minfer/kernels are replaced by their folders.
 
 A cycle is a group of folders that all import each other, directly or through others. An
 import is upward if it leads to a higher layer, or to another folder of the same layer
@@ -40,14 +40,15 @@ LAYERS: Final = (
     ("effects/net", "effects/models"),
     ("kernels",),
     ("minfer/testing",),
-    ("minfer/runs",),
+    ("minfer/simulation",),
+    ("minfer/analysis",),
+    ("minfer/journal",),
     ("minfer",),
 )
 # Likewise for the subfolders of each folder, one in each layer.
 SUBFOLDERS: Final = {
-    "minfer": "testing runs routing committing speculate planning tiers lifecycle "
-    "policies "
-    "records sampling blocks values",
+    "minfer": "testing simulation analysis journal routing planning speculate tiers "
+    "lifecycle policies records sampling blocks values",
     "effects/cli": "compare verify",
     "effects/serving": "processes input_workers tokens observability "
     "openai anthropic request_parsing access wire page",
@@ -56,7 +57,7 @@ SUBFOLDERS: Final = {
     "effects/live": "input_processing engine beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running ranks cuda packing cpu tiers device",
-    "effects/models": "fallback formats gguf",
+    "effects/models": "fallback checkpoint layout architecture formats gguf",
 }
 EXCEPTIONS: Final = (
     "minfer/__init__.py",

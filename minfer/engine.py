@@ -16,10 +16,11 @@ changes.
 from itertools import groupby
 from typing import Final
 
-from minfer.committing.commit import commit
 from minfer.lifecycle.arrive import submit_requests
 from minfer.lifecycle.pausing import apply_pauses
 from minfer.lifecycle.stop import stop_samples
+from minfer.planning.commit import commit
+from minfer.planning.schedule import schedule
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     EVENTS,
@@ -36,7 +37,6 @@ from minfer.records.messages import (
     Tick,
 )
 from minfer.records.state import EngineState, Transition, ignore
-from minfer.schedule import schedule
 from minfer.speculate.proposing import keep_proposals
 from minfer.tiers.finish import finish_transfer
 from minfer.tiers.store import store_blocks

@@ -19,7 +19,11 @@ UNPACKED: Final = (ROOT / "PKG-INFO").is_file()  # out of a source distribution
 DECIDING: Final = sorted(  # what the engine's decisions depend on
     path for folder in ("", *FOLDERS) for path in (ROOT / "minfer" / folder).glob("*.py")
 )
-FOLLOWERS: Final = sorted((ROOT / "minfer" / "runs").rglob("*.py"))
+FOLLOWERS: Final = sorted(
+    path
+    for folder in ("journal", "analysis", "simulation")
+    for path in (ROOT / "minfer" / folder).rglob("*.py")
+)
 SPECIFICATION: Final = sorted((ROOT / "minfer" / "testing").rglob("*.py"))
 CORE: Final = [*DECIDING, *FOLLOWERS, *SPECIFICATION]
 KERNELS: Final = sorted((ROOT / "kernels").rglob("*.py"))
@@ -132,7 +136,8 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
 @pytest.mark.parametrize("path", DECIDING, ids=shown)
 def test_what_decides_does_not_know_what_follows(path: Path) -> None:
     for module in imports(path):
-        assert not module.startswith(("minfer.runs", "minfer.testing")), module
+        followers = ("minfer.journal", "minfer.analysis", "minfer.simulation")
+        assert not module.startswith((*followers, "minfer.testing")), module
 
 
 @pytest.mark.parametrize("path", FOLLOWERS, ids=shown)
@@ -197,17 +202,17 @@ def test_cycles_and_upward_imports_are_found() -> None:
         ),  # the engine is above
         ("effects/live/engine/b.py", "effects/live/served.py"),
         ("effects/live/served.py", "effects/live/beams/a.py"),
-        ("minfer/runs/c.py", "minfer/engine.py"),
-        ("minfer/records/d.py", "minfer/runs/c.py"),  # and so are the followers
+        ("minfer/journal/c.py", "minfer/engine.py"),
+        ("minfer/records/d.py", "minfer/journal/c.py"),  # and so are the followers
     }
     outer, inner = structure.between_folders(found), structure.inside_folders(found)
-    assert structure.cycles(outer) == [["minfer", "minfer/runs"]]
-    assert [*filter(structure.is_upward, outer)] == [("minfer", "minfer/runs")]
+    assert structure.cycles(outer) == [["minfer", "minfer/journal"]]
+    assert [*filter(structure.is_upward, outer)] == [("minfer", "minfer/journal")]
     (cycle,) = structure.cycles(inner)
     assert cycle == [f"effects/live/{name}" for name in ("beams", "engine", "served.py")]
     assert {*filter(structure.is_upward, inner)} == {
         ("effects/live/beams", "effects/live/engine"),
-        ("minfer/records", "minfer/runs"),
+        ("minfer/records", "minfer/journal"),
     }
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.journal.format import JournalError
+from minfer.journal.turns import EngineRaisedError
 from minfer.records.request import ParameterError
-from minfer.runs.journal import JournalError
-from minfer.runs.turns import EngineRaisedError
 from minfer.values.checks import ConfigError
 
 BAD_INPUT: Final = 2

@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
+from minfer.journal.codec import RECORDS
 from minfer.policies.builtin import POLICIES
-from minfer.runs.codec import RECORDS
 
 
 def policies_option(parser: argparse.ArgumentParser, default: str | None) -> None:

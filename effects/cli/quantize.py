@@ -4,7 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.models.quantize_checkpoint import WRITABLE, quantize_checkpoint
+from minfer.effects.models.checkpoint.quantize_checkpoint import (
+    WRITABLE,
+    quantize_checkpoint,
+)
 from minfer.effects.setup.folders import model_folder
 
 DESCRIPTION: Final = (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
-from minfer.records.plan import Open, Plan, SampleDeferred
+from minfer.records.plan import NewRow, Plan, SampleDeferred
 
 if TYPE_CHECKING:  # not loaded by code that only plans
     import numpy as np
@@ -28,7 +28,7 @@ class UnsupportedPlanError(ExecutorError):
     """
 
 
-def names_of(owners: Iterable[Open | None]) -> str:
+def names_of(owners: Iterable[NewRow | None]) -> str:
     """Returns the names of the requests that rows were opened for, for errors."""
     names = [
         f"{owner.name[0]!r} (sample {owner.name[1]})" if owner else "?"
@@ -37,7 +37,7 @@ def names_of(owners: Iterable[Open | None]) -> str:
     return ", ".join(names)
 
 
-def not_finite(owners: Iterable[Open | None]) -> LogitsError:
+def not_finite(owners: Iterable[NewRow | None]) -> LogitsError:
     """Returns the error that names the requests that these rows were opened for."""
     return LogitsError(
         f"the model's logits are not finite for request {names_of(owners)}"

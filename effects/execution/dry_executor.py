@@ -9,8 +9,8 @@ preemption, chunking and other requests change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.runs.oracle import Offer, Oracle, OracleRow, vector_of
 from minfer.sampling.reference_sampler import RowSampling
+from minfer.simulation.oracle import Offer, Oracle, OracleRow, vector_of
 
 PASSAGE: Final = (
     " This text was not written by a model.",

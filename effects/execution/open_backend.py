@@ -5,7 +5,7 @@ import torch
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.records.config import EngineConfig
 
 

@@ -46,10 +46,10 @@ from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
-from minfer.effects.models.model import Model
+from minfer.effects.models.architecture.model import Model
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import ALONE, Ranks
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Lost, TransferCommand

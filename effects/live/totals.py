@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
+from minfer.analysis.drafts import Drafted
 from minfer.records.messages import (
     Admitted,
     Command,
@@ -29,7 +30,6 @@ from minfer.records.messages import (
 from minfer.records.plan import Yields
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.state import Transition
-from minfer.runs.drafts import Drafted
 
 COUNTERS: Final = (
     "prompt_tokens",
@@ -174,7 +174,7 @@ class TotalsCounter:
                         self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
                     self.last_step_time = now
-                    self.buckets[STEP].add(sum(plan.counts))
+                    self.buckets[STEP].add(sum(plan.num_scheduled_tokens))
                 case _:
                     pass
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.journal.redact import redacted_config
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
-from minfer.runs.fork import rekeyed
-from minfer.runs.guesses_recorded import Recorded
-from minfer.runs.redact import redacted_config
-from minfer.runs.simulate import Arrival
+from minfer.simulation.fork import rekeyed
+from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.simulate import Arrival
 from minfer.values.checks import ConfigError
 
 LONGEST: Final = 10_000_000  # tokens: a longer prompt or output is a mistake

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
+from minfer.journal.codec import CodecError, dump, load
 from minfer.records.messages import Executed
 from minfer.records.state import Turn
-from minfer.runs.codec import CodecError, dump, load
-from minfer.runs.cost import CostModel, StepWork, drafts_of, work
+from minfer.simulation.cost import CostModel, StepWork, drafts_of, work
 from minfer.values.checks import ConfigError
 
 PART: Final = 64  # successive steps that are fitted, or held out, together

@@ -16,6 +16,9 @@ from typing import Any, Final
 
 from attrs import asdict
 
+from minfer.analysis.explain import Explanation, explain_each, unknown_request
+from minfer.analysis.lives import Gap, Life, Spent, Where
+from minfer.analysis.prefixes import Prefix
 from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
@@ -35,13 +38,10 @@ from minfer.effects.runs.explain_routing import (
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
+from minfer.journal.format import JournalError
+from minfer.journal.redact import redacted_config
+from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
-from minfer.runs.explain import Explanation, explain_each, unknown_request
-from minfer.runs.journal import JournalError
-from minfer.runs.lives import Gap, Life, Spent, Where
-from minfer.runs.prefixes import Prefix
-from minfer.runs.redact import redacted_config
-from minfer.runs.replay import Journal
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
@@ -265,8 +265,10 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
     """
     before = gap.turn.before
     plan = before.inflight[0]
-    ids = dict(zip(before.running.gens, before.running.ids, strict=True))
-    chunks = [(len(fill.tokens), ids.get(plan.gens[fill.index])) for fill in plan.fills]
+    ids = dict(zip(before.running.run_ids, before.running.ids, strict=True))
+    chunks = [
+        (len(fill.tokens), ids.get(plan.run_ids[fill.index])) for fill in plan.fills
+    ]
     others = [chunk for chunk in chunks if chunk[1] != life.id]
     chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
     return {
@@ -274,8 +276,8 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
         "since": gap.since,
         "turn": gap.turn.number,
         "step": plan.step,
-        "rows": len(plan.gens),
-        "tokens": sum(plan.counts),
+        "rows": len(plan.run_ids),
+        "tokens": sum(plan.num_scheduled_tokens),
         "chunk": chunk,
         "chunk_of": whose,
     }

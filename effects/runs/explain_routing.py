@@ -14,10 +14,16 @@ from minfer.effects.live.journal.journal_files import RunFiles, content_of
 from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
 from minfer.effects.live.request_names import answer_of, search_of
 from minfer.effects.runs.recorded import machine_of
-from minfer.runs.journal import JournalError
-from minfer.runs.replay import Journal
-from minfer.runs.routed_requests import ENDED, LOST, MOVED, RoutedRequest, RoutedRequests
-from minfer.runs.routing_journal import RoutingJournal
+from minfer.journal.format import JournalError
+from minfer.journal.replay import Journal
+from minfer.journal.routed_requests import (
+    ENDED,
+    LOST,
+    MOVED,
+    RoutedRequest,
+    RoutedRequests,
+)
+from minfer.journal.routing_journal import RoutingJournal
 
 _PREFILLED: Final = "prefilled"  # in place of ENDED, at a replica that only prefills
 _ENDS: Final = {  # by how it left a replica, and whether its first token came from there

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
-from minfer.runs.journal import JournalError
-from minfer.runs.replay import Journal
-from minfer.runs.wire_names import name_of
+from minfer.journal.format import JournalError
+from minfer.journal.replay import Journal
+from minfer.journal.wire_names import name_of
 
 Source = TypeVar("Source")
 Result = TypeVar("Result")

@@ -19,8 +19,8 @@ from minfer.effects.runs.replay_routing import replay_routing
 from minfer.effects.runs.replay_run import Results, code_of, summary, verify_run
 from minfer.effects.runs.replay_server import replay_server
 from minfer.effects.runs.replay_state import render_state
-from minfer.runs.codec import dump
-from minfer.runs.fork import Change
+from minfer.journal.codec import dump
+from minfer.simulation.fork import Change
 from minfer.values.checks import ConfigError
 
 _CODES: Final = (

@@ -22,14 +22,14 @@ from minfer.effects.runs.simulate_drafts import (
     with_drafts,
 )
 from minfer.effects.runs.simulate_options import with_block_size, with_blocks
+from minfer.journal.replay import Journal
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.records.speculation import Speculation
 from minfer.records.state import Turn
-from minfer.runs.cost import CostModel
-from minfer.runs.fork import Change, Fork, fork
-from minfer.runs.guesses import Guesses
-from minfer.runs.replay import Journal
+from minfer.simulation.cost import CostModel
+from minfer.simulation.fork import Change, Fork, fork
+from minfer.simulation.guesses import Guesses
 from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]

@@ -11,14 +11,14 @@ from typing import Any, Final
 from minfer.effects.live.journal.journal_files import content_of
 from minfer.effects.runs.replay_run import DIVERGED
 from minfer.effects.runs.replay_state import summary_line
-from minfer.routing.messages import Deferred, NoReplica, Placed
-from minfer.runs.journal import JournalError
-from minfer.runs.routed_requests import RoutedRequests
-from minfer.runs.routing_journal import (
+from minfer.journal.format import JournalError
+from minfer.journal.routed_requests import RoutedRequests
+from minfer.journal.routing_journal import (
     RoutingDivergenceError,
     RoutingJournal,
     RoutingTurn,
 )
+from minfer.routing.messages import Deferred, NoReplica, Placed
 from minfer.values.checks import ConfigError
 
 _OWN: Final = frozenset({"file", "json"})  # options that hold for a router's journal

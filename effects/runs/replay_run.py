@@ -11,8 +11,8 @@ from attrs import asdict
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
-from minfer.runs.replay import DivergenceError, Journal
-from minfer.runs.turns import EngineRaisedError
+from minfer.journal.replay import DivergenceError, Journal
+from minfer.journal.turns import EngineRaisedError
 
 Results = dict[str, Any]
 DIVERGED: Final = 1  # exit code: a decision is not the recorded one

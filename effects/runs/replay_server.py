@@ -28,7 +28,7 @@ from minfer.effects.runs import replay_routing, replay_run
 from minfer.effects.runs.recorded import UNUSABLE, read_each
 from minfer.effects.runs.replay_run import Results
 from minfer.effects.runs.replay_state import summary_line
-from minfer.runs.agreement import (
+from minfer.journal.agreement import (
     Agreement,
     Disagreement,
     EngineRequest,
@@ -36,8 +36,8 @@ from minfer.runs.agreement import (
     RouterRecord,
     compare,
 )
-from minfer.runs.journal import JournalError
-from minfer.runs.routed_requests import RoutedRequests
+from minfer.journal.format import JournalError
+from minfer.journal.routed_requests import RoutedRequests
 
 Say: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
 _SHOWN: Final = 5  # disagreements of each kind, at most, that are printed

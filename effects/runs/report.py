@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
+from minfer.analysis.drafts import judged, tally_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
-from minfer.runs.drafts import judged, tally_of
-from minfer.runs.simulate import Arrival
+from minfer.simulation.simulate import Arrival
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")

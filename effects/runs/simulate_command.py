@@ -37,11 +37,11 @@ from minfer.effects.runs.simulate_options import (
     check_options,
 )
 from minfer.effects.runs.trace_files import read_trace
+from minfer.journal.codec import dump
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import SIZES
-from minfer.runs.codec import dump
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]

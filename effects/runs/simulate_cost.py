@@ -25,7 +25,7 @@ from minfer.effects.runs.costs import (
     read_cost,
     write_cost,
 )
-from minfer.runs.cost import CostModel
+from minfer.simulation.cost import CostModel
 from minfer.values.checks import ConfigError
 
 BUILT_IN: Final = "h200"  # the name of the built-in model for `--cost`

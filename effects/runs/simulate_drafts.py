@@ -2,9 +2,10 @@
 
 Nothing is computed in a simulation, so it is not known whether a draft is right: the user
 gives the acceptance rate, and each draft is accepted or rejected by its own coin
-(`minfer.runs.guesses`). A draft model's forwards cost what the user gives; the host's
-lookups cost nothing, but no step can be planned ahead of them. Methods of lookup differ
-only in their acceptance rates: "ngram" and "suffix" are the same here but for the rate.
+(`minfer.simulation.guesses`). A draft model's forwards cost what the user gives; the
+host's lookups cost nothing, but no step can be planned ahead of them. Methods of lookup
+differ only in their acceptance rates: "ngram" and "suffix" are the same here but for the
+rate.
 """
 
 import argparse
@@ -19,8 +20,8 @@ from minfer.effects.runs.simulate_options import Case
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.runs.cost import CostModel
-from minfer.runs.guesses import ASSUMED, Guesses
+from minfer.simulation.cost import CostModel
+from minfer.simulation.guesses import ASSUMED, Guesses
 from minfer.values.checks import ConfigError
 
 # Who drafts, by the names of methods.

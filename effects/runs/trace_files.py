@@ -21,8 +21,8 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, FetchBlocks, Moved, Submit
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
-from minfer.runs.guesses_recorded import Recorded
-from minfer.runs.simulate import Arrival
+from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.simulate import Arrival
 from minfer.values.checks import MOST
 
 SPAN: Final = 512  # tokens of a prompt for each of Mooncake's hash ids

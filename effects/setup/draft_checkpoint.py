@@ -12,13 +12,17 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.effects.models.checkpoint import CheckpointError, config_path, read_config
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import (
+    CheckpointError,
+    config_path,
+    read_config,
+)
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
 from minfer.effects.models.gguf.metadata import Metadata
 from minfer.effects.models.gguf.token_lists import token_texts
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.folders import bundled_folder, model_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
 from minfer.records.config import EngineConfig

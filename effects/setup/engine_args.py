@@ -8,10 +8,10 @@ from typing import Any, Final
 from attrs import evolve, field, fields, frozen
 
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.models.architecture.kv_format import AUTO, KV_CACHE_DTYPES
+from minfer.effects.models.architecture.quantization import LEVELS
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
-from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
-from minfer.effects.models.quantization import LEVELS
 from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.device import DEVICES

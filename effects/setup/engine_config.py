@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.models.cache_layout import cache_layout, one_group
-from minfer.effects.models.checkpoint import config_path
-from minfer.effects.models.shapes import parameter_count
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.checkpoint.checkpoint import config_path
+from minfer.effects.models.layout.cache_layout import cache_layout, one_group
+from minfer.effects.models.layout.shapes import parameter_count
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import policy_of

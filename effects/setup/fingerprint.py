@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from attrs import asdict
 
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.checkpoint.weight_files import shards
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weight_files import shards
 from minfer.effects.setup.engine_args import EngineArgs
 
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to identify it

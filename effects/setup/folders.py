@@ -71,7 +71,10 @@ def _named(model: str) -> Path:
             f"model {str(model)!r} is a file; give the folder that it is in, with "
             "config.json and tokenizer.json"
         )
-    from minfer.effects.models.hub import is_id, snapshot  # its import takes a while
+    from minfer.effects.models.checkpoint.hub import (  # its import takes a while
+        is_id,
+        snapshot,
+    )
 
     if is_id(str(model)):
         return snapshot(str(model))

@@ -40,9 +40,10 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.blocks.ownership import blocks_for
-from minfer.effects.models.cache_layout import layout_for
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes
-from minfer.effects.models.shapes import (
+from minfer.effects.models.layout.cache_layout import layout_for
+from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
@@ -54,7 +55,6 @@ from minfer.effects.models.shapes import (
     shaping_bytes,
     weight_bytes,
 )
-from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import DeviceInfo
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError

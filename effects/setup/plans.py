@@ -5,10 +5,10 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.gqa import GQA
+from minfer.effects.models.architecture.attention_window import with_attention_window
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.ranks import Place
-from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import DeviceError, DeviceInfo
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from minfer.effects.setup.engine_args import EngineArgs

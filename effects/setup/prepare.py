@@ -14,26 +14,29 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.checkpoint import (
+from minfer.effects.models.architecture.attention_window import with_attention_window
+from minfer.effects.models.architecture.kv_format import AUTO, KV_CACHE_DTYPES
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.quantization import (
+    requested,
+    warn_of_cache_scheme,
+)
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import (
     CheckpointError,
     config_path,
     eos_ids,
     read_config,
 )
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
+from minfer.effects.models.checkpoint.weight_files import warn_of_adapter
 from minfer.effects.models.config_reader import (
     UnknownModelError,
     UnsupportedModelError,
 )
 from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
-from minfer.effects.models.mla import MLA
-from minfer.effects.models.quantization import requested, warn_of_cache_scheme
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.stored_matrices import as_stored
-from minfer.effects.models.weight_files import warn_of_adapter
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint

@@ -32,7 +32,7 @@ from typing import Any, Final
 from attrs import frozen
 from tokenizers import AddedToken
 
-from minfer.effects.models.checkpoint import CorruptFileError, read_optional
+from minfer.effects.models.checkpoint.checkpoint import CorruptFileError, read_optional
 from minfer.effects.text.tokenizer_classes import TokenizerClass
 
 NAMED: Final = tuple(

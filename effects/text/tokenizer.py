@@ -12,7 +12,7 @@ from typing import Final
 
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.models.checkpoint import eos_ids
+from minfer.effects.models.checkpoint.checkpoint import eos_ids
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.longest_token import longest_token, state_of
 from minfer.effects.text.side_files import Templates, read_response_template

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.models.checkpoint import CheckpointError, read_optional
+from minfer.effects.models.checkpoint.checkpoint import CheckpointError, read_optional
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.gguf_tokenizer import gguf_backend
 from minfer.effects.text.longest_token import state_of

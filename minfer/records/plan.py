@@ -5,8 +5,8 @@ from which position on, and how many tokens it may yield. It has token values on
 the host must supply them, in `fills` and `drafts`: so the next step can be planned before
 the last one's tokens are known. What a row needs besides (known tokens, sampling values,
 block tables) was sent when it was opened, or when it changed: an executor never sees a
-request. All is plain data, so a plan has a wire form (`minfer.runs.wire`) for executors
-in other processes.
+request. All is plain data, so a plan has a wire form (`minfer.records.plan_wire`) for
+executors in other processes.
 
 Contract of an executor:
 
@@ -15,9 +15,11 @@ Contract of an executor:
 - A row that is not in `fills` is a decode row: its input is the last token it sampled, at
   the position after its last input; `starts` is the latest position that is possible, and
   exact unless a plan in flight may yield less than its most.
-- Row i yields from min(1, most[i]) to most[i] tokens; if most is 0 it yields none (a
+- Row i yields from min(1, max_sampled_tokens[i]) to max_sampled_tokens[i] tokens; if that
+is 0 it yields none (a
   prefill chunk that is not the last, or any of a request that ends with its prompt).
-- A row in `drafts` is a decode row with drafts as further inputs: counts[i] is 1 more
+- A row in `drafts` is a decode row with drafts as further inputs: num_scheduled_tokens[i]
+is 1 more
   than there are drafts. If the plan has no draft tokens for it, the executor's draft
   model makes them. At each input the row samples as it would without drafts, and it
   continues as long as that token is the next draft: it yields the accepted drafts and the
@@ -104,7 +106,7 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
 
 
 @frozen
-class Fill:
+class PrefillTokens:
     """Prefill tokens for one row: `tokens` at positions starts[index] and on."""
 
     index: int  # in the plan's columns
@@ -120,14 +122,14 @@ class Draft:
 
 
 @frozen
-class Open:
+class NewRow:
     """A new generation takes over a row: all that the device keeps for it."""
 
     index: int  # in the plan's columns
     name: SampleId  # for messages about it; nothing depends on it
     known: tuple[int, ...]  # token ids of prompt and output that are known
     prompt: int  # how many of them are prompt tokens
-    last: int  # the index of the last token that it may have
+    last_index: int  # of the last token that it may have
     sampling: RowSampling
     tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
     # an adapter (LoRA) to be added to the model's weights; none is loaded yet
@@ -162,13 +164,13 @@ class Plan:
     """
 
     step: int
-    gens: tuple[int, ...]  # generation of the sequence in the row
+    run_ids: tuple[int, ...]  # of the run of the sequence in the row
     rows: tuple[int, ...]  # device rows
     starts: tuple[int, ...]  # position of the first input, or the latest it may be
-    counts: tuple[int, ...]  # inputs
-    most: tuple[int, ...]  # tokens the row may yield
-    fills: tuple[Fill, ...] = ()
-    opens: tuple[Open, ...] = ()
+    num_scheduled_tokens: tuple[int, ...]  # inputs
+    max_sampled_tokens: tuple[int, ...]  # that the row may yield
+    fills: tuple[PrefillTokens, ...] = ()
+    opens: tuple[NewRow, ...] = ()
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
     drafts: tuple[Draft, ...] = ()

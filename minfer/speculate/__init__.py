@@ -13,9 +13,10 @@ at least as many as without drafts (Leviathan et al. 2023, Chen et al. 2023).
     number of drafts  length.py: the most profitable, from recent acceptance and the
                       present cost of verifying
     metrics           tally.py: accepted drafts over proposed drafts
-    in the engine     proposing.py, proposals as events; plan_drafts.py, the drafts of a
-                      step; learn.py, their acceptance; in minfer/records: speculation.py,
-                      the configuration, drafting.py, the part of the state for it
+    in the engine     proposing.py, proposals as events; learn.py, their acceptance; the
+                      drafts of a step are chosen in minfer/planning/plan_drafts.py; in
+                      minfer/records: speculation.py, the configuration, drafting.py, the
+                      part of the state for it
 
 All of it is pure functions on plain values. Device code is tested against them.
 """

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from minfer.journal.codec import CodecError
+from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Costs
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Submit
@@ -24,8 +26,6 @@ from minfer.records.policy import FirstCome
 from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState
-from minfer.runs.codec import CodecError
-from minfer.runs.journal_writing import encode_journal
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 
 # seconds since the event before it, event

@@ -13,8 +13,8 @@ from attrs import evolve
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Propose
 from minfer.records.state import EngineState
-from minfer.runs.guesses import Guesses, proposals
-from minfer.runs.oracle import Oracle
+from minfer.simulation.guesses import Guesses, proposals
+from minfer.simulation.oracle import Oracle
 
 _ALL = Guesses(1.0)  # as many as possible
 

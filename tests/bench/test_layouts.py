@@ -11,8 +11,8 @@ from bench.layout_runs import TPOT, TTFT, TooSlowError, simulation
 from bench.layouts import NEAR, Search, highest
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
 from minfer.records.messages import Execute
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate_replicas import ReplicaTurn
+from minfer.simulation.cost import CostModel
+from minfer.simulation.replicas import ReplicaTurn
 
 
 def test_a_prompt_and_a_row_take_what_was_measured() -> None:

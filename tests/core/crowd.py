@@ -21,8 +21,8 @@ from minfer.records.messages import Admitted, Cancel, Emit
 from minfer.records.policy import Policy
 from minfer.records.request import Request
 from minfer.records.state import Turn
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Coming, Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Coming, Simulated, Simulation
 
 COST: Final = CostModel(
     name="7B on one H200",

@@ -15,7 +15,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
-        "schedule.py | _admit | condition | if work.state.running.gens is not "
+        "planning/schedule.py | _admit | condition | if work.state.running.run_ids is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
     (
@@ -26,7 +26,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/state.py | place_is_taken | slice | at:at + 1 -> at:": (
         "Places are in order and each is there once: none behind that one is equal."
     ),
-    "schedule.py | _admit | offset | 0 -> -1": (
+    "planning/schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
     "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
@@ -79,17 +79,17 @@ EQUIVALENT: Final[dict[str, str]] = {
         "one: a published block has one place in every table that holds it, so that a "
         "table in which it is found anywhere has the same path before it."
     ),
-    "committing/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
+    "planning/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _drop_after_ends | condition | for i, (keep, _) in ends.items() if keep < "
+        "planning/commit.py | _drop_after_ends | condition | for i, (keep, _) in ends.items() if keep < "
         "len(new[i]) -> for i, (keep, _) in ends.items()"
     ): (
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
+        "planning/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
         "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
         "more for i, more in extra.items()})"
     ): (
@@ -97,7 +97,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "is known: the tokens beyond are never looked at."
     ),
     (
-        "committing/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
+        "planning/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
         "run.known[i]"
     ): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that "
@@ -109,7 +109,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "evolve(state, policy=policy) -> evolve(state, policy=policy)"
     ): ("A shortcut: with the policy's state that it has, the state is equal."),
     (
-        "policies/consult.py | displaces | comparison | first > running -> first >= running"
+        "policies/consult.py | may_preempt | comparison | first > running -> first >= running"
     ): ("Places are never equal: arrival and sample are part of them."),
     (
         "engine.py | _fold | condition | for event in events if isinstance(event, "
@@ -139,7 +139,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "bool(paused)": (
         "A shortcut: who rests is paused, so that of more who run not all rest."
     ),
-    "policies/builtin.py | Ageing.displaces | offset | 0 -> -1": (
+    "policies/builtin.py | Ageing.may_preempt | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
     "policies/builtin.py | Fair.admitted | offset | 0 -> -1": (
@@ -174,8 +174,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     (
         "records/sequence.py | positions | condition | list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens))) if gens else [] -> "
-        "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
+        "map(gens.__contains__, run.run_ids))) if gens else [] -> "
+        "list(compress(range(len(run)), map(gens.__contains__, run.run_ids)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
     (
         "speculate/length.py | _depths | bound | sorted({min(depth, deepest) for depth "
@@ -206,17 +206,17 @@ EQUIVALENT: Final[dict[str, str]] = {
     "zip_longest(other, one, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
-    "speculate/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
+    "planning/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
         "A shortcut: the columns of all that are chosen are equal."
     ),
-    "speculate/plan_drafts.py | _assign | condition | if not drafters -> if False": (
+    "planning/plan_drafts.py | _assign | condition | if not drafters -> if False": (
         "A shortcut: without drafts each row yields one token, which is what none means."
     ),
-    "speculate/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
+    "planning/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
         "A shortcut: nobody has more than how.drafts drafts."
     ),
     (
-        "speculate/plan_drafts.py | waits_for_results | condition | not "
+        "planning/plan_drafts.py | waits_for_results | condition | not "
         "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
     ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
     (
@@ -237,7 +237,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."
     ),
-    "committing/commit.py | _advance | condition | if sizes != plan.most -> if True": (
+    "planning/commit.py | _advance | condition | if sizes != plan.max_sampled_tokens -> if True": (
         "A shortcut: where no row yielded fewer, nothing is subtracted."
     ),
     (
@@ -252,14 +252,14 @@ EQUIVALENT: Final[dict[str, str]] = {
     "lifecycle/publish.py | _publish | offset | 0 -> -1": (
         "Where the number is not computed no group has a window, and nobody looks at it."
     ),
-    "schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
+    "planning/schedule.py | _find_skipped_rows | condition | if work.state.needs_host_mask -> if True": (
         "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
     ),
     (
-        "speculate/plan_drafts.py | _candidates | condition | if state.lockstep or "
+        "planning/plan_drafts.py | _candidates | condition | if state.needs_host_mask or "
         "state.filling -> if True"
     ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
-    "speculate/learn.py | _update_samples | condition | if plan.gens == run.gens -> if False": (
+    "speculate/learn.py | _update_samples | condition | if plan.run_ids == run.run_ids -> if False": (
         "A shortcut: looked up by generation, the names are the same."
     ),
     (
@@ -270,7 +270,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "values/tickets.py | add | condition | if word -> if False": (
         "A shortcut: above a word that has bits, the bits are there."
     ),
-    "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
+    "planning/discard.py | discard | bound | set(plan.run_ids) -> plan.run_ids": (
         "A set for speed: both have the same members."
     ),
 }

@@ -14,29 +14,29 @@ from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     Draft,
     Mask,
-    Open,
+    NewRow,
     Plan,
     SampleDeferred,
     Stand,
 )
+from minfer.records.plan_wire import plan_from, plan_to, results_from, results_to
 from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
-from minfer.runs.oracle import Oracle, OracleRow
-from minfer.runs.wire import plan_from, plan_to, results_from, results_to
+from minfer.simulation.oracle import Oracle, OracleRow
 
 MASKED: Final = 2**17  # tokens of a vocabulary, up to which masks are spelled out
 
 Foresee = Callable[[SampleId], tuple[int, ...]]  # all tokens of a sample, to come as well
 
 
-def opened(request: Request, table: tuple[int, ...] = (), sample: int = 0) -> Open:
+def opened(request: Request, table: tuple[int, ...] = (), sample: int = 0) -> NewRow:
     """A row, the first of a plan, that is opened for a request."""
-    return Open(
+    return NewRow(
         index=0,
         name=(request.id, sample),
         known=request.prompt + request.output,
         prompt=len(request.prompt),
-        last=len(request.prompt) + request.max_tokens - 1,
+        last_index=len(request.prompt) + request.max_tokens - 1,
         sampling=row_sampling(request, sample),
         tables=(table,),
     )
@@ -84,7 +84,9 @@ class Busy(Oracle):
             if draft.index in plan.deferred:
                 self.seen["drafts sampled apart"] += 1
                 if rng.random() < 0.2:
-                    yield Stand(draft.index, rng.randrange(plan.counts[draft.index]))
+                    yield Stand(
+                        draft.index, rng.randrange(plan.num_scheduled_tokens[draft.index])
+                    )
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""

@@ -16,10 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from minfer.journal.format import FORMAT
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import encode_journal
 from minfer.records.messages import Cancel, Discarded, Preempted, QueueBlocked, Submit
-from minfer.runs.journal import FORMAT
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.replay import Journal, open_segments
 from tests.core.recorded import recorded, storm
 
 # Whose heads have a state with transfers in flight, and blocks that wait to be stored.

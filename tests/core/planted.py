@@ -80,7 +80,7 @@ BUGS: Final = (
     Bug(
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
-        "committing/commit.py",
+        "planning/commit.py",
         "_commit_results",
         "free_fenced_blocks(state, plan.step)",
         "free_fenced_blocks(state, plan.step) if any(new) else state",
@@ -108,10 +108,10 @@ BUGS: Final = (
     Bug(
         "block visible before it is written",
         "v#41400: prompt blocks are findable once planned, not once computed",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
-        "upto[i] = done[run.gens[i]]",
-        "upto[i] = min(run.scheduled[i], run.base[i]) // size",
+        "upto[i] = done[run.run_ids[i]]",
+        "upto[i] = min(run.scheduled[i], run.num_known_at_admission[i]) // size",
     ),
     Bug(
         "retired before it is written",
@@ -124,7 +124,7 @@ BUGS: Final = (
     Bug(
         "last sampled token counted as KV",
         "v#38624: the token just sampled has no KV yet, its block is published",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: run.known[i] // size for i in some}",
@@ -212,7 +212,7 @@ BUGS: Final = (
     Bug(
         "tokens after the stop are sent",
         "v#3574, s#11462: what was sampled past the stop token reaches the client",
-        "committing/commit.py",
+        "planning/commit.py",
         "_drop_after_ends",
         "kept[i] = new[i][: ends[i][0]]",
         "kept[i] = new[i]",
@@ -220,9 +220,12 @@ BUGS: Final = (
     Bug(
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
-        "new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)",
+        (
+            "new = align_yields(plan.run_ids, run.run_ids, yields, "
+            "thresholds.ALIGNED_WINDOW)"
+        ),
         (
             "got = dict(zip(plan.rows, yields, strict=True))\n"
             "new = tuple(map(got.get, run.rows, repeat(())))"
@@ -240,10 +243,13 @@ BUGS: Final = (
     Bug(
         "last chunk of one token",
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
-        "run.gens[i] not in work.skipped",
-        "run.gens[i] not in work.skipped and run.base[i] - run.scheduled[i] > 1",
+        "run.run_ids[i] not in work.skipped",
+        (
+            "run.run_ids[i] not in work.skipped and run.num_known_at_admission[i] "
+            "- run.scheduled[i] > 1"
+        ),
     ),
     Bug(
         "fence ignored",
@@ -307,7 +313,7 @@ BUGS: Final = (
         "equals displace each other",
         "v#49674: requests of one priority take turns in throwing each other out",
         "policies/consult.py",
-        "displaces",
+        "may_preempt",
         "if first > running:\n    return False, state",
         "if first[0] == running[0]:\n    return True, state",
     ),
@@ -324,8 +330,8 @@ BUGS: Final = (
         "s#22819: a limit one past a block end never gets its block",
         "planning/grow.py",
         "grow",
-        "end < run.last[i]",
-        "end + 1 < run.last[i]",
+        "end < run.last_index[i]",
+        "end + 1 < run.last_index[i]",
     ),
     Bug(
         "parent evicted before its child",
@@ -371,9 +377,9 @@ BUGS: Final = (
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
-        "committing/discard.py",
+        "planning/discard.py",
         "discard",
-        "touched = {gen for plan in state.inflight for gen in plan.gens}",
+        "touched = {gen for plan in state.inflight for gen in plan.run_ids}",
         "touched = blamed",
     ),
     Bug(
@@ -384,12 +390,12 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
-            "    base={i: run.known[i] for i in spots},\n"
+            "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    scheduled=starts,\n"
             "    publish_at={\n"
-            "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
+            "        i: publish_mark(config, run.known[i] // size, run.last_index[i])\n"
             "        for i in spots\n"
             "    },\n"
             ")"
@@ -397,11 +403,11 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
-            "    base={i: run.known[i] for i in spots},\n"
+            "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    publish_at={\n"
-            "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
+            "        i: publish_mark(config, run.known[i] // size, run.last_index[i])\n"
             "        for i in spots\n"
             "    },\n"
             ")"
@@ -410,15 +416,15 @@ BUGS: Final = (
     Bug(
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
-        "scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))",
+        "scheduled = tuple(map(sub, scheduled, map(short.get, run.run_ids, repeat(0))))",
         "del short",
     ),
     Bug(
         "decodes beyond the budget",
         "budgets: running rows are not counted against that of tokens",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "budget - (len(run) - len(work.skipped))",
         "budget",
@@ -467,8 +473,8 @@ BUGS: Final = (
     Bug(
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
-        "again",
-        "committing/discard.py",
+        "requeue_rank",
+        "planning/discard.py",
         "_end_failed_samples",
         "state, finished = end_samples(config, state, leavers)",
         "_, finished = end_samples(config, state, leavers)",
@@ -611,7 +617,7 @@ BUGS: Final = (
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried "
         "for ever",
-        "committing/discard.py",
+        "planning/discard.py",
         "discard",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
@@ -637,24 +643,27 @@ BUGS: Final = (
         "a mask that takes long keeps the whole batch waiting",
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
         "run.ids[i] in alone",
     ),
     Bug(
         "a paused prompt yields",
         "the last input of a prompt is planned, though its mask is not there",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
-        "run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
-        "run.base[i] - run.scheduled[i]",
+        "run.num_known_at_admission[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
+        "run.num_known_at_admission[i] - run.scheduled[i]",
     ),
     Bug(
         "a paused newcomer yields",
         "a mask is wanted of who was let in, though the host is not ready for it",
         "planning/admission.py",
         "_add_to_step",
-        "seat.base[0] - seat.scheduled[0] - (name in work.state.paused)",
-        "seat.base[0] - seat.scheduled[0]",
+        (
+            "seat.num_known_at_admission[0] - seat.scheduled[0] - (name in "
+            "work.state.paused)"
+        ),
+        "seat.num_known_at_admission[0] - seat.scheduled[0]",
     ),
     Bug(
         "who waits cannot be paused",
@@ -675,7 +684,7 @@ BUGS: Final = (
     Bug(
         "results of a skipped step",
         "v#48245, s#36475: the answer to a later step is taken for that to the first",
-        "committing/commit.py",
+        "planning/commit.py",
         "commit",
         "event.step != plan.step",
         "event.step < plan.step",
@@ -797,7 +806,7 @@ BUGS: Final = (
     Bug(
         "a window holds the chunks of all steps in flight",
         "a kind: what a window saves is lost to running ahead",
-        "schedule.py",
+        "planning/schedule.py",
         "_bound_prefill",
         "done[i] + budget + budget // 4 - run.scheduled[i]",
         "done[i] + config.depth * budget - run.scheduled[i]",
@@ -829,7 +838,7 @@ BUGS: Final = (
     Bug(
         "what is computed anew is published while it may be",
         "a kind: a row that begins again rewrites blocks that others read",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "not run.seqs[i].request.begins_anew",
         "True",
@@ -837,35 +846,39 @@ BUGS: Final = (
     Bug(
         "pooled prompt ends with its first chunk",
         "a kind: the embedding of a long prompt is that of its beginning",
-        "committing/commit.py",
+        "planning/commit.py",
         "_prompt_only_ends",
-        "upto[run.gens[i]] == run.base[i]",
+        "upto[run.run_ids[i]] == run.num_known_at_admission[i]",
         "run.seqs[i].request.ends_with_prompt",
     ),
     Bug(
         "vector of a neighbour",
         "a kind: results are read by their places in the batch of now",
-        "committing/commit.py",
+        "planning/commit.py",
         "_kept_pooled",
-        "dict(zip(plan.gens, pooled, strict=True))",
-        "dict(zip(run.gens, pooled))",
+        "dict(zip(plan.run_ids, pooled, strict=True))",
+        "dict(zip(run.run_ids, pooled))",
     ),
     Bug(
         "rejected drafts are taken back one short",
         "a kind: positions that drafts had reserved are given back, but for one",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
-        "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))",
         (
-            "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))\n"
-            "drafts = {plan.gens[one.index] for one in plan.drafts}\n"
+            "short = dict(zip(plan.run_ids, map(sub, plan.max_sampled_tokens, "
+            "sizes), strict=True))"
+        ),
+        (
+            "short = dict(zip(plan.run_ids, map(sub, plan.max_sampled_tokens, "
+            "sizes), strict=True))\n"
+            "drafts = {plan.run_ids[one.index] for one in plan.drafts}\n"
             "short = {g: max(0, n - (g in drafts)) for g, n in short.items()}"
         ),
     ),
     Bug(
         "drafts displace a prompt",
         "a kind: a step's tokens go to drafts before they go to prompts",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "more = max(0, min(work.room // each, left - 1))",
         (
@@ -876,7 +889,7 @@ BUGS: Final = (
     Bug(
         "drafts that a device has no room for",
         "a kind: a row with many drafts beside rows with few, that only together fit",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_fitting",
         "min(one, each)",
         "one",
@@ -892,7 +905,7 @@ BUGS: Final = (
     Bug(
         "drafts beyond the table",
         "a kind: the KV of drafts is written where a table has no block",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_tables",
         "table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1",
         "table_blocks(work.config, tables[at[place]]) * size - scheduled[place]",
@@ -900,7 +913,7 @@ BUGS: Final = (
     Bug(
         "drafts where tables end soon",
         "a kind: that a table ends is seen when the row is there, not its drafts",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_tables",
         "map(gt, ends, map(run.grow_at.__getitem__, at))",
         "map(gt, scheduled, map(run.grow_at.__getitem__, at))",
@@ -908,23 +921,23 @@ BUGS: Final = (
     Bug(
         "drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_candidates",
-        "map(sub, map(sub, run.last, run.scheduled), ones(len(run)))",
-        "map(sub, run.last, run.scheduled)",
+        "map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))",
+        "map(sub, run.last_index, run.scheduled)",
     ),
     Bug(
         "the host's drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
-        "map(sub, run.last, run.known)",
-        "map(add, map(sub, run.last, run.known), ones(len(run)))",
+        "map(sub, run.last_index, run.known)",
+        "map(add, map(sub, run.last_index, run.known), ones(len(run)))",
     ),
     Bug(
         "stale drafts are verified",
         "a kind: drafts are taken though more is known by now than when they were made",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
         "map(eq, map(_known, found), run.known)",
         "(old <= now for old, now in zip(map(_known, found), run.known))",
@@ -932,7 +945,7 @@ BUGS: Final = (
     Bug(
         "drafts are used twice",
         "a kind: what was proposed stays after the step that it was for",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drop_proposals",
         "evolve(drafting, proposals=Map())",
         "drafting",
@@ -940,7 +953,7 @@ BUGS: Final = (
     Bug(
         "planned behind the host's drafts",
         "a kind: the next step begins where all drafts would have been accepted",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "waits_for_results",
         "any(plan.drafts for plan in state.inflight)",
         "False",
@@ -948,7 +961,7 @@ BUGS: Final = (
     Bug(
         "drafts of the host do not wait",
         "a kind: what was proposed is late for each step, and never used",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "waits_for_results",
         "any(_numbers(how, state, drafters, others, room, prompts))",
         "False",
@@ -956,7 +969,7 @@ BUGS: Final = (
     Bug(
         "drafts behind what is in flight",
         "a kind: what was proposed is verified at the wrong positions",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "how.drafter == HOST and work.state.inflight",
         "False",
@@ -964,7 +977,7 @@ BUGS: Final = (
     Bug(
         "rejected drafts are published",
         "a kind: blocks count as full up to what was planned",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: (run.known[i] - 1 + sum(map(len, (d.tokens for d in plan.drafts)))) // size"
@@ -989,15 +1002,15 @@ BUGS: Final = (
     Bug(
         "a draft model's drafts for who is bound to the host",
         "a kind: masks are made for tokens that the host does not know",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "may_draft",
-        "request.lockstep and drafter != HOST",
+        "request.needs_host_mask and drafter != HOST",
         "False",
     ),
     Bug(
         "drafts for who waits for its mask",
         "a kind: steps of others wait for drafts that nobody can use yet",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
         "one and name not in paused",
         "one",
@@ -1013,7 +1026,7 @@ BUGS: Final = (
     Bug(
         "drafts for a prompt",
         "a kind: a row that is being filled has drafts behind its chunk",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "work.skipped.union(work.shares)",
         "work.skipped",
@@ -1021,7 +1034,7 @@ BUGS: Final = (
     Bug(
         "drafts for who sits out",
         "a kind: the batch has drafts of rows that it has not",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "work.skipped.union(work.shares)",
         "set(work.shares)",
@@ -1029,7 +1042,7 @@ BUGS: Final = (
     Bug(
         "drafts beyond the budget",
         "budgets: drafts are not counted against that of tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_rank_order",
         "room -= number",
         "pass",
@@ -1037,7 +1050,7 @@ BUGS: Final = (
     Bug(
         "drafts in steps of many rows",
         "a kind: verification slows a busy batch down, though it was switched off there",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "0 < how.rows < len(run) - len(work.skipped)",
         "0 < how.rows < len(run) - len(work.skipped) - 1",
@@ -1166,14 +1179,14 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/build_plan.py",
         "_open",
-        "seq.request.given",
+        "seq.request.num_prompt_tokens",
         "len(seq.request.prompt)",
         "planning/test_build_plan.py",
     ),
     Bug(
         "a decode row is counted as prefill",
         _OUTSIDE,
-        "runs/replica_events.py",
+        "routing/replica_events.py",
         "load_report",
         "known - scheduled > 1",
         "known - scheduled > 0",
@@ -1182,7 +1195,7 @@ ESCAPED: Final = (
     Bug(
         "a row that waits for results is taken off the prefill",
         _OUTSIDE,
-        "runs/replica_events.py",
+        "routing/replica_events.py",
         "load_report",
         "known - scheduled > 1",
         "known - scheduled != 1",
@@ -1191,7 +1204,7 @@ ESCAPED: Final = (
     Bug(
         "the state between two segments is not compared",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._join",
         "self._check(self.state, head.state_digest, name)",
         "None",
@@ -1200,7 +1213,7 @@ ESCAPED: Final = (
     Bug(
         "a journal that lacks its last turn is closed",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._other",
         "kind == b'E' and about == self.count",
         "kind == b'E'",
@@ -1209,7 +1222,7 @@ ESCAPED: Final = (
     Bug(
         "a journal that lacks the turn of a digest is whole",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._other",
         "kind == b'S' and about <= self.count",
         "kind == b'S'",
@@ -1218,7 +1231,7 @@ ESCAPED: Final = (
     Bug(
         "sets are written in the order of their hashes",
         _OUTSIDE,
-        "runs/codec.py",
+        "journal/codec.py",
         "dump",
         "[dump(one) for one in sorted(value)]",
         "[dump(one) for one in value]",
@@ -1227,7 +1240,7 @@ ESCAPED: Final = (
     Bug(
         "maps are written in the order of their hashes",
         _OUTSIDE,
-        "runs/codec.py",
+        "journal/codec.py",
         "dump",
         "[[dump(key), dump(value[key])] for key in sorted(value)]",
         "[[dump(key), dump(value[key])] for key in value]",
@@ -1309,11 +1322,11 @@ ESCAPED: Final = (
     Bug(
         "no drafts under a grammar",
         "a kind: forced text is generated token by token",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "may_draft",
-        "request.lockstep and drafter != HOST",
-        "request.lockstep",
-        "speculate/test_plan_drafts.py",
+        "request.needs_host_mask and drafter != HOST",
+        "request.needs_host_mask",
+        "planning/test_plan_drafts.py",
     ),
     Bug(
         "least recently used goes with its child",
@@ -1347,8 +1360,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
-        "run.scheduled[i] + 1 >= run.base[i]",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i]",
         "lifecycle/test_pausing.py",
     ),
     Bug(
@@ -1372,20 +1385,23 @@ ESCAPED: Final = (
     Bug(
         "newcomers are not in rank order",
         _OUTSIDE,
-        "schedule.py",
+        "planning/schedule.py",
         "_admit",
         "work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)",
         "None",
-        "test_schedule.py",
+        "planning/test_schedule.py",
     ),
     Bug(
         "a good step clears the faults of those in the next",
         _OUTSIDE,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
-        "positions(run, set(plan.gens))",
-        ("positions(run, {gen for one in (plan, *state.inflight) for gen in one.gens})"),
-        "committing/test_discard.py",
+        "positions(run, set(plan.run_ids))",
+        (
+            "positions(run, {gen for one in (plan, *state.inflight) for gen in "
+            "one.run_ids})"
+        ),
+        "planning/test_discard.py",
     ),
     Bug(
         "a first sample computes its prompt again behind its output",
@@ -1437,7 +1453,7 @@ ESCAPED: Final = (
         "displacement compares the first that runs",
         _LET,
         "policies/consult.py",
-        "displaces",
+        "may_preempt",
         "state.running.seqs[-1].place",
         "state.running.seqs[0].place",
         "policies/test_consult.py",
@@ -1445,47 +1461,47 @@ ESCAPED: Final = (
     Bug(
         "results aligned within their window alone",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "align_yields",
         "before[i] in right or before[i] in now[j:]",
         "before[i] in right",
-        "committing/test_commit.py",
+        "planning/test_commit.py",
     ),
     Bug(
         "faults are never cleared",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
         "f[0] not in ran",
         "f[0] is not ran",
-        "committing/test_discard.py",
+        "planning/test_discard.py",
     ),
     Bug(
         "a good step clears everybody's faults",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
         "tuple(f for f in state.faults if f[0] not in ran)",
         "()",
-        "committing/test_discard.py",
+        "planning/test_discard.py",
     ),
     Bug(
         "empty results are accepted",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_flaw",
         "all(map(ge, sizes, least))",
         "True",
-        "committing/test_commit.py",
+        "planning/test_commit.py",
     ),
     Bug(
         "stop ids of newcomers alone",
         _LET,
-        "schedule.py",
+        "planning/schedule.py",
         "_admit",
         "{seq.request.stop_ids for seq in run.seqs}",
         "{one.seat.seqs[0].request.stop_ids for one in work.newcomers}",
-        "test_schedule.py",
+        "planning/test_schedule.py",
     ),
     Bug(
         "held, and never looked at again",
@@ -1548,7 +1564,7 @@ ESCAPED: Final = (
     Bug(
         "all wait for who is paused and has to run alone",
         "one bad request fatal to all: a suspect that cannot run lets nobody run",
-        "schedule.py",
+        "planning/schedule.py",
         "isolated_generation",
         "sample in run.ids and sample not in state.paused",
         "sample in run.ids",
@@ -1570,7 +1586,7 @@ ESCAPED: Final = (
         "restart",
         "dict.fromkeys(anew, 0)",
         "{}",
-        "committing/test_pooled.py",
+        "planning/test_pooled.py",
     ),
 )
 

@@ -10,6 +10,8 @@ import pytest
 from attrs import evolve
 
 from minfer.engine import step
+from minfer.journal.codec import RECORDS
+from minfer.journal.writing import as_written
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -24,9 +26,7 @@ from minfer.records.messages import (
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn, initial
-from minfer.runs.codec import RECORDS
-from minfer.runs.journal_writing import as_written
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.core import world as worlds
 from tests.core.tuned import sizes_now
 from tests.core.world import VOCAB, Sparing, run_world, tiny_config

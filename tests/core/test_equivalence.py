@@ -16,7 +16,7 @@ from minfer.records.messages import Emit, Execute, Executed, Submit, Tick
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import Transition, initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.circles import claimed, examples
 from tests.core.tuned import tiny, tuned
 from tests.core.world import VOCAB, World, big_config, tiny_config

@@ -12,6 +12,11 @@ from attrs import evolve, fields, frozen
 from hypothesis import given
 
 from minfer.engine import step
+from minfer.journal.decisions import chained, compact, facts
+from minfer.journal.format import MAGIC, Head
+from minfer.journal.redact import redacted
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import head_record, turn_record
 from minfer.policies.builtin import POLICIES, Priority
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import EngineConfig
@@ -36,11 +41,6 @@ from minfer.records.request import ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
 from minfer.records.tiers import HostTier, KeyedTier
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.runs.decisions import chained, compact, facts
-from minfer.runs.journal import MAGIC, Head
-from minfer.runs.journal_writing import head_record, turn_record
-from minfer.runs.redact import redacted
-from minfer.runs.replay import Journal, open_segments
 from minfer.sampling.beam import BeamRound
 from minfer.testing.invariants import check
 from minfer.values.checks import ConfigError
@@ -250,7 +250,9 @@ def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
         bench = Bench(evolve(bench.config, host=host, keyed=keyed))
     search = BeamRound(id="search", width=2, prompt=5, most=12)
     for n in range(1, 7):
-        request = ask("x" * n, 5, 12, lockstep=n == 3, search=search if n == 2 else None)
+        request = ask(
+            "x" * n, 5, 12, needs_host_mask=n == 3, search=search if n == 2 else None
+        )
         bench.give(Submit(request))
     for _ in range(4):
         bench.turn()
@@ -512,7 +514,7 @@ NONSENSE = (
     KeyError("x"),
     Odd(),
 )
-QUESTIONS = ("rank", "again", "admit_from", "victim", "displaces", "budget")
+QUESTIONS = ("rank", "requeue_rank", "admit_from", "victim", "may_preempt", "budget")
 
 
 def tight(policy: Any) -> Bench:
@@ -536,7 +538,7 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(
     class Both(Says, Priority):
         """Priorities, so that a sample may be preempted."""
 
-    kind = Both if question == "displaces" else Says
+    kind = Both if question == "may_preempt" else Says
     bench = tight(kind(question, answer))
     bench.drain()
     reported = {r.question for r in bench.reasons if isinstance(r, PolicyOverride)}

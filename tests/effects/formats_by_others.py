@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.results import run, show
-from minfer.effects.models import layers
-from minfer.effects.models.checkpoint import load_weights
-from minfer.effects.models.stored_matrices import as_stored
+from minfer.effects.models.architecture import layers
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.setup.folders import bundled_folder
 from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize

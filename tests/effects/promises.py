@@ -39,7 +39,7 @@ from minfer.records.messages import Admitted, Emit, Submit
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import Request
 from minfer.records.state import Turn
-from minfer.runs.simulate import Arrival, Simulated, Simulation
+from minfer.simulation.simulate import Arrival, Simulated, Simulation
 
 TTFT, TPOT = 1.0, 0.05  # seconds: what counts as good
 POLICIES: tuple[tuple[Policy, str], ...] = (  # with what each promises

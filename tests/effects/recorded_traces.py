@@ -41,7 +41,7 @@ from minfer.policies.builtin import Priority
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Preempted, Submit
 from minfer.records.request import Request
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 
 
 def live(

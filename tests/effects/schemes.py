@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.results import run, show
-from minfer.effects.models.quantization import LEVELS
+from minfer.effects.models.architecture.quantization import LEVELS
 from minfer.kernels.leaves import Linear, Scheme
 from minfer.kernels.quantized import dequantize, quantize
 from tests.effects.families import SMALL

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from minfer.analysis.explain import explain
 from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.runs.report import Report
@@ -28,7 +29,6 @@ from minfer.records.messages import (
 )
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
-from minfer.runs.explain import explain
 from tests.core.recorded import mixed_ends, recorded, storm
 
 Weather = Counter[str]  # what there was, and how often

@@ -51,7 +51,11 @@ def seconds(*arguments: str) -> float:
 @pytest.mark.long
 def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import minfer") == set()
-    modules = ("minfer.engine", "minfer.effects.live.engine.driver", "minfer.runs.oracle")
+    modules = (
+        "minfer.engine",
+        "minfer.effects.live.engine.driver",
+        "minfer.simulation.oracle",
+    )
     assert loaded_by(f"import {', '.join(modules)}") == set()
 
 

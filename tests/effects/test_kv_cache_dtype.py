@@ -14,9 +14,9 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer import LLM, SamplingParams
-from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.kv_format import KV_CACHE_DTYPES
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.kv_format import KV_CACHE_DTYPES
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.setup import prepare as preparing
 from minfer.effects.setup.device import DeviceError, DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs

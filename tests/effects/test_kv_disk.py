@@ -20,7 +20,7 @@ from minfer.effects.execution.tiers.block_folder import (
     BlockFolder,
     file_bytes,
 )
-from minfer.effects.models.kv_format import AUTO
+from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from minfer.records.messages import Loading, LostBlocks

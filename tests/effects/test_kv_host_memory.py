@@ -18,7 +18,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.execution.tiers import paged_tensors
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.models.kv_format import AUTO
+from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.setup import memory, tiers
 from minfer.effects.setup import prepare as preparing
 from minfer.effects.setup.device import DeviceInfo

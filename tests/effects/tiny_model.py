@@ -12,17 +12,13 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch, BatchRow, make_batch
-from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.gqa import GQA
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weights import (
-    Weights,
-    empty_weights,
-    named_parts,
-    random_weights,
-)
+from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.architecture.weights import Weights, empty_weights, named_parts
+from minfer.effects.models.checkpoint.checkpoint import read_config
+from minfer.effects.models.checkpoint.random_weights import random_weights
 
 EOS = 256  # after the 256 bytes
 CONFIG: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 from attrs import define, evolve
 from torch import Tensor
 
-from minfer.effects.models import shapes
+from minfer.effects.models.layout import shapes
 from minfer.kernels import reject
 from minfer.kernels.sample_reference import SamplingValues, reference
 from minfer.sampling.params import SamplingParams

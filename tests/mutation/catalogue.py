@@ -23,7 +23,6 @@ FOLDERS: Final = (  # of the files that decide, beside those at the top
     "lifecycle",
     "tiers",
     "planning",
-    "committing",
     "policies",
     "speculate",
     "routing",

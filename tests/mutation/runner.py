@@ -112,7 +112,7 @@ def test_files(file: str) -> list[str]:
     Tests that do not import the file, not even through others, are left out. For no file:
     all.
     """
-    # Those of `runs` are of what follows from the engine, and are left out.
+    # Those of journals, analysis and simulation are of what follows, and are left out.
     folders = ("", *FOLDERS, "testing")
     found = [path for one in folders for path in (TESTS / one).glob("test_*.py")]
     names = sorted(

@@ -265,7 +265,8 @@ def test_tests_that_cannot_notice_are_not_run() -> None:
     everything = runner.test_files("")
     assert not {path.rpartition("/")[2] for path in everything} & set(runner.NOT_RUN)
     assert "tests/core/testing/test_invariants.py" in everything
-    assert not [path for path in everything if path.startswith("tests/core/runs/")]
+    followers = ("tests/core/journal/", "tests/core/analysis/", "tests/core/simulation/")
+    assert not [path for path in everything if path.startswith(followers)]
     assert "test_swarm.py" in runner.NOT_RUN
 
 

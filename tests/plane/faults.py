@@ -13,7 +13,7 @@ from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.state import Turn
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
 from tests.plane.loop import Died, VirtualLoop
 

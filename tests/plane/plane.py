@@ -33,11 +33,11 @@ from minfer.effects.serving.observability import metrics as counters
 from minfer.effects.serving.wire import request_ids, stamp
 from minfer.effects.text import tokenizer as text
 from minfer.effects.text.tools.formats import NONE
+from minfer.journal import replay
+from minfer.journal.format import MAGIC, JournalError
+from minfer.journal.writing import as_written
 from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
-from minfer.runs import replay
-from minfer.runs.journal import MAGIC, JournalError
-from minfer.runs.journal_writing import as_written
 from tests.core.world import POLICIES
 from tests.plane.clients import KEY, Client, Http, Reader
 from tests.plane.faults import Disk, Faults, Faulty, Pool, Recorder

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.kv_format import KV_CACHE_DTYPES
+from minfer.effects.models.architecture.quantization import LEVELS
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.kv_format import KV_CACHE_DTYPES
-from minfer.effects.models.quantization import LEVELS
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.values.checks import ConfigError

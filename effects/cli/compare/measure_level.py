@@ -21,7 +21,7 @@ from minfer.effects.execution.device.streams import release_cached_memory
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
-from minfer.effects.models.shapes import kv_bytes_per_token
+from minfer.effects.models.layout.shapes import kv_bytes_per_token
 from minfer.effects.text.outputs import RequestOutput
 from minfer.kernels.leaves import INT8_TABLE
 from minfer.records.request import SamplingParams

@@ -15,7 +15,7 @@ from torch import Tensor
 from minfer.effects.cli.compare.results import Quality
 from minfer.effects.cli.compare.text_windows import TextWindows, Window
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.setup.memory import size_text
 from minfer.values.checks import ConfigError
 

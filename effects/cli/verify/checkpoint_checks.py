@@ -8,8 +8,8 @@ from torch import Tensor
 
 from minfer.effects.cli.verify.dequantized import Dequantized
 from minfer.effects.cli.verify.findings import Check, judged
-from minfer.effects.models.checkpoint import read_optional, shards
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.checkpoint.checkpoint import read_optional, shards
 from minfer.effects.text.tokenizer import Tokenizer
 
 HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3

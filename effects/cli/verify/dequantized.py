@@ -16,21 +16,25 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.models.checkpoint import files_of, planned_parts, read_config
-from minfer.effects.models.linear import LinearSizes, Maker
-from minfer.effects.models.moe import MoE
-from minfer.effects.models.parts import Part
-from minfer.effects.models.quantization import Files
-from minfer.effects.models.quantization_files import FILE, KEY, METHODS
-from minfer.effects.models.spec import ModelSpec, layer_prefix
-from minfer.effects.models.weight_files import (
+from minfer.effects.models.architecture.linear import LinearSizes, Maker
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization_files import FILE, KEY, METHODS
+from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
+from minfer.effects.models.checkpoint.checkpoint import (
+    files_of,
+    planned_parts,
+    read_config,
+)
+from minfer.effects.models.checkpoint.weight_files import (
     EXPLICIT,
     SINGLE_NAME,
     SUFFIX,
     TensorPlace,
     find_tensors,
 )
-from minfer.effects.models.write_safetensors import size_of, write_file
+from minfer.effects.models.checkpoint.write_safetensors import size_of, write_file
+from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import Linear, Scheme
 from minfer.kernels.quantized import dequantize
 

@@ -21,9 +21,9 @@ from minfer.effects.cli.verify.reference import (
     write_random,
 )
 from minfer.effects.live.llm import LLM
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare

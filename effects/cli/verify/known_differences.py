@@ -18,7 +18,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.effects.cli.verify.findings import NOTE, Check
-from minfer.effects.models.checkpoint import read_optional
+from minfer.effects.models.checkpoint.checkpoint import read_optional
 from minfer.effects.models.config_reader import whole
 from minfer.effects.setup.advice import advised_params, not_applied
 from minfer.effects.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor
 from minfer.effects.cli.verify.findings import Check, judged
 from minfer.effects.cli.verify.reference import Logits
 from minfer.effects.live.llm import LLM
-from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.records.request import SamplingParams
 
 # Largest difference of a float32 logit, as a share of the logits' spread: sums in another

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from minfer.effects.models.checkpoint import shards
+from minfer.effects.models.checkpoint.checkpoint import shards
 
 BEYOND: Final = 1.15  # times the edge
 ITERATIONS: Final = 20  # of the power method, which nears the value from below

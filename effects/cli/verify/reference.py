@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minfer.effects.cli.verify.dequantized import Dequantized
 from minfer.effects.cli.verify.rounded import RoundedProducts
-from minfer.effects.models.checkpoint import CheckpointError
+from minfer.effects.models.checkpoint.checkpoint import CheckpointError
 from minfer.effects.models.dtypes import torch_dtype
 
 Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]

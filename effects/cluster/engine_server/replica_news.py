@@ -1,7 +1,7 @@
 """What an engine, one of several, tells the routers of fronts: what is in its prefix
 cache, and its load.
 
-Changes are folds over turns (`minfer.runs.replica_events`). They are sent every few
+Changes are folds over turns (`minfer.routing.replica_events`). They are sent every few
 milliseconds, and at once where a request has ended, as its session may go on. A front
 that is new gets all keys, in pieces; what it hears twice then does no harm, as keys are a
 set.
@@ -16,7 +16,7 @@ from minfer.effects.cluster.link import link_messages as wire
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit
 from minfer.records.state import EngineState, Transition
-from minfer.runs.replica_events import (
+from minfer.routing.replica_events import (
     cache_changes,
     content_keys,
     load_report,

@@ -1,6 +1,6 @@
 """The check, on a node of a cluster, that an engine there can read the model."""
 
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 

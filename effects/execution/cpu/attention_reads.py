@@ -21,8 +21,8 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch, Ints
-from minfer.effects.models.shapes import MASK_NUMBERS
+from minfer.effects.models.architecture.batch import Batch, Ints
+from minfer.effects.models.layout.shapes import MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 # a block table, and the window and the sink tokens of its layers

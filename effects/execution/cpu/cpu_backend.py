@@ -13,8 +13,8 @@ from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
-from minfer.effects.models.cache_layout import CacheLayout
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.kernels import plain, quantized
 from minfer.records.config import EngineConfig
 from minfer.sampling.reference_sampler import RowSampling

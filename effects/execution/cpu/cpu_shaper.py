@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
 
 Floats = NDArray[np.float32]
@@ -64,7 +64,7 @@ class RowShaping:
     bias: Floats
 
     @classmethod
-    def of(cls, opened: Open, vocab: int) -> "RowShaping":
+    def of(cls, opened: NewRow, vocab: int) -> "RowShaping":
         """Build from an opened row."""
         sampling = opened.sampling
         prompt, output = opened.known[: opened.prompt], opened.known[opened.prompt :]
@@ -112,7 +112,7 @@ class CpuShaper:
     # by row, of those that request it
     shapes: dict[int, RowShaping] = field(factory=dict)
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Note a row's logit changes and its tokens."""
         self.shapes.pop(row, None)
         if is_shaped(opened.sampling):

@@ -1,4 +1,5 @@
-"""The CPU's attention over latents, in plain torch; models/mla.py has the theory.
+"""The CPU's attention over latents, in plain torch; models/architecture/mla.py has the
+theory.
 
 Decode rows and short chunks are *absorbed*: all heads read the latents, as one key head
 would be read. Long chunks expand latents to keys and values, some heads at a time.
@@ -19,7 +20,7 @@ from minfer.effects.execution.cpu.attention_reads import (
     Reads,
 )
 from minfer.effects.execution.cpu.layer_cache import LayerCache
-from minfer.effects.models.mla import MLA
+from minfer.effects.models.architecture.mla import MLA
 from minfer.kernels.leaves import LatentWeights
 
 # Queries of a chunk from which expanding is faster: it costs as much as the products that

@@ -23,13 +23,13 @@ from minfer.effects.execution.cpu.attention_reads import (
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
-from minfer.effects.models.batch import Batch
-from minfer.effects.models.cache_layout import CacheLayout, one_group
+from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.rope_scaling import Rope, inverse_frequencies
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
-from minfer.effects.models.gqa import GQA
-from minfer.effects.models.mla import MLA
-from minfer.effects.models.rope_scaling import Rope, inverse_frequencies
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
 from minfer.kernels.cache_numbers import INT8, as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
@@ -55,7 +55,7 @@ class KVCache:
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
-        """Norm and rotate heads, then `attend`; see `PagedCache` in models/cache.py."""
+        """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
@@ -91,7 +91,7 @@ class KVCache:
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
-        """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        """Write keys and values, and attend; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
         heads = Heads(gqa, gqa.scale if scale is None else scale, None)
         return self._cast(batch, index, qkv, heads)

@@ -24,12 +24,12 @@ from minfer.effects.execution.cuda.step_segments import (
     decode_segments,
     prefill_segments,
 )
-from minfer.effects.models.batch import Batch
-from minfer.effects.models.cache_layout import CacheLayout
+from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.rope_scaling import Rope
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
-from minfer.effects.models.gqa import GQA
-from minfer.effects.models.rope_scaling import Rope
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.kernels.attention import decode_attention, prefill_attention
 from minfer.kernels.cache_numbers import INT8, CacheScales, as_bytes, write
 from minfer.kernels.dequantized_contexts import dequantize_contexts
@@ -117,7 +117,7 @@ class CudaCache:
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
-        models/cache.py.
+        models/architecture/cache.py.
         """
         gqa, (keys, values) = heads_of(self.spec, index), self.layers[index]
         if gqa.rope is None:
@@ -155,7 +155,7 @@ class CudaCache:
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
-        """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        """Write keys and values, and attend; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
         if self.data.itemsize > 1:
             qkv = qkv.to(self.data.dtype)

@@ -9,9 +9,9 @@ from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
-from minfer.effects.models.cache_layout import CacheLayout, one_group
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
 from minfer.effects.models.ranks import Ranks
-from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masked_logits import hide, keep
 from minfer.kernels.rows import advance, gather, scatter

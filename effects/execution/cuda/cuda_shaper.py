@@ -24,7 +24,7 @@ from minfer.kernels.shape import (
     RESTRICTED,
     ShapingState,
 )
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.logits import Shaping, is_penalized, is_shaped
 
 NEVER_ENDS: Final = 2**31 - 1  # a position that no token has
@@ -96,7 +96,7 @@ class CudaShaper:
         rows = self.rows
         self.state = ShapingState.make(rows.scratch + 1, rows.vocab, self.device)
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Send a row's logit changes and its tokens to the device."""
         sampling = opened.sampling
         if not is_shaped(sampling):

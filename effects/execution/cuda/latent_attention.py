@@ -1,5 +1,5 @@
-"""A GPU's attention over latents; models/mla.py has the theory, kernels/mla.py and
-kernels/expanded_latents.py kernels.
+"""A GPU's attention over latents; models/architecture/mla.py has the theory,
+kernels/mla.py and kernels/expanded_latents.py kernels.
 
 Most tokens are absorbed: queries are multiplied with the matrix of keys, attend over the
 latents themselves, and what they find is multiplied with the matrix of values. For long
@@ -16,8 +16,8 @@ from minfer.effects.execution.cuda.step_segments import (
     decode_segments,
     prefill_segments,
 )
-from minfer.effects.models.batch import Batch
-from minfer.effects.models.mla import MLA
+from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.mla import MLA
 from minfer.kernels.cache_numbers import as_bytes, dequantize
 from minfer.kernels.expanded_latents import merge_piece, piece_attention
 from minfer.kernels.expanded_work import ExpandedWork

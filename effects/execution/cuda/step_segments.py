@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch
+from minfer.effects.models.architecture.batch import Batch
 from minfer.kernels.attention import DraftLayout
 
 

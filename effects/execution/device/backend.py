@@ -17,13 +17,13 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
-from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.cache_layout import CacheLayout
+from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.effects.models.ranks import Ranks
-from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Copy, Open
+from minfer.records.plan import Copy, NewRow
 
 
 class Cache(PagedCache, Protocol):
@@ -68,7 +68,7 @@ class Shaper(Protocol):
     keeps the state of earlier tokens that this needs.
     """
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Reset a row for a new owner, for all that is launched after this."""
         ...
 

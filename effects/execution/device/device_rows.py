@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from minfer.kernels.row_state import Penalties, RowTensors
 from minfer.kernels.sample_reference import SamplingValues
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.records.speculation import REJECTION
 from minfer.sampling.logits import is_shaped
 from minfer.sampling.params import ROW_FIELDS
@@ -174,7 +174,7 @@ class DeviceRows:
         self.changes: list[tuple[Words, Words]] = []
         # Host state: the rows' owners, how often a row was opened, and a bit of each row
         # for each of `Wants`.
-        self.owners: list[Open | None] = [None] * count
+        self.owners: list[NewRow | None] = [None] * count
         self.opened = 0
         self._wants = np.zeros(rows, np.uint8)
 
@@ -239,7 +239,7 @@ class DeviceRows:
                 (self.column_starts[name] + row_ids, np.array(values, np.int32))
             )
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Set all state of a row for a new owner."""
         sampling = opened.sampling
         self.owners[row] = opened

@@ -17,14 +17,14 @@ from typing import Final
 import torch
 from attrs import frozen
 
-from minfer.effects.models.dense import Dense
+from minfer.effects.models.architecture.dense import Dense
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.kv_format import KvFormat
+from minfer.effects.models.architecture.layers import Attention
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype
-from minfer.effects.models.gqa import GQA
-from minfer.effects.models.kv_format import KvFormat
-from minfer.effects.models.layers import Attention
-from minfer.effects.models.moe import MoE
-from minfer.effects.models.shapes import captured_tokens, dequantized_blocks
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blocks
 from minfer.kernels.attention_tunes import (
     HeadSize,
     decode_tune,

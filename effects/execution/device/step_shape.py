@@ -13,7 +13,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.execution.device.device_rows import Wants, aligned
-from minfer.effects.models.shapes import (
+from minfer.effects.models.layout.shapes import (
     drafts_from,
     most_drafts,
     padded_tokens,

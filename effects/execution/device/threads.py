@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.architecture.spec import ModelSpec
 
 # Weights of a product up to which one thread is best: with one thread instead of two, the
 # bundled model (131,000) generated 1.6 times as fast at batch 1, one with 262,000 as

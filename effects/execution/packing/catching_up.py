@@ -78,7 +78,9 @@ class CatchUp:
             complete_blocks = takewhile(self.complete.__contains__, table[:shared])
             cached = self.block_size * sum(1 for _ in complete_blocks)
             known = [*opened.known]
-            state = DraftedRow(plan.gens[index], known, [*table], cached, start - cached)
+            state = DraftedRow(
+                plan.run_ids[index], known, [*table], cached, start - cached
+            )
             self.states[plan.rows[index]] = state
         for grow in plan.grows:
             self.complete.difference_update(grow.blocks)
@@ -112,14 +114,16 @@ class CatchUp:
                 continue
             state = self.states[row]
             if index in filled:
-                end = plan.starts[index] + plan.counts[index]
-                state.missing = end + max(0, plan.most[index] - 1) - state.cached
+                end = plan.starts[index] + plan.num_scheduled_tokens[index]
+                state.missing = (
+                    end + max(0, plan.max_sampled_tokens[index] - 1) - state.cached
+                )
             elif not drafting or state.missing > COVERED_TOKENS:
-                state.missing += plan.most[index]
+                state.missing += plan.max_sampled_tokens[index]
             else:  # the step computed it, too
                 self._note_cached(state, len(state.tokens))
                 state.missing = (
-                    plan.counts[index] - 1
+                    plan.num_scheduled_tokens[index] - 1
                     if index in from_host
                     else int(index in drafting)
                 )
@@ -132,7 +136,7 @@ class CatchUp:
 
     def note_results(self, plan: Plan, yields: Yields) -> None:
         """Note a plan's results."""
-        for row, gen, tokens in zip(plan.rows, plan.gens, yields, strict=True):
+        for row, gen, tokens in zip(plan.rows, plan.run_ids, yields, strict=True):
             state = self.states.get(row)
             if state is not None and state.gen == gen:
                 state.tokens += tokens

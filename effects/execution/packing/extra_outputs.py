@@ -12,7 +12,7 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import PooledStates, Pooler
 from minfer.effects.execution.packing.prompt_scores import ScoredTokens, Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
-from minfer.effects.models.batch import Batch, Scored, Tap
+from minfer.effects.models.architecture.batch import Batch, Scored, Tap
 
 
 @frozen(eq=False)

@@ -39,8 +39,8 @@ from minfer.effects.execution.packing.verified import (
     max_drafts_of,
     write_drafts,
 )
-from minfer.effects.models.shapes import power_from
-from minfer.records.plan import Fill, Open, Plan
+from minfer.effects.models.layout.shapes import power_from
+from minfer.records.plan import NewRow, Plan, PrefillTokens
 
 Item = TypeVar("Item")
 
@@ -52,7 +52,7 @@ class Draw:
     """
 
     entries: list[int]
-    owners: list[Open | None]  # kept here, as rows get new owners
+    owners: list[NewRow | None]  # kept here, as rows get new owners
     lines: list[int] | None = None  # None: in order
     # Where tokens behind drafts are; of deferred rows, none.
     draft_outputs: DraftOutputs | None = None
@@ -155,9 +155,9 @@ class Packer:
         other_fills = [fill for fill in plan.fills if fill.index not in moved]
         return evolve(plan, fills=tuple(other_fills))
 
-    def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
+    def _is_like_a_decode(self, plan: Plan, fill: PrefillTokens) -> bool:
         """Returns whether a fill is one token, of a row that requests only tokens."""
-        if len(fill.tokens) > 1 or not plan.most[fill.index]:
+        if len(fill.tokens) > 1 or not plan.max_sampled_tokens[fill.index]:
             return False
         owner = self.rows.owners[plan.rows[fill.index]]
         if owner is None or owner.pooling:
@@ -246,7 +246,9 @@ class Packer:
 
     def _mixed_forward(self, plan: Plan, decoding: list[int]) -> Forward:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
-        drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
+        drawing = [
+            k for k, fill in enumerate(plan.fills) if plan.max_sampled_tokens[fill.index]
+        ]
         counts = [len(fill.tokens) for fill in plan.fills]
         all_entries = [*decoding, *(fill.index for fill in plan.fills)]
         needs = self.rows.wants(pick(plan.rows, all_entries))

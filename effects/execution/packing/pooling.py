@@ -19,8 +19,8 @@ from torch import Tensor
 from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.batch import Tap
-from minfer.records.plan import MEAN, Open, Plan, Pooled
+from minfer.effects.models.architecture.batch import Tap
+from minfer.records.plan import MEAN, NewRow, Plan, Pooled
 
 
 @frozen(eq=False)
@@ -29,7 +29,7 @@ class PooledChunk:
 
     entry: int  # of the plan
     row: int  # device row
-    owner: Open
+    owner: NewRow
     first: int  # of its states
     count: int
     begins: bool  # the prompt begins with this chunk

@@ -23,8 +23,8 @@ from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.batch import Scored
-from minfer.records.plan import Open, Plan, Pooled
+from minfer.effects.models.architecture.batch import Scored
+from minfer.records.plan import NewRow, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -36,7 +36,7 @@ class ScoredChunk:
     """Inputs of one scored row, in one chunk."""
 
     entry: int  # of the plan
-    owner: Open
+    owner: NewRow
     first: int  # the index in the prompt of the token behind the first of them
     offset: int  # of the first, among all that are scored
     count: int

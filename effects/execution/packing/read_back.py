@@ -22,7 +22,7 @@ from minfer.effects.execution.packing.pooling import Vectors
 from minfer.effects.execution.packing.prompt_scores import ChunkScores
 from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.records.messages import Executed
-from minfer.records.plan import Open, Plan, Pooled, Yields
+from minfer.records.plan import NewRow, Plan, Pooled, Yields
 from minfer.records.token_logprobs import WORD_BYTES, Logprobs, TokenLogprobs
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -110,7 +110,7 @@ class HostSlot:
                 raise not_finite([owner])
             yield entry, tokens
 
-    def sampled_lines(self, draw: Draw) -> Iterator[tuple[int, int, Open | None]]:
+    def sampled_lines(self, draw: Draw) -> Iterator[tuple[int, int, NewRow | None]]:
         """Yields the lines of tokens that their rows yield, each with its entry of the
         plan and its owner; the copy must be done.
         """

@@ -4,12 +4,12 @@ Theory. A row that has drafts is a decode row, and comes before those without. I
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
 on a GPU, one chunk of a row, which reads the context once (`Verified` in
-models/batch.py). Then places are verified one after the other (speculative_step.py): each
-samples by the usual sampler, with the noise of its position, and with the penalties of
-the tokens before it. So a row yields the same tokens as without drafts, whatever its
-sampling parameters; and all is launched in order, so that a graph can hold it. Under the
-rule "rejection", coins accept a draft or replace it (rejection_sampling.py), and only the
-distribution of a row's tokens is the same.
+models/architecture/batch.py). Then places are verified one after the other
+(speculative_step.py): each samples by the usual sampler, with the noise of its position,
+and with the penalties of the tokens before it. So a row yields the same tokens as without
+drafts, whatever its sampling parameters; and all is launched in order, so that a graph
+can hold it. Under the rule "rejection", coins accept a draft or replace it
+(rejection_sampling.py), and only the distribution of a row's tokens is the same.
 
 Rows with fewer drafts than others fill their lines with the scratch row. So there are few
 shapes of such steps, but a row with many drafts beside many with one costs more than it
@@ -26,7 +26,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Draft, Open, Plan
+from minfer.records.plan import Draft, NewRow, Plan
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError
 
@@ -59,7 +59,7 @@ def unsupported_drafts(
         return "drafts are not expected, as the configuration has no speculation"
     filled = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
-        count = plan.counts[draft.index] - 1
+        count = plan.num_scheduled_tokens[draft.index] - 1
         if draft.index in plan.deferred:
             return "rows with deferred sampling have no drafts"
         if draft.index in filled:
@@ -78,7 +78,7 @@ def unsupported_drafts(
     return ""
 
 
-def _owner_drafts(owner: Open | None) -> bool:
+def _owner_drafts(owner: NewRow | None) -> bool:
     """Returns whether a row's owner, from before the plan, can have drafts."""
     return owner is None or not owner.pooling
 
@@ -90,7 +90,7 @@ class DraftOutputs:
     """
 
     entries: list[int]  # entries of the plan
-    owners: list[Open | None]
+    owners: list[NewRow | None]
     first: int
     stride: int  # lines between two places
     drafts: int
@@ -98,7 +98,7 @@ class DraftOutputs:
 
     @classmethod
     def of(
-        cls, shape: StepShape, entries: list[int], owners: list[Open | None]
+        cls, shape: StepShape, entries: list[int], owners: list[NewRow | None]
     ) -> "DraftOutputs":
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
@@ -114,7 +114,7 @@ class DraftOutputs:
 
     def accepted_lines(
         self, drawn: Sequence[int]
-    ) -> Iterator[tuple[int, Open | None, range]]:
+    ) -> Iterator[tuple[int, NewRow | None, range]]:
         """Yields each row's lines of accepted places, given all lines."""
         counts = self.first + self.drafts * self.stride
         for v, (entry, owner) in enumerate(zip(self.entries, self.owners, strict=True)):
@@ -125,7 +125,7 @@ class DraftOutputs:
 
 def max_drafts_of(plan: Plan) -> int:
     """Returns the most drafts that a row of a plan has."""
-    return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
+    return max(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
 
 
 def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
@@ -141,6 +141,6 @@ def write_drafts(plan: Plan, entries: Sequence[int], into: DraftWords[Words]) ->
     """Write the drafts of the rows with these entries, in order."""
     draft_tokens = {draft.index: draft.tokens for draft in plan.drafts}
     for v, entry in enumerate(entries):
-        count = plan.counts[entry] - 1
+        count = plan.num_scheduled_tokens[entry] - 1
         into.counts[v] = count
         into.tokens[:count, v] = draft_tokens[entry] or -1

@@ -8,8 +8,9 @@ What may differ between ranks is whether a step runs by a graph: its sums are th
 A failed plan fails on all ranks alike (its logits are not finite, or it asks for what
 cannot be done). After one, `Discard` has all drop the plans launched after it.
 
-As bytes, an item is a byte for its kind, and then a plan or masks as `minfer.runs.wire`
-writes them, or any other item in msgpack. Both ends are of one engine.
+As bytes, an item is a byte for its kind, and then a plan or masks as
+`minfer.records.plan_wire` writes them, or any other item in msgpack. Both ends are of one
+engine.
 """
 
 from typing import Final, TypeAlias
@@ -23,7 +24,13 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.net.framing import UNREADABLE, PeerError
 from minfer.records.messages import FetchBlocks, Move, StoreBlocks, TransferCommand
 from minfer.records.plan import Plan, SampleDeferred
-from minfer.runs.wire import WireError, deferred_from, deferred_to, plan_from, plan_to
+from minfer.records.plan_wire import (
+    WireError,
+    deferred_from,
+    deferred_to,
+    plan_from,
+    plan_to,
+)
 
 
 @frozen

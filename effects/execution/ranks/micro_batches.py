@@ -58,11 +58,11 @@ def _micro_batch(plan: Plan, number: int, count: int) -> MicroBatch:
     opens = tuple(opened for opened in plan.opens if opened.index in indices)
     micro_plan = Plan(
         step=plan.step * count + number,
-        gens=columns(plan.gens),
+        run_ids=columns(plan.run_ids),
         rows=columns(plan.rows),
         starts=columns(plan.starts),
-        counts=columns(plan.counts),
-        most=columns(plan.most),
+        num_scheduled_tokens=columns(plan.num_scheduled_tokens),
+        max_sampled_tokens=columns(plan.max_sampled_tokens),
         fills=tuple(
             evolve(fill, index=indices[fill.index])
             for fill in plan.fills

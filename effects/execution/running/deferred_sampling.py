@@ -149,7 +149,7 @@ def _words(plan: Plan, shape: StepShape, entries: list[int], scratch: int) -> Wo
     draws.rows[:] = draws.positions[:] = scratch
     draws.rows[:size] = pick(plan.rows, entries)
     draws.positions[:size] = pick(plan.starts, entries)
-    draws.positions[:size] += np.array(pick(plan.counts, entries), np.int32)
+    draws.positions[:size] += np.array(pick(plan.num_scheduled_tokens, entries), np.int32)
     return words
 
 

@@ -25,8 +25,8 @@ from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
-from minfer.effects.models.batch import Chunks
-from minfer.effects.models.model import Model
+from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.model import Model
 from minfer.kernels.packages import QUACK
 
 

@@ -37,10 +37,10 @@ from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, Pr
 from minfer.effects.execution.running.feeding import Feeder, StepRows, chunks_of
 from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.batch import Chunks
-from minfer.effects.models.model import Model
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights
+from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.model import Model
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
 from minfer.records.config import EngineConfig
 
 

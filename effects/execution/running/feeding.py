@@ -15,7 +15,7 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.models.batch import Batch, Chunks, Verified
+from minfer.effects.models.architecture.batch import Batch, Chunks, Verified
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork

@@ -6,11 +6,11 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Cache
-from minfer.effects.models.batch import Batch
-from minfer.effects.models.model import Model, forward
+from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.model import Model, forward
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import ALONE, Ends, Ranks
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights
 
 
 @frozen(eq=False)

@@ -14,8 +14,8 @@ from minfer.effects.execution.packing.inputs import PrefillWords
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.running.feeding import chunks_of
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.models.batch import Chunks
-from minfer.effects.models.shapes import context_blocks
+from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.layout.shapes import context_blocks
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork

@@ -12,7 +12,7 @@ Under the default rule nothing of this is launched.
 
 A draft model then has a noise stream of its own, and its logits are kept until its places
 have been verified: [drafts, rows, vocab] in the model's own dtype, or in float32 where at
-least one row's logits are shaped (`minfer.effects.models.shapes` counts it).
+least one row's logits are shaped (`minfer.effects.models.layout.shapes` counts it).
 """
 
 from collections.abc import Sequence

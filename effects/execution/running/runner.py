@@ -46,13 +46,13 @@ from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.execution.running.stage_sampler import make_sampler
-from minfer.effects.models import shapes
-from minfer.effects.models.cache_layout import layout_for
+from minfer.effects.models.architecture.model import Model
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.model import Model
+from minfer.effects.models.layout import shapes
+from minfer.effects.models.layout.cache_layout import layout_for
 from minfer.effects.models.ranks import ALONE, Ranks
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 

@@ -25,7 +25,7 @@ from minfer.effects.execution.running.rejection_sampling import (
     rejection_sample,
 )
 from minfer.effects.models.ranks import ALONE, Ranks, whole_logits
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.params import MAX_LOGPROBS
 
 
@@ -64,7 +64,7 @@ class Sampler:
         self.kept_logits: Tensor | None = None
         self.masks = DeviceMasks(draws, rows.vocab, device)
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Reset a row for a new owner."""
         self.rows.open(row, opened)
         self.shaper.open(row, opened)

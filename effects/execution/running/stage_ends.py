@@ -15,9 +15,9 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.ranks import Ranks
-from minfer.effects.models.spec import ModelSpec
 
 
 class Graph(Protocol):

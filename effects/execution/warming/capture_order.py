@@ -43,7 +43,7 @@ from minfer.effects.execution.device.step_shape import (
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE
 

@@ -26,9 +26,9 @@ from minfer.effects.execution.device.step_shape import (
 from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.rehearsals import Rehearsals
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.shapes import drafts_from, most_drafts
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.layout.shapes import drafts_from, most_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.warming.rehearsals import Rehearsals
-from minfer.effects.models.shapes import drafts_from
+from minfer.effects.models.layout.shapes import drafts_from
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation

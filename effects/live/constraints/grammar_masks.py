@@ -124,15 +124,15 @@ class GrammarMasks(MaskMaker):
         ]
         planned = _planned_gens(transition)
         for i, grammar in slow:
-            if run.gens[i] in planned:
+            if run.run_ids[i] in planned:
                 self._pause(grammar)
-        flying = {gen for plan in transition.state.inflight for gen in plan.gens}
+        flying = {gen for plan in transition.state.inflight for gen in plan.run_ids}
         for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
             if grammar.busy or not grammar.paused:
                 continue
-            if grammar.is_new or run.gens[i] not in flying:
+            if grammar.is_new or run.run_ids[i] not in flying:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     @override
@@ -409,17 +409,17 @@ def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     """Returns the indices of a plan's deferred rows among the running samples; None if a
     row's sample does not run.
     """
-    if plan.gens == run.gens:
+    if plan.run_ids == run.run_ids:
         return plan.deferred
-    places = dict(zip(run.gens, range(len(run)), strict=True))
-    return [places.get(plan.gens[index]) for index in plan.deferred]
+    places = dict(zip(run.run_ids, range(len(run)), strict=True))
+    return [places.get(plan.run_ids[index]) for index in plan.deferred]
 
 
 def _planned_gens(transition: Transition) -> set[int]:
     """Returns the generations in the turn's plans."""
     commands = transition.commands
     plans = [one.plan for one in commands if isinstance(one, Execute)]
-    return {gen for plan in plans for gen in plan.gens}
+    return {gen for plan in plans for gen in plan.run_ids}
 
 
 def _advance_matcher(matcher: Matcher, due: DueMask) -> bytes | GrammarError:

@@ -15,6 +15,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.analysis.drafts import drafted
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
@@ -27,11 +28,10 @@ from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
+from minfer.planning.schedule import queue_blocked_by
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
-from minfer.runs.drafts import drafted
-from minfer.schedule import queue_blocked_by
 
 COLLECT_INTERVAL: Final = 60.0  # seconds; a server that is never idle creates cycles, too
 POLL: Final = 0.02  # seconds between two checks while waiting for the end

@@ -50,7 +50,7 @@ def open_executor(
     vocab_size = setup.spec.vocab_size
     match setup.args.executor:
         case "oracle":
-            from minfer.runs.oracle import Oracle
+            from minfer.simulation.oracle import Oracle
 
             return Oracle(setup.config.block_size, vocab_size, setup.config.groups)
         case "dry":

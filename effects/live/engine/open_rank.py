@@ -20,8 +20,8 @@ from minfer.effects.execution.warming.start_progress import (
     StartProgress,
     ignore_progress,
 )
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.ranks import ALONE, WHOLE, Place, Ranks
-from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.tiers import disk_size
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from minfer.effects.execution.running.draft_model import LoadedDraft
     from minfer.effects.execution.torch_executor import TorchExecutor
     from minfer.effects.execution.warming.warm_up import Readiness
-    from minfer.effects.models.model import Model
-    from minfer.effects.models.weights import Weights
+    from minfer.effects.models.architecture.model import Model
+    from minfer.effects.models.architecture.weights import Weights
 
 
 def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
@@ -159,7 +159,11 @@ def _weights(
     """Returns a model's weights, by the settings, on the device of the settings: those of
     one rank.
     """
-    from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
+    from minfer.effects.models.checkpoint.checkpoint import (
+        load_weights,
+        random_weights,
+        read_config,
+    )
 
     seed = setup.args.seed
     device = setup.device.kind

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
+from minfer.analysis.drafts import Drafted
 from minfer.records.messages import Emit
 from minfer.records.plan import Pooled
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.token_logprobs import Logprobs
-from minfer.runs.drafts import Drafted
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from minfer.analysis.drafts import Drafted
 from minfer.effects.live.client import (
     EngineDied,
     EngineMessage,
@@ -28,12 +29,11 @@ from minfer.effects.live.engine.output_columns import (
     logprobs_column,
     pooled_column,
 )
+from minfer.planning.schedule import queue_blocked_by
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Event, Submit
 from minfer.records.sequence import Place
 from minfer.records.state import EngineState, Transition
-from minfer.runs.drafts import Drafted
-from minfer.schedule import queue_blocked_by
 
 
 class OutputReporter:

@@ -156,7 +156,7 @@ def make_request(
         stop_ids=stops,
         bad_words=bad_words,
         seed=_seed(setup, given.count) if params.seed is None else params.seed,
-        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
+        needs_host_mask=params.structured_outputs is not None and params.max_tokens != 0,
         priority=given.urgency.priority,
         client=given.urgency.client,
         deadline=float(given.urgency.deadline),

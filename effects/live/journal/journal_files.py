@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.journal import writing as records
+from minfer.journal.codec import RECORDS
+from minfer.journal.format import JournalError
+from minfer.journal.replay import Journal, open_segments
 from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
 from minfer.records.state import Turn
-from minfer.runs import journal_writing as records
-from minfer.runs.codec import RECORDS
-from minfer.runs.journal import JournalError
-from minfer.runs.replay import Journal, open_segments
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".journal"

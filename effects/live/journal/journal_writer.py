@@ -30,14 +30,14 @@ from attrs import frozen
 
 import minfer
 from minfer.effects.live.journal.journal_files import SUFFIX, create, write_all
+from minfer.journal import writing as records
+from minfer.journal.codec import CodecError, dump
+from minfer.journal.decisions import chained, compact, facts
+from minfer.journal.format import EVERY, MAGIC, START, Head
+from minfer.journal.redact import redacted, redacted_config
+from minfer.journal.redact_state import can_be_redacted, redacted_state
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState, Turn
-from minfer.runs import journal_writing as records
-from minfer.runs.codec import CodecError, dump
-from minfer.runs.decisions import chained, compact, facts
-from minfer.runs.journal import EVERY, MAGIC, START, Head
-from minfer.runs.redact import redacted, redacted_config
-from minfer.runs.redact_state import can_be_redacted, redacted_state
 from minfer.values.checks import ConfigError
 
 SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
@@ -61,9 +61,9 @@ class JournalWriter:
     Raises ConfigError if the folder cannot be written, or the policy is not made of
     records. A disk that fails later stops the journal, not the engine: that is logged,
     `failed` holds the cause as long as it lasts, and `errors` counts all failed attempts.
-    `redact`: write no token ids (`minfer.runs.redact`). With a sliding window there are
-    no redacted snapshots: that journal is one segment, which ends where it fails, or when
-    it reaches the size allowed for all segments.
+    `redact`: write no token ids (`minfer.journal.redact`). With a sliding window there
+    are no redacted snapshots: that journal is one segment, which ends where it fails, or
+    when it reaches the size allowed for all segments.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The journal of a router: a file of its own, which `minfer replay` reads.
 
-Its lines are those of `minfer.runs.routing_journal`, written by a thread of their own, as
-a front has one loop for all its requests. A router never stops for its journal: if that
-cannot be written, or has reached its size, it ends there, which is logged, and
+Its lines are those of `minfer.journal.routing_journal`, written by a thread of their own,
+as a front has one loop for all its requests. A router never stops for its journal: if
+that cannot be written, or has reached its size, it ends there, which is logged, and
 `recording` is false.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, Final
 import minfer
 from minfer.effects.live.journal.journal_files import SUFFIX as ENGINES
 from minfer.effects.live.journal.journal_files import create, write_all
+from minfer.journal.routing_journal import NAME, RoutingWriter
 from minfer.routing.messages import RouterEvent, RoutingRequest
 from minfer.routing.router import Applied, Routed
 from minfer.routing.state import RouterConfig
-from minfer.runs.routing_journal import NAME, RoutingWriter
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".routing"

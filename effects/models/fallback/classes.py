@@ -16,11 +16,11 @@ from attrs import frozen
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from minfer.effects.models.architecture.refusals import refuse_kind
+from minfer.effects.models.architecture.rope_scaling import ALL_KEYS, FULL
+from minfer.effects.models.architecture.spec_reader import read_architectures
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
-from minfer.effects.models.refusals import refuse_kind
-from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
-from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
 
 NOT_READ: Final = {

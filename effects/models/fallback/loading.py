@@ -13,11 +13,18 @@ from attrs import evolve
 from safetensors import SafetensorError
 from transformers.utils.import_utils import is_peft_available
 
-from minfer.effects.models.checkpoint import (
+from minfer.effects.models.architecture.model import Model
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.checkpoint.checkpoint import (
     HARMLESS,
     CorruptFileError,
     TensorMismatchError,
     is_harmless,
+)
+from minfer.effects.models.checkpoint.weight_files import (
+    adapter_in,
+    find_tensors,
+    list_names,
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
@@ -35,13 +42,6 @@ from minfer.effects.models.fallback.quantized import (
     read_leaves,
 )
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
-from minfer.effects.models.model import Model
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weight_files import (
-    adapter_in,
-    find_tensors,
-    list_names,
-)
 
 
 @quiet()

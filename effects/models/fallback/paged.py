@@ -11,10 +11,10 @@ import transformers
 from attrs import define
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch
-from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.model import Model
 
 PAGED: Final = "minfer_paged"  # transformers' name of `_paged_attention`
 # Arguments of attention that do not change its result.

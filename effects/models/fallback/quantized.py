@@ -13,13 +13,13 @@ from typing import Any
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from minfer.effects.models.checkpoint import files_of, planned_parts
+from minfer.effects.models.architecture.products import linear, prepared
+from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import empty_leaves, leaf_parts
+from minfer.effects.models.checkpoint.checkpoint import files_of, planned_parts
+from minfer.effects.models.checkpoint.weight_files import FoundTensors
 from minfer.effects.models.formats.on_load import OnLoad
-from minfer.effects.models.products import linear, prepared
-from minfer.effects.models.quantization import Files
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weight_files import FoundTensors
-from minfer.effects.models.weights import empty_leaves, leaf_parts
 from minfer.kernels.leaves import Linear
 
 

@@ -18,12 +18,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.layers import Layer
+from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.fallback.quantized import QuantizedLinear, without_rounding
-from minfer.effects.models.layers import Layer
-from minfer.effects.models.spec import ModelSpec
 
 # From a spec, a number of blocks and their size to the CPU's cache.
 CacheMaker = Callable[[ModelSpec, int, int], PagedCache]

@@ -17,18 +17,18 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
+from minfer.effects.models.architecture.dense import Dense
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layers import Layer
+from minfer.effects.models.architecture.linear import LinearSizes, NormRule
+from minfer.effects.models.architecture.quantization import read_quantization
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import read_dtype
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
-from minfer.effects.models.dense import Dense
 from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.paged import own_mask, refuse_extras
 from minfer.effects.models.families import Family
-from minfer.effects.models.gqa import GQA
-from minfer.effects.models.layers import Layer
-from minfer.effects.models.linear import LinearSizes, NormRule
 from minfer.effects.models.parts import Renaming
-from minfer.effects.models.quantization import read_quantization
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import read_dtype
 from minfer.kernels.leaves import Shard
 
 TRACED: Final = "minfer_traced"  # transformers' name of the functions below

@@ -33,7 +33,7 @@ from minfer.effects.cluster.processes.replica_devices import (
 from minfer.effects.cluster.processes.supervisor import Guard, Run, Supervisor
 from minfer.effects.execution.ranks.rank_folder import is_by_torchrun
 from minfer.effects.live.logs import configure_logs
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.net.addresses import port_text
 from minfer.effects.net.run_folder import run_folder, socket_paths
 from minfer.effects.serving.processes.front_process import FrontPlan, run_front

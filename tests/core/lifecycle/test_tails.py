@@ -8,18 +8,18 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys, is_tail, root_key, tail_key, tail_keys
 from minfer.engine import step
+from minfer.journal.redact_state import redacted_state
+from minfer.journal.replay import Journal, open_segments
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import Place
 from minfer.records.state import Turn, initial
-from minfer.runs.oracle import Oracle
-from minfer.runs.redact_state import redacted_state
-from minfer.runs.replay import Journal, open_segments
+from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
-from tests.core.runs.test_redact import SECRET, blind
-from tests.core.runs.test_redact_state import comparable
+from tests.core.journal.test_redact import SECRET, blind
+from tests.core.journal.test_redact_state import comparable
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import reference
 

@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
+from minfer.journal.codec import dump, load
 from minfer.records.acceptance import Acceptance, Learning
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Proposed, SampleAcceptance
 from minfer.records.sequence import SampleId
-from minfer.runs.codec import dump, load
 from minfer.values.pmap import Map
 
 HOW = Learning(assumed=0.5, weight=2.0, rested=0.5)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.journal.codec import dump, load
 from minfer.records.acceptance import Costs, Learning
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import (
@@ -17,7 +18,6 @@ from minfer.records.speculation import (
     SAME_NOISE,
     Speculation,
 )
-from minfer.runs.codec import dump, load
 from minfer.values.checks import ConfigError
 
 GOOD: dict[str, Any] = {"drafter": HOST, "drafts": 4, "adaptive": False}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from minfer.journal.codec import dump, load
 from minfer.records.request import Request, SamplingParams
-from minfer.runs.codec import dump, load
 from minfer.sampling.structured import KINDS, MAX_CONSTRAINT, StructuredOutputs
 from minfer.values.checks import ParameterError
 
@@ -30,7 +30,7 @@ def test_each_kind_is_reported_and_kept(kind: str) -> None:
         id="a",
         prompt=(1,),
         max_tokens=1,
-        lockstep=True,
+        needs_host_mask=True,
         sampling=SamplingParams(structured_outputs=constraint),
     )
     assert load(json.loads(json.dumps(dump(request)))) == request

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
+from minfer.journal.format import FORMAT, LEARNING, MAGIC, framed
+from minfer.journal.reading import payloads
+from minfer.journal.replay import DivergenceError
+from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Acceptance, Learning, counted_drafts
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Finished, Submit
@@ -14,15 +18,11 @@ from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import Speculation
 from minfer.records.state import Turn
-from minfer.runs.journal import FORMAT, LEARNING, MAGIC, framed
-from minfer.runs.journal_reading import payloads
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.replay import DivergenceError
 from minfer.speculate.learn import update_acceptance
 from minfer.values.pmap import Map
 from tests.circles import seeds
+from tests.core.journal.made import opened
 from tests.core.recorded import recorded
-from tests.core.runs.made import opened
 from tests.core.speculate.drafted import (
     FLAT,
     HOSTED,
@@ -52,7 +52,7 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
         done = [one for one in kinds if one.step in steps]
         if done:
             plan, run = before.inflight[0], before.running
-            names = dict(zip(run.gens, run.ids, strict=True))
+            names = dict(zip(run.run_ids, run.ids, strict=True))
             emitted = _emitted(plan, done[0], names)
             for name in each.keys() - {who for who, *_ in emitted}:
                 each[name] = each[name].updated(how, 0, 0)
@@ -74,11 +74,15 @@ def _emitted(
 ) -> list[tuple[SampleId, int, int]]:
     """Of who is still there: how many drafts count, and were accepted."""
     return [
-        (names[plan.gens[at]], counted_drafts(plan.counts[at] - 1, hit), hit)
+        (
+            names[plan.run_ids[at]],
+            counted_drafts(plan.num_scheduled_tokens[at] - 1, hit),
+            hit,
+        )
         for at, hit in (
             (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
         )
-        if plan.gens[at] in names
+        if plan.run_ids[at] in names
     ]
 
 
@@ -154,7 +158,7 @@ def test_only_drafts_that_were_judged_count() -> None:
     bench = begun(HOSTED, ask("a", max_tokens=30))
     while not (plan := bench.state.inflight[0]).drafts:
         bench.turn()
-    assert plan.counts == (5,)
+    assert plan.num_scheduled_tokens == (5,)
     state = update_acceptance(
         LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,)
     )

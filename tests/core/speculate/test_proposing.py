@@ -6,17 +6,17 @@ import pytest
 from attrs import evolve
 
 from minfer.engine import step
+from minfer.journal.codec import dump, load
+from minfer.journal.projection import state_digest
+from minfer.journal.redact import redacted, redacted_config
+from minfer.journal.redact_state import redacted_state
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import encode_journal
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Cancel, Finish, Ignored, Preempted, Propose, Submit
 from minfer.records.speculation import MOST_DRAFTS
 from minfer.records.state import initial
-from minfer.runs.codec import dump, load
-from minfer.runs.fork import Change, fork
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.projection import state_digest
-from minfer.runs.redact import redacted, redacted_config
-from minfer.runs.redact_state import redacted_state
-from minfer.runs.replay import Journal, open_segments
+from minfer.simulation.fork import Change, fork
 from minfer.speculate.proposing import keep_proposals
 from minfer.values.checks import LARGEST_TOKEN, ParameterError
 from tests.core.lifecycle.test_pausing import COST
@@ -239,8 +239,8 @@ def test_a_redacted_run_decides_the_same(how: Any) -> None:
         hidden = redacted_state(bench.config, turn.transition.state, b"secret")
         assert state.drafting == hidden.drafting
         assert state.running.known == hidden.running.known
-        counts = [plan.counts for plan in turn.transition.state.inflight]
-        assert [plan.counts for plan in state.inflight] == counts
+        counts = [plan.num_scheduled_tokens for plan in turn.transition.state.inflight]
+        assert [plan.num_scheduled_tokens for plan in state.inflight] == counts
         assert state_digest(state) == state_digest(hidden)
 
 

@@ -16,7 +16,7 @@ from minfer.records.messages import Event, Executed, Finished, Propose
 from minfer.records.plan import Draft
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.runs.oracle import Oracle, OracleRow
+from minfer.simulation.oracle import Oracle, OracleRow
 from tests.circles import seeds
 from tests.core.speculate.drafted import (
     HOSTED,
@@ -152,7 +152,7 @@ def test_every_number_of_drafts_and_of_those_that_stand(
             for event in turn.events
             if isinstance(event, Executed)
             and turn.before.inflight[0].drafts
-            and turn.before.inflight[0].counts == (1 + drafts,)
+            and turn.before.inflight[0].num_scheduled_tokens == (1 + drafts,)
         }
         assert sizes == {right + 1}
         assert bench.out["a", 0] == bench.right(wish)

@@ -13,7 +13,7 @@ from minfer import LLM
 from minfer.effects.cli.main import main
 from minfer.effects.live.engine import open_engine as opening
 from minfer.records.messages import Failed
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 
 # One token a byte, so lengths can be counted: a turn adds "<role>" and its content.

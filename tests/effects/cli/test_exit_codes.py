@@ -11,9 +11,9 @@ from minfer.effects.live.errors import OverloadedError, RequestError
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.text.chat_templates import ChatTemplateError
+from minfer.journal.format import JournalError
+from minfer.journal.turns import EngineRaisedError
 from minfer.records.request import ParameterError
-from minfer.runs.journal import JournalError
-from minfer.runs.turns import EngineRaisedError
 from minfer.values.checks import ConfigError
 
 

@@ -10,7 +10,7 @@ from minfer.effects.cli import generate as cli
 from minfer.effects.cli.main import main
 from minfer.effects.live.engine import open_engine as opening
 from minfer.records.messages import Failed
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 
 SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]

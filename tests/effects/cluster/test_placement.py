@@ -21,14 +21,14 @@ from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import GIVEN_UP, SUSPECT_DEATHS
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.journal.routing_journal import RoutingJournal
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.routing.key_index import holders
 from minfer.routing.messages import Lost
 from minfer.routing.policies import ROUTING_POLICIES, Prefix, routing_policy_named
+from minfer.routing.replica_events import content_keys
 from minfer.routing.state import RouterConfig
-from minfer.runs.replica_events import content_keys
-from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import seeds
 from tests.effects.cluster import world as worlds
 from tests.effects.cluster.ends import IDLE, READY, request

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weights import empty_weights, named_parts
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.architecture.weights import empty_weights, named_parts
 from tests.effects.execution.tiny_engine import (
     VOCAB,
     Model,

@@ -26,12 +26,12 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.models import products
+from minfer.effects.models.architecture import products
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place, Ranks
-from minfer.effects.models.shapes import captured_tokens
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weights import random_weights
 from minfer.kernels import fused_linear
 from minfer.kernels.compiling import compiled
 from minfer.records.config import EngineConfig
@@ -144,7 +144,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
                 prompt=tuple(rng.randrange(VOCAB) for _ in range(length)),
                 max_tokens=rng.randrange(1, 9),
                 sampling=sampling,
-                lockstep=i % 7 == 0,
+                needs_host_mask=i % 7 == 0,
                 seed=i,
             )
         )

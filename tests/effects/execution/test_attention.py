@@ -17,11 +17,11 @@ from minfer.effects.execution.cpu.attention_reads import (
     plan_reads,
 )
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
-from minfer.effects.models.batch import Batch, BatchRow, make_batch
-from minfer.effects.models.rope_scaling import Rope
-from minfer.effects.models.shapes import MASK_NUMBERS
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.rope_scaling import Rope
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.layout.shapes import MASK_NUMBERS
 from tests.effects.tiny_model import gqa_of, with_attention, with_windows
 
 SPEC = parse_spec(

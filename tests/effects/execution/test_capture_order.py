@@ -261,7 +261,7 @@ def stream(name: str) -> Submit:
 
 
 def executed(plan: Plan) -> Executed:
-    return Executed(plan.step, tuple((5,) * most for most in plan.most))
+    return Executed(plan.step, tuple((5,) * most for most in plan.max_sampled_tokens))
 
 
 def kind_of(plan: Plan) -> StepShape:

@@ -8,7 +8,7 @@ import torch
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling import reference_sampler as reference
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
@@ -17,8 +17,8 @@ from tests.effects.execution.shapes import random_row
 ROWS = 4
 
 
-def given(how: RowSampling, known: list[int], prompt: int) -> Open:
-    return Open(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
+def given(how: RowSampling, known: list[int], prompt: int) -> NewRow:
+    return NewRow(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
 
 
 class Batch:

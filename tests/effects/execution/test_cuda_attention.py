@@ -12,9 +12,9 @@ from torch import Tensor
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
-from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.cache_layout import cache_layout, one_group
+from minfer.effects.models.architecture.attention_window import with_attention_window
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.layout.cache_layout import cache_layout, one_group
 from minfer.kernels.attention import decode_attention
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import FlashWork

@@ -7,7 +7,7 @@ import torch
 from minfer.effects.execution.cuda.cuda_shaper import NEVER_ENDS, CudaShaper, Entries
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels.shape import ENTRIES, IN_PROMPT, PENALIZED, RESTRICTED
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 
@@ -43,7 +43,7 @@ def test_a_row_that_asks_for_nothing_costs_nothing() -> None:
         params = SamplingParams(**how)  # type: ignore[arg-type]  # of any field
         known = (1, 2, 2, 5, 5, 5)
         how_ = RowSampling.of(params, 0, 0)
-        shaper.open(1, Open(0, ("a", 0), known, 3, 99, how_, ((0,),)))
+        shaper.open(1, NewRow(0, ("a", 0), known, 3, 99, how_, ((0,),)))
 
     before = [part.clone() for part in kept]
     opened(top_p=0.5)

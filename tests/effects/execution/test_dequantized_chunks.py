@@ -8,7 +8,7 @@ from torch import Tensor
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.device import routes
 from minfer.effects.execution.device.routes import MIN_DEQUANTIZE_TOKENS
-from minfer.effects.models.weights import random_weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.setup import memory
 from minfer.effects.setup.memory import plan_memory
 from minfer.kernels.dequantized_contexts import dequantize_contexts

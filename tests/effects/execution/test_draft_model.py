@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import PrefillWords
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
-from minfer.effects.models.weights import random_weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.records.messages import Discarded, Preempted
 from minfer.records.request import SamplingParams
 from tests.circles import claimed

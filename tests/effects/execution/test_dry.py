@@ -13,7 +13,7 @@ from minfer.records.messages import Emit, Executed, Submit, Tick
 from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.records.state import Turn
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.core.recorded import Seen
 
 SENTENCES = ((10, 11, 12), (20, 21), (30,))

@@ -19,14 +19,14 @@ from minfer.effects.execution.cuda import latent_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.execution.device import routes
-from minfer.effects.models import mla as sizes
-from minfer.effects.models.batch import Batch, BatchRow, make_batch
-from minfer.effects.models.cache_layout import one_group
-from minfer.effects.models.mla import MLA
-from minfer.effects.models.shapes import expansion_bytes
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weights import random_weights
+from minfer.effects.models.architecture import mla as sizes
+from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.layout.cache_layout import one_group
+from minfer.effects.models.layout.shapes import expansion_bytes
 from minfer.effects.setup import memory
 from minfer.effects.setup.memory import plan_memory
 from minfer.kernels.expanded_work import ExpandedWork

@@ -25,7 +25,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.input_processing.input_processor import RequestError
-from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
@@ -423,7 +423,7 @@ def test_deferred_rows_sample_the_same(
             nonlocal count
             if isinstance(event, Submit):
                 count += 1
-                event = Submit(evolve(event.request, lockstep=count % 2 == 1))
+                event = Submit(evolve(event.request, needs_host_mask=count % 2 == 1))
             post(event)
 
         monkeypatch.setattr(driver, "post", bound)

@@ -11,9 +11,9 @@ from torch import Tensor
 from minfer.effects.execution.cpu.attention_reads import plan_reads
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.mla import MLA
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.kernels.leaves import LatentWeights, Linear, Norm
 from tests.effects.published_configs import PUBLISHED
 

@@ -9,9 +9,9 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, max_draws, max_lines
 from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, max_words
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.models.shapes import most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Draft, Fill, Plan
+from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import HOST, Speculation
 from tests.core.executing import opened
@@ -51,12 +51,12 @@ def packer(pad: bool) -> Packer:
 # Rows 5 and 2 feed themselves; 1 goes on with its history, 4 ends it.
 MIXED = Plan(
     step=0,
-    gens=(1, 2, 3, 4),
+    run_ids=(1, 2, 3, 4),
     rows=(5, 1, 2, 4),
     starts=(7, 2, 9, 0),
-    counts=(1, 3, 1, 2),
-    most=(1, 0, 1, 1),
-    fills=(Fill(1, (11, 12, 13)), Fill(3, (21, 22))),
+    num_scheduled_tokens=(1, 3, 1, 2),
+    max_sampled_tokens=(1, 0, 1, 1),
+    fills=(PrefillTokens(1, (11, 12, 13)), PrefillTokens(3, (21, 22))),
 )
 
 
@@ -170,8 +170,13 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
 def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
     """As far as the device can tell, once it knows the token."""
     packs = packer(pad=True)
-    fills = Fill(1, (11,)), Fill(3, (21,))
-    plan = evolve(MIXED, counts=(1, 1, 1, 1), most=(1, 1, 1, 1), fills=fills)
+    fills = PrefillTokens(1, (11,)), PrefillTokens(3, (21,))
+    plan = evolve(
+        MIXED,
+        num_scheduled_tokens=(1, 1, 1, 1),
+        max_sampled_tokens=(1, 1, 1, 1),
+        fills=fills,
+    )
     [forward] = packs.forwards(plan)
     assert forward.shape == StepShape(decode_rows=4, draws=4)
     assert forward.draw.entries == [0, 1, 2, 3]
@@ -200,17 +205,17 @@ def test_other_fills_beside_it_are_chunks() -> None:
     packs.rows.open(0, pooled)
     plan = Plan(
         step=0,
-        gens=(1, 2, 3, 4, 5, 6),
+        run_ids=(1, 2, 3, 4, 5, 6),
         rows=(5, 1, 2, 4, 3, 0),
         starts=(7, 2, 9, 0, 0, 0),
-        counts=(1, 1, 1, 2, 1, 1),
-        most=(1, 1, 0, 1, 1, 1),
+        num_scheduled_tokens=(1, 1, 1, 2, 1, 1),
+        max_sampled_tokens=(1, 1, 0, 1, 1, 1),
         fills=(
-            Fill(1, (11,)),
-            Fill(2, (12,)),
-            Fill(3, (21, 22)),
-            Fill(4, (31,)),
-            Fill(5, (41,)),
+            PrefillTokens(1, (11,)),
+            PrefillTokens(2, (12,)),
+            PrefillTokens(3, (21, 22)),
+            PrefillTokens(4, (31,)),
+            PrefillTokens(5, (41,)),
         ),
     )
     [forward] = packs.forwards(plan)
@@ -241,7 +246,7 @@ def test_there_is_room_for_the_largest_step() -> None:
     most = max_words(packs.rows, padded_tokens(budget), max_draws(seqs))
     rows = tuple(range(seqs))
     each = budget // seqs
-    fills = tuple(Fill(i, (1,) * each) for i in rows)
+    fills = tuple(PrefillTokens(i, (1,) * each) for i in rows)
     for row in rows:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         packs.rows.open(row, opened(request, (1,) * packs.rows.blocks))
@@ -275,11 +280,11 @@ def test_padding_belongs_to_the_scratch_row() -> None:
 # Rows 1 and 4 have drafts, the device's draft model says those of 4; 5 and 2 have none.
 DRAFTED = Plan(
     step=0,
-    gens=(1, 2, 3, 4),
+    run_ids=(1, 2, 3, 4),
     rows=(5, 1, 2, 4),
     starts=(7, 2, 9, 3),
-    counts=(1, 4, 1, 3),
-    most=(1, 4, 1, 3),
+    num_scheduled_tokens=(1, 4, 1, 3),
+    max_sampled_tokens=(1, 4, 1, 3),
     drafts=(Draft(1, (11, 12, 13)), Draft(3)),
 )
 
@@ -308,7 +313,9 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
 def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
     packs = packer(pad=True)
     packs.drafts = 99
-    plain = evolve(DRAFTED, counts=(1,) * 4, most=(1,) * 4, drafts=())
+    plain = evolve(
+        DRAFTED, num_scheduled_tokens=(1,) * 4, max_sampled_tokens=(1,) * 4, drafts=()
+    )
     for plan in (DRAFTED, plain, DRAFTED):
         [forward] = packs.forwards(plan)
         _, batch = packs.rows.changes[-1]
@@ -317,7 +324,12 @@ def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
         assert (forward.draw.draft_outputs is None) == (not plan.drafts)
 
 
-BESIDE = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
+BESIDE = evolve(
+    MIXED,
+    num_scheduled_tokens=(1, 3, 3, 2),
+    max_sampled_tokens=(1, 0, 3, 1),
+    drafts=(Draft(2),),
+)
 
 
 @pytest.mark.parametrize("pad", [False, True])

@@ -19,7 +19,7 @@ from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import MEAN, POOLINGS, Open, Plan
+from minfer.records.plan import MEAN, POOLINGS, NewRow, Plan
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_families import OTHERS, VARIANTS, save
 
@@ -236,18 +236,24 @@ def test_without_weights_there_are_vectors_to_try_with() -> None:
         assert sum(number**2 for number in first.embedding) == pytest.approx(1)
 
 
-OPENED: Final = Open(
+OPENED: Final = NewRow(
     index=0,
     name=("r7", 0),
     known=(1, 2),
     prompt=2,
-    last=2,
+    last_index=2,
     sampling=RowSampling(seed=0, sample=0),
     tables=((0,),),
     pooling=MEAN,
 )
 PLAN: Final = Plan(
-    step=0, gens=(0,), rows=(0,), starts=(0,), counts=(2,), most=(0,), opens=(OPENED,)
+    step=0,
+    run_ids=(0,),
+    rows=(0,),
+    starts=(0,),
+    num_scheduled_tokens=(2,),
+    max_sampled_tokens=(0,),
+    opens=(OPENED,),
 )
 
 

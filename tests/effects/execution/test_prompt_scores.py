@@ -20,7 +20,7 @@ from minfer.effects.execution.packing.prompt_scores import (
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.test_gpu import runner_of
@@ -244,12 +244,12 @@ def test_without_a_model_there_is_nothing_to_be_scored_by() -> None:
         assert output.outputs[0].token_ids == ()
 
 
-OPENED: Final = Open(
+OPENED: Final = NewRow(
     index=0,
     name=("r7", 0),
     known=(1, 2, 3),
     prompt=3,
-    last=5,
+    last_index=5,
     sampling=RowSampling(seed=0, sample=0, prompt_logprobs=1),
     tables=((0,),),
 )

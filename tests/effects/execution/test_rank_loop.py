@@ -21,7 +21,14 @@ from minfer.records.plan import Plan
 
 WANT: Final = Want((b"key",), "engine")
 LAUNCH: Final = Launch(
-    Plan(step=4, gens=(1,), rows=(2,), starts=(5,), counts=(1,), most=(9,))
+    Plan(
+        step=4,
+        run_ids=(1,),
+        rows=(2,),
+        starts=(5,),
+        num_scheduled_tokens=(1,),
+        max_sampled_tokens=(9,),
+    )
 )
 
 

@@ -9,9 +9,9 @@ from minfer.effects.execution.device.routes import (
     MIN_FLASH_TOKENS,
     Routes,
 )
-from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.attention_window import with_attention_window
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.kernels.attention_tunes import num_splits
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.records.config import EngineConfig

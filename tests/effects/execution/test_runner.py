@@ -13,11 +13,12 @@ from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.running import shortcuts
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights, random_weights
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.kernels.packages import FLASH
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Fill, Plan
+from minfer.records.plan import Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
@@ -96,7 +97,7 @@ class Solo:
             evolve(opened(self._request(i), tuple(range(8 * i, 8 * i + 8))), index=i)
             for i in rows
         ]
-        fills = tuple(Fill(i, prompt) for i, prompt in enumerate(PROMPTS))
+        fills = tuple(PrefillTokens(i, prompt) for i, prompt in enumerate(PROMPTS))
         zeros, ones = (0,) * len(rows), (1,) * len(rows)
         self.starts = list(counts)
         self._run(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))

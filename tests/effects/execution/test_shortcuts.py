@@ -20,7 +20,7 @@ from minfer.effects.execution.running.shortcuts import (
     SPOILED_MESSAGE,
     Shortcuts,
 )
-from minfer.effects.models.model import forward as model_forward
+from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.kernels import fused_linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.records.messages import Discarded
@@ -195,7 +195,7 @@ def test_steps_with_deferred_rows_are_captured_too(
 ) -> None:
     run = Run.start(model, depth=1)
     captured = capturing(run, monkeypatch)
-    wanted = [evolve(r, lockstep=i % 2 == 0) for i, r in enumerate(requests(0))]
+    wanted = [evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))]
     for again in ("", "again-", "once-more-"):  # mixed steps come twice
         tokens = run.serve([evolve(r, id=again + r.id) for r in wanted])
         for request in wanted:

@@ -22,9 +22,9 @@ from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import Parallel, Place
-from minfer.effects.models.shapes import captured_tokens
-from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.config import EngineConfig
 from minfer.records.plan import LAST
 from minfer.records.request import Request
@@ -170,7 +170,8 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 def asked(seed: int) -> list[Request]:
     """Requests, some with deferred sampling."""
     return [
-        evolve(one, lockstep=i % 3 == 0) for i, one in enumerate(requests(seed, count=7))
+        evolve(one, needs_host_mask=i % 3 == 0)
+        for i, one in enumerate(requests(seed, count=7))
     ]
 
 

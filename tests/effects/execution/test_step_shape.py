@@ -14,7 +14,7 @@ from minfer.effects.execution.device.step_shape import (
     max_lines,
     mixed_bucket_of,
 )
-from minfer.effects.models.shapes import most_drafts
+from minfer.effects.models.layout.shapes import most_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import HOST, Speculation
 

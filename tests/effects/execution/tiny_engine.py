@@ -17,8 +17,8 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Finished, Submit
 from minfer.records.request import Request, SamplingParams, row_sampling

@@ -153,4 +153,6 @@ def ask(name: str, **more: Any) -> Request:
     """A request with a constraint."""
     params = SamplingParams(structured_outputs=REQUESTED, **more.pop("sampling", {}))
     given = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **more}
-    return Request(id=name, prompt=(5, 6, 7), sampling=params, lockstep=True, **given)
+    return Request(
+        id=name, prompt=(5, 6, 7), sampling=params, needs_host_mask=True, **given
+    )

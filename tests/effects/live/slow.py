@@ -15,7 +15,7 @@ from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Finished, Pause, Submit
 from minfer.records.request import Request
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.live.matchers import ByHand, Clock, Compiler, Counting
 
 CONFIG = EngineConfig(

@@ -28,7 +28,7 @@ from minfer.records.messages import (
     Submit,
 )
 from minfer.records.state import Turn
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.core.recorded import Seen
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched

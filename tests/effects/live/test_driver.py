@@ -18,7 +18,7 @@ from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 
 CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=4, vocab_size=100)
 

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
-from minfer.runs.journal import MAGIC, JournalError
-from minfer.runs.journal_reading import read_head
-from minfer.runs.journal_writing import head_record
+from minfer.journal.format import MAGIC, JournalError
+from minfer.journal.reading import read_head
+from minfer.journal.writing import head_record
 from minfer.values.checks import ConfigError
 from tests.core.recorded import recorded
 from tests.effects.live.test_journal_writer import full, live

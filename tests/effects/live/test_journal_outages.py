@@ -19,7 +19,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.live.test_journal_writer import CONFIG, full
 
 

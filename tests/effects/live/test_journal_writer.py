@@ -19,15 +19,15 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import JournalWriter
+from minfer.journal.format import JournalError
+from minfer.journal.reading import payloads
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Submit
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import Request
 from minfer.records.state import Turn, initial
-from minfer.runs.journal import JournalError
-from minfer.runs.journal_reading import payloads
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 from tests.effects.tiny_model import write_checkpoint
@@ -129,7 +129,7 @@ def test_a_redacted_journal_rotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "EVERY", 50)
-    monkeypatch.setattr("minfer.runs.replay.EVERY", 50)
+    monkeypatch.setattr("minfer.journal.replay.EVERY", 50)
     driver, log = live(tmp_path, 400, redact=True, size=16 * 4_000)
     driver.close()
     files = sorted(tmp_path.iterdir())
@@ -188,7 +188,7 @@ def test_segments_rotate_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "EVERY", 50)
-    monkeypatch.setattr("minfer.runs.replay.EVERY", 50)
+    monkeypatch.setattr("minfer.journal.replay.EVERY", 50)
     driver, log = live(tmp_path, 200, size=16 * 40_000)
     for _ in range(400):
         log_before = len(log)
@@ -235,7 +235,7 @@ def test_kept_segments_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "EVERY", 10)
-    monkeypatch.setattr("minfer.runs.replay.EVERY", 10)
+    monkeypatch.setattr("minfer.journal.replay.EVERY", 10)
     monkeypatch.setattr(journals, "SEGMENTS", 3)
     driver, log = live(tmp_path, 10, size=1)
     while len(log) < 400:
@@ -364,7 +364,7 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "EVERY", 10)
-    monkeypatch.setattr("minfer.runs.replay.EVERY", 10)
+    monkeypatch.setattr("minfer.journal.replay.EVERY", 10)
     driver, log = live(tmp_path, 10, size=1)
     real, refused = os.write, list[os.stat_result]()
 

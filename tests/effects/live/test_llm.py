@@ -26,7 +26,7 @@ from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import EOS, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -725,11 +725,11 @@ class Flaky(Oracle):
 
     def launch(self, plan: Plan) -> None:
         bad = (opened.index for opened in plan.opens if opened.known[0] == 13)
-        self.poisoned.update(plan.gens[index] for index in bad)
+        self.poisoned.update(plan.run_ids[index] for index in bad)
         super().launch(plan)
 
     def collect(self) -> Executed | Failed:
-        if self.poisoned.isdisjoint(self.plans[0].gens):
+        if self.poisoned.isdisjoint(self.plans[0].run_ids):
             return super().collect()
         return self.fail("device error", halfway=False)
 

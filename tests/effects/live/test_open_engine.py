@@ -19,7 +19,7 @@ from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.state import initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.values.checks import ConfigError
 from tests.effects.tiny_model import write_checkpoint
 
@@ -64,7 +64,10 @@ def test_weights_that_are_missing_are_named_unless_they_are_made_up(
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("minfer.effects.models.checkpoint.load_weights", "weights of .* do not fit"),
+        (
+            "minfer.effects.models.checkpoint.checkpoint.load_weights",
+            "weights of .* do not fit",
+        ),
         (
             "minfer.effects.execution.torch_executor.TorchExecutor",
             "64 KV blocks .* cannot be had: no room; ask for a smaller KV cache",

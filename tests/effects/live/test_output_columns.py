@@ -1,5 +1,6 @@
 """Columns of several emits are one, and of those that say nothing, none."""
 
+from minfer.analysis.drafts import Drafted
 from minfer.effects.live.engine.output_columns import (
     concat,
     drafts_column,
@@ -8,7 +9,6 @@ from minfer.effects.live.engine.output_columns import (
 )
 from minfer.records.messages import Emit
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.runs.drafts import Drafted
 
 A, B = ("a", 0), ("b", 0)
 SCORED = (TokenLogprobs(7, -0.5, 1),)

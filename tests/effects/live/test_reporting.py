@@ -4,6 +4,7 @@ import threading
 
 from attrs import evolve
 
+from minfer.analysis.drafts import Drafted
 from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
 from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.engine import step
@@ -11,8 +12,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Event, Execute, QueueBlocked, Submit, Tick
 from minfer.records.request import Request
 from minfer.records.state import Transition, initial
-from minfer.runs.drafts import Drafted
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 
 CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=1, vocab_size=100)
 MORE = 1.0  # seconds from turn to turn

@@ -17,7 +17,7 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.sequence import Running
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.live.matchers import EOS, ask
 
 BLOCK = 4

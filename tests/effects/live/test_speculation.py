@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from minfer import LLM, SamplingParams
+from minfer.analysis.drafts import judged, tally_of
 from minfer.effects.execution.packing.pack_plan import Forward, Packer
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.plan import Plan
-from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 from tests.circles import claimed
 from tests.core.recorded import Seen

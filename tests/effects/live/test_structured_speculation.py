@@ -14,9 +14,9 @@ import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from minfer.analysis.drafts import judged, tally_of
 from minfer.records.messages import Preempted
 from minfer.records.plan import Plan
-from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import DraftTally
 from tests.circles import claimed
 from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA

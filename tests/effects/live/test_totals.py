@@ -10,6 +10,7 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
+from minfer.analysis.drafts import drafted, judged, tally_of
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
     COUNTERS,
@@ -38,11 +39,10 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Yields
 from minfer.records.state import EngineState, Transition, Turn, initial
-from minfer.runs.drafts import drafted, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
-from tests.core.runs.clocked import Run
-from tests.core.runs.drafted import by_device, by_host
+from tests.core.simulation.clocked import Run
+from tests.core.simulation.drafted import by_device, by_host
 from tests.effects.tiny_model import write_checkpoint
 
 PAIR = (("a", 0), ("b", 0))
@@ -153,7 +153,7 @@ def test_storms_are_counted_as_by_hand(
         now = turn.transition.state.time
         for command in turn.transition.commands:
             if isinstance(command, Execute):
-                plans.append(sum(command.plan.counts))
+                plans.append(sum(command.plan.num_scheduled_tokens))
             if isinstance(command, Emit):
                 for sample, new in zip(command.ids, command.tokens, strict=True):
                     tokens += len(new)

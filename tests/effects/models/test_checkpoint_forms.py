@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.architecture.weights import Weights, named_parts
+from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.weights import Weights, named_parts
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec
 

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
-from minfer.effects.models.batch import Batch, BatchRow, make_batch
-from minfer.effects.models.checkpoint import load_weights
-from minfer.effects.models.model import forward
-from minfer.effects.models.shapes import parameter_count
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import checkpoint_parts, named_parts, random_weights
+from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import checkpoint_parts, named_parts
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 from tests.effects.tiny_model import (
     BesideTheirs,

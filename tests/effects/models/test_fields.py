@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.families import OF_TYPE
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
-from minfer.effects.models.shapes import parameter_count
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.published_configs import BILLIONS, PUBLISHED
 from tests.effects.tiny_families import VARIANTS, WINDOW, class_of, written
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import pytest
 
+from minfer.effects.models.architecture.quantization import Quantization
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.quantization import Quantization
-from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.checkpoints.formats_made import FORMATS, GROUP
 from tests.effects.tiny_model import CONFIG
 

@@ -12,12 +12,15 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize as refe
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minfer.effects.models import layers
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.architecture import layers
+from minfer.effects.models.architecture.quantization import (
+    Quantization,
+    warn_of_cache_scheme,
+)
+from minfer.effects.models.architecture.quantization_files import FILE, KEY
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.quantization import Quantization, warn_of_cache_scheme
-from minfer.effects.models.quantization_files import FILE, KEY
-from minfer.effects.models.spec_reader import parse_spec
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import (
     FORMATS,

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from minfer.effects.models import layers
-from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.architecture import layers
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
-from minfer.effects.models.shapes import weight_bytes
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.stored_matrices import as_stored
-from minfer.effects.models.weights import Weights
+from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import FORMATS, quantized

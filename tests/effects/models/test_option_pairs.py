@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.checkpoint import load_weights
-from minfer.effects.models.model import forward
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.checkpoint.checkpoint import load_weights
 from tests.circles import long
 from tests.effects.option_pairs import OPTIONS, pairs
 from tests.effects.tiny_families import save

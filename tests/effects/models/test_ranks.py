@@ -13,10 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.architecture.weights import Weights, empty_weights, named_parts
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.checkpoint.weight_files import TensorPlace
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.model import forward
+from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.ranks import (
     ALONE,
     WHOLE,
@@ -24,16 +30,6 @@ from minfer.effects.models.ranks import (
     Place,
     Ranks,
     whole_logits,
-)
-from minfer.effects.models.shapes import weight_bytes
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weight_files import TensorPlace
-from minfer.effects.models.weights import (
-    Weights,
-    empty_weights,
-    named_parts,
-    random_weights,
 )
 from minfer.kernels.sample import SIZES
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks

@@ -16,10 +16,10 @@ from minfer.effects.proxy.backend_dispatcher import (
     NotPlacedError,
     TooManyWaitingError,
 )
+from minfer.journal.routing_journal import RoutingJournal
 from minfer.routing.messages import RoutingRequest
 from minfer.routing.policies import LeastLoaded, Prefix
 from minfer.routing.state import RouterConfig
-from minfer.runs.routing_journal import RoutingJournal
 from minfer.values.checks import ConfigError
 from tests.core.routing.routers import keys
 

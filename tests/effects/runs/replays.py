@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
-from tests.core.runs.test_fork import recorded
+from tests.core.simulation.test_fork import recorded
 
 
 @pytest.fixture(scope="module")

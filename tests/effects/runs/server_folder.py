@@ -12,7 +12,7 @@ from minfer.records.messages import Submit
 from minfer.routing.messages import Ended, ReplicaJoined, ReplicaLeft, Started
 from minfer.routing.policies import RoundRobin
 from minfer.routing.state import RouterConfig
-from tests.core.runs.clocked import Run, config, request
+from tests.core.simulation.clocked import Run, config, request
 
 RUNS: Final = {  # by file, the requests
     "replica-0/20260101T000000Z-7.0-000001": ("cmpl-a-0", "cmpl-c-0", "cmpl-b-0#1"),

@@ -12,8 +12,8 @@ from minfer.effects.runs.arrivals import ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
-from minfer.runs.simulate import Arrival, Simulated, Simulation
-from tests.core.runs.test_simulate import EVEN, config_of, requested
+from minfer.simulation.simulate import Arrival, Simulated, Simulation
+from tests.core.simulation.test_simulate import EVEN, config_of, requested
 from tests.effects.runs.test_trace_files import azure, recorded, requests
 
 

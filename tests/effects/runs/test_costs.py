@@ -20,8 +20,8 @@ from minfer.effects.runs.costs import (
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
 from tests.effects.runs.test_simulate_command import COST, reported
 

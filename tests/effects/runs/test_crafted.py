@@ -7,8 +7,8 @@ import pytest
 
 from minfer.effects.cli.main import main
 from tests.circles import claimed
-from tests.core.runs.crafted import crafted
-from tests.core.runs.test_crafted import FILE, journals
+from tests.core.journal.crafted import crafted
+from tests.core.journal.test_crafted import FILE, journals
 
 COMMANDS = (
     ("replay",),

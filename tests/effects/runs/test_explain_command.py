@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from minfer import LLM, SamplingParams
+from minfer.analysis.explain import explain
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_command import SIZES, figures
+from minfer.journal.redact import redacted, redacted_config
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.state import Turn
-from minfer.runs.explain import explain
-from minfer.runs.redact import redacted, redacted_config
 from tests.circles import claimed
 from tests.core.recorded import recorded
-from tests.core.runs.clocked import Run, config, request
-from tests.core.runs.drafted import by_device
+from tests.core.simulation.clocked import Run, config, request
+from tests.core.simulation.drafted import by_device
 from tests.effects.tiny_model import write_checkpoint
 
 HOSTILE = (

@@ -10,7 +10,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_list import SHOWN, lines, list_requests
 from minfer.records.messages import Emit, Submit
-from tests.core.runs.clocked import Run, config, request
+from tests.core.simulation.clocked import Run, config, request
 from tests.effects.runs.test_explain_command import hostile as hostile
 from tests.effects.runs.test_explain_command import saved
 

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
+from minfer.analysis.explain import explain
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_command import figures
@@ -23,7 +24,6 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn
-from minfer.runs.explain import explain
 from tests.core.recorded import recorded, storm
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.effects.storms import hits_by_plans, tally_of, weather

@@ -7,8 +7,8 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in, write_journal
 from minfer.effects.runs.recorded import UNUSABLE, latest, read_each
-from minfer.runs.journal import JournalError
-from tests.core.runs.test_fork import recorded
+from minfer.journal.format import JournalError
+from tests.core.simulation.test_fork import recorded
 
 NAMES = ("20260101T000000Z-1.0", "20260102T000000Z-1.0")
 

@@ -17,7 +17,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.policies import consult
 from minfer.records.messages import Preempted
 from tests.core.changed import CHANGES
-from tests.core.runs.test_fork import recorded
+from tests.core.simulation.test_fork import recorded
 from tests.effects.runs.replays import emitted, found
 from tests.effects.runs.replays import run as run
 

@@ -10,9 +10,9 @@ from minfer.effects.live.journal.journal_files import read_journal, write_journa
 from minfer.effects.runs.costs import write_cost
 from minfer.records.messages import Preempted
 from minfer.records.request import Request
-from minfer.runs.simulate import Simulated, Simulation
-from tests.core.runs.drafted import by_device, by_host
-from tests.core.runs.test_fork import CONFIG, COST, recorded
+from minfer.simulation.simulate import Simulated, Simulation
+from tests.core.simulation.drafted import by_device, by_host
+from tests.core.simulation.test_fork import CONFIG, COST, recorded
 from tests.effects.runs.replays import emitted, found
 from tests.effects.runs.replays import run as run
 

@@ -11,10 +11,10 @@ from attrs import evolve
 from minfer.effects.cli.main import main
 from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.journal.codec import dump
 from minfer.routing.messages import ReplicaJoined
 from minfer.routing.policies import LeastLoaded, RoundRobin
 from minfer.routing.state import RouterConfig
-from minfer.runs.codec import dump
 from tests.effects.cluster.ends import request
 
 

@@ -11,7 +11,7 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.runs import replay_run
 from minfer.effects.runs.replay_run import Results
-from minfer.runs.replay import Journal
+from minfer.journal.replay import Journal
 from tests.effects.runs.server_folder import RUNS, write_run, write_server
 
 

@@ -9,8 +9,8 @@ from minfer.effects.live.journal.journal_files import write_journal
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.messages import Submit
 from minfer.values.pmap import Map
-from tests.core.runs.clocked import Run, config, request
-from tests.core.runs.test_fork import recorded
+from tests.core.simulation.clocked import Run, config, request
+from tests.core.simulation.test_fork import recorded
 from tests.effects.runs.replays import emitted, found
 from tests.effects.runs.replays import run as run
 

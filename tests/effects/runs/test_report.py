@@ -23,11 +23,16 @@ from minfer.records.messages import (
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Arrival, Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Arrival, Simulated, Simulation
 from tests.circles import seeds
-from tests.core.runs.clocked import Run, config, request
-from tests.core.runs.test_simulate import EVEN, config_of, random_arrivals, requested
+from tests.core.simulation.clocked import Run, config, request
+from tests.core.simulation.test_simulate import (
+    EVEN,
+    config_of,
+    random_arrivals,
+    requested,
+)
 from tests.core.world import tiny_config
 from tests.effects import storms
 

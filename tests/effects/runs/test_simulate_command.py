@@ -22,8 +22,8 @@ from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.policy import FirstCome, Rank
 from minfer.records.request import Request
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Simulated, Simulation
 from tests.circles import claimed
 from tests.effects.promises import POLICIES, replay
 

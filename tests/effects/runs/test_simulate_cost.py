@@ -10,7 +10,7 @@ from minfer.effects.runs.costs import H200, write_cost
 from minfer.effects.runs.simulate_command import _goodness
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.simulate import Simulated, Simulation
 from tests.effects.runs.test_simulate_command import COST, SMALL, reported
 
 RAN = {"model": "/models/small", "device": "a GPU", "executor": "torch"}

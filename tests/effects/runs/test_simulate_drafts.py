@@ -13,7 +13,7 @@ from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
 from minfer.effects.setup.speculation_settings import METHODS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from tests.core.runs.drafted import by_device
+from tests.core.simulation.drafted import by_device
 from tests.effects.runs.test_simulate_command import reported
 
 LOAD = "poisson:rate=4,requests=40,prompt=100,output=30"

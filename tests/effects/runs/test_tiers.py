@@ -14,8 +14,8 @@ from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Loading, LostBlocks, Submit
 from minfer.records.request import Request
 from minfer.records.tiers import BY_COST, RECOMPUTE
-from minfer.runs.fork import Change, fork
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.simulation.fork import Change, fork
+from minfer.simulation.simulate import Simulated, Simulation
 from tests.effects.runs.page.scenes import entries
 from tests.effects.runs.replays import emitted
 from tests.effects.runs.tiered import STEP, tiered

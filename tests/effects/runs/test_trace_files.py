@@ -15,8 +15,8 @@ from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
-from minfer.runs.simulate import Arrival, Simulated, Simulation
-from tests.core.runs.test_simulate import EVEN, config_of, ends, requested
+from minfer.simulation.simulate import Arrival, Simulated, Simulation
+from tests.core.simulation.test_simulate import EVEN, config_of, ends, requested
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

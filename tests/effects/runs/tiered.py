@@ -7,9 +7,9 @@ from attrs import evolve
 from minfer.records.config import EngineConfig
 from minfer.records.state import Turn
 from minfer.records.tiers import LOAD, HostTier, KeyedTier
-from minfer.runs.cost import CostModel
-from minfer.runs.simulate import Simulated, Simulation
-from tests.core.runs.test_simulate import config_of, requested
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import Simulated, Simulation
+from tests.core.simulation.test_simulate import config_of, requested
 
 STEP = CostModel(name="a second", decode=((1, 1.0),), mixed=1.0, token=0.0)
 

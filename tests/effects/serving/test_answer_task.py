@@ -16,7 +16,7 @@ from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.intake import LONG
 from minfer.effects.text.outputs import RequestOutput
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.crowd import compared
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.raw_requests import SLOW, asking

@@ -22,8 +22,8 @@ from minfer.effects.cli.main import main
 from minfer.effects.cluster.link.crash_rule import MAX_SOLO_DEATHS, SUSPECT_DEATHS
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.net.heartbeat import STOPPED
+from minfer.journal.routing_journal import RoutingJournal
 from minfer.routing.router import Routed
-from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import claimed, long
 from tests.effects.serving.dying_engine import KILLS
 from tests.effects.serving.process_deaths import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.models.shapes import kv_bytes_per_token, weight_bytes
+from minfer.effects.models.layout.shapes import kv_bytes_per_token, weight_bytes
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import describe

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.models.kv_format import KvFormat
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.kv_format import KvFormat
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from tests.effects.published_configs import PUBLISHED

@@ -13,8 +13,10 @@ from minfer.blocks.ownership import blocks_for
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.shapes import (
+from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
@@ -24,8 +26,6 @@ from minfer.effects.models.shapes import (
     shaping_bytes,
     weight_bytes,
 )
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import (
     MemoryPlan,

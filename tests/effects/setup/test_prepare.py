@@ -6,9 +6,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
-from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare, prepare_elsewhere

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, processors
 from transformers import AutoTokenizer
 
-from minfer.effects.models.checkpoint import CheckpointError, CorruptFileError
+from minfer.effects.models.checkpoint.checkpoint import CheckpointError, CorruptFileError
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
 from tests.effects.text.trained import BACKEND, TEXTS, falls_back, save
 

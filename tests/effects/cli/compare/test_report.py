@@ -14,8 +14,8 @@ from minfer.effects.cli.compare.measure_level import Load, held_bytes
 from minfer.effects.cli.compare.report import Comparison, as_json, labels, table
 from minfer.effects.cli.compare.results import LevelResult, Memory, Quality, Speed
 from minfer.effects.cli.compare.text_windows import TextWindows
-from minfer.effects.models.spec_reader import parse_spec
-from minfer.effects.models.weights import random_weights
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.setup.device import DeviceInfo
 from tests.effects.tiny_model import CONFIG
 

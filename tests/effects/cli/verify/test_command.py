@@ -15,7 +15,7 @@ from minfer.effects.cli.verify import tokens
 from minfer.effects.execution.cpu import cpu_backend
 from minfer.effects.execution.cpu.cpu_sampler import choose
 from minfer.effects.execution.running import own_model
-from minfer.effects.models.model import forward
+from minfer.effects.models.architecture.model import forward
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.config_reader import (
     ConfigReader,
     ModelConfigError,

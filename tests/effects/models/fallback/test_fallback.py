@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.models.shapes import parameter_count
+from minfer.effects.models.layout.shapes import parameter_count
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from minfer.values.checks import ConfigError as SettingError

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.checkpoint import (
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.model import Model
+from minfer.effects.models.checkpoint.checkpoint import (
     CorruptFileError,
     TensorMismatchError,
     read_config,
@@ -22,7 +23,6 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
 )
 from minfer.effects.models.fallback import fallback_spec, load_fallback, loading
-from minfer.effects.models.model import Model
 
 
 def copied(

@@ -18,13 +18,13 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.compare.measure_level import held_bytes
 from minfer.effects.cli.verify.rounded import RoundedProducts
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.checkpoint import TensorMismatchError, read_config
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import empty_leaves
+from minfer.effects.models.checkpoint.checkpoint import TensorMismatchError, read_config
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.fallback import load_fallback
 from minfer.effects.models.fallback.quantized import QuantizedLinear
-from minfer.effects.models.shapes import weight_bytes
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import empty_leaves
+from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.prepare import prepare

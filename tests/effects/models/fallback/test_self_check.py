@@ -10,11 +10,11 @@ import transformers
 from attrs import evolve
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.fallback import load_fallback, loading
 from minfer.effects.models.fallback.self_check import self_check
-from minfer.effects.models.gqa import GQA
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.tiny_fallback import save

@@ -13,10 +13,10 @@ from attrs import evolve, frozen
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minfer.effects.models.checkpoint import load_weights, read_config
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import load_weights, read_config
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.container import GgufError, read_gguf
-from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.models.gguf.written import write
 from tests.effects.tiny_families import VARIANTS, save

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.models import layers
-from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.architecture import layers
+from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.gguf.config import gguf_config
-from minfer.effects.models.shapes import weight_bytes
+from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from minfer.analysis.drafts import judged
 from minfer.effects.runs.page.make import page
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
@@ -16,7 +17,6 @@ from minfer.records.messages import (
     Failed,
     Tick,
 )
-from minfer.runs.drafts import judged
 from tests.core.recorded import recorded
 from tests.effects.runs.page.scenes import entries, requested, turns_of, unpacked
 
@@ -52,7 +52,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
             strict=True,
         )
     ]
-    assert tokens == [sum(plan.counts) for plan in plans]
+    assert tokens == [sum(plan.num_scheduled_tokens) for plan in plans]
     assert columns["step.chunks"] == [len(plan.fills) for plan in plans]
     assert sum(columns["turn.tokens"]) == sum(
         len(t) for emit in emits for t in emit.tokens
@@ -93,7 +93,8 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     present = [(name, cells[0]) for _, kind, name, cells in emitted if kind == "Present"]
     run = before.running
     fills = [
-        scheduled < base for scheduled, base in zip(run.scheduled, run.base, strict=True)
+        scheduled < base
+        for scheduled, base in zip(run.scheduled, run.num_known_at_admission, strict=True)
     ]
     running = [
         (seq.request.id, 1 if fill else 2)

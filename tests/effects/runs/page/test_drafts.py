@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from minfer.records.state import Turn
-from tests.core.runs.clocked import Run
-from tests.core.runs.drafted import by_device, by_host
-from tests.core.runs.test_drafts import of
+from tests.core.analysis.test_drafts import of
+from tests.core.simulation.clocked import Run
+from tests.core.simulation.drafted import by_device, by_host
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import PIXEL, scene, seen, shown, spot, words
 

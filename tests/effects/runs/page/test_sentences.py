@@ -7,6 +7,7 @@ import pytest
 
 from minfer.effects.runs.page.columns import KINDS
 from minfer.effects.runs.page.scripts import SCRIPTS
+from minfer.journal.wire_names import name_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -15,7 +16,6 @@ from minfer.records.messages import (
     Recomputing,
 )
 from minfer.records.tiers import LOAD, RECOMPUTE
-from minfer.runs.wire_names import name_of
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import requested, scene, seen, shown, turns_of, words
 from tests.effects.runs.tiered import tiered

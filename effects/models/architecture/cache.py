@@ -1,0 +1,51 @@
+"""A model's interface to the cache of its keys and values."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minfer.effects.models.architecture.batch import Batch
+    from minfer.kernels.leaves import HeadWeights, LatentWeights
+
+
+class PagedCache(Protocol):
+    """Keys and values of all layers in blocks."""
+
+    def mix(
+        self,
+        batch: "Batch",
+        index: int,
+        qkv: "Tensor",
+        heads: "HeadWeights",
+    ) -> "Tensor":
+        """`attend` with the layer's scale, for heads that are neither normalised nor
+        rotated yet.
+        """
+        ...
+
+    def mix_latent(
+        self,
+        batch: "Batch",
+        index: int,
+        query: "Tensor",
+        latent: "Tensor",
+        weights: "LatentWeights",
+    ) -> "Tensor":
+        """Norm and rotate latents [tokens, rank + rope_dim], rotate queries [tokens,
+        heads * query_dim], both in place, write the latents of the layer `index`, and let
+        each token attend to its context; returns [tokens, heads * value_dim].
+        """
+        ...
+
+    def attend(
+        self, batch: "Batch", index: int, qkv: "Tensor", scale: float | None = None
+    ) -> "Tensor":
+        """Write the new keys and values of the layer `index`, and let each token attend
+        to its context, in its window.
+
+        `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], which may be written to;
+        returns [tokens, heads * head_dim]. `scale` multiplies the scores; None is
+        head_dim ** -0.5.
+        """
+        ...

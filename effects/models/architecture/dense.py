@@ -1,0 +1,176 @@
+"""The dense feed-forward, one of the feed-forward types: sizes, weights, and its step.
+
+Theory. activation(gate) * up, then down (Shazeer 2020): gate and up come from one fused
+product, with the activation inside where that is faster. With tensor parallelism, the
+first is split by column, the second by row.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.architecture.linear import (
+    LinearSizes,
+    Maker,
+    NormRule,
+    bias_parts,
+    norm_part,
+    weight_parts,
+)
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.products import feed
+from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families import Family
+from minfer.effects.models.parts import Part
+from minfer.effects.models.ranks import Place
+from minfer.kernels.leaves import Activation, Linear, Norm, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class Dense:
+    """Sizes of one layer's feed-forward, in elements."""
+
+    hidden_size: int
+    intermediate_size: int
+    norms: NormRule
+    bias: bool = False
+    activation: Activation = "silu"
+    name: str = "mlp"  # in a layer of a checkpoint
+
+    def for_rank(self, place: Place) -> "Dense":
+        """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
+        inter = place.share(self.intermediate_size, f"channels of {self.name}")
+        return evolve(self, intermediate_size=inter)
+
+    @property
+    def gate_up(self) -> LinearSizes:
+        """The gate, and what it multiplies."""
+        return LinearSizes(
+            names=(f"{self.name}.gate_proj", f"{self.name}.up_proj"),
+            outputs=(self.intermediate_size, self.intermediate_size),
+            inputs=self.hidden_size,
+            shard=Shard.COLUMN,
+            bias=self.bias,
+        )
+
+    @property
+    def down(self) -> LinearSizes:
+        """Back to the residual stream."""
+        return LinearSizes(
+            names=(f"{self.name}.down_proj",),
+            outputs=(self.hidden_size,),
+            inputs=self.intermediate_size,
+            shard=Shard.ROW,
+            bias=self.bias,
+        )
+
+    @property
+    def largest_matrix(self) -> int:
+        """Elements of the largest matrix of a checkpoint."""
+        return self.hidden_size * self.intermediate_size
+
+    @property
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return (self.gate_up, self.down)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, the norms included."""
+        norms = self.hidden_size * (1 + self.norms.after)
+        return self.gate_up.elements + self.down.elements + norms
+
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.norms.float32_elements(self.hidden_size)
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token is multiplied with."""
+        return self.parameters
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements that a token keeps at the feed-forward's widest place."""
+        return 3 * self.intermediate_size
+
+
+@frozen(eq=False, kw_only=True)
+class DenseWeights:
+    """The weights of one layer's feed-forward."""
+
+    norm: Norm  # [hidden], of the input
+    gate_up: Linear
+    down: Linear
+    after: Norm | None = None  # [hidden], of the result
+
+
+def read_dense(read: ConfigReader, family: Family, norms: NormRule) -> Dense:
+    """Returns the dense feed-forward of a model, from a config. Raises
+    `ModelConfigError`.
+    """
+    return Dense(
+        hidden_size=read.size("hidden_size"),
+        intermediate_size=read.size("intermediate_size"),
+        norms=norms,
+        bias=read.is_set(family.mlp_bias),
+        activation=family.activation,
+    )
+
+
+def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
+    """Returns uninitialised weights of these sizes."""
+    norms = sizes.norms
+    return DenseWeights(
+        norm=make.norm(sizes.hidden_size, norms),
+        gate_up=make.linear(sizes.gate_up),
+        down=make.linear(sizes.down),
+        after=make.norm(sizes.hidden_size, norms) if norms.after else None,
+    )
+
+
+def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[Part]:
+    """Yields the norms of a feed-forward, as a layer of a checkpoint names them."""
+    if after is None:
+        yield norm_part("post_attention_layernorm", norm, rule)
+        return
+    yield norm_part("pre_feedforward_layernorm", norm, rule)
+    yield norm_part("post_feedforward_layernorm", after, rule)
+
+
+def dense_parts(sizes: Dense, weights: DenseWeights, files: Files) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places."""
+    yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
+    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
+
+
+def dense_matrix_parts(
+    sizes: Dense, gate_up: Linear, down: Linear, files: Files
+) -> Iterator[Part]:
+    """Yields the tensors without the norms."""
+    yield from weight_parts(sizes.gate_up, gate_up, files)
+    yield from weight_parts(sizes.down, down, files)
+    yield from bias_parts(sizes.gate_up, gate_up)
+    yield from bias_parts(sizes.down, down)
+
+
+def feed_dense(
+    sizes: Dense, weights: DenseWeights, hidden: "Tensor", step: ModelStep
+) -> None:
+    """Add the feed-forward of `hidden` [tokens, hidden] to it."""
+    feed(
+        hidden,
+        weights.norm,
+        weights.gate_up,
+        weights.down,
+        sizes.activation,
+        step.ranks,
+        weights.after,
+        fused=step.batch.fused,
+    )

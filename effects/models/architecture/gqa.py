@@ -1,0 +1,313 @@
+"""Grouped-query attention, one of the attention types: sizes, weights, and its step.
+
+Theory. Each query head attends over keys and values of the tokens up to its own, or of
+the last `window` of them; several query heads share one key head (Ainslie et al. 2023),
+so that a token stores fewer keys and values. Queries, keys and values come from one fused
+product; the cache normalises and rotates heads, stores the new keys and values, and
+attends; the product that follows mixes the heads. With *sinks* each head has one more
+logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023). *Sink
+tokens* are another thing: the first tokens of a sequence, whose keys and values are
+attended to beside the window (attention_window.py).
+
+With tensor parallelism, heads are split: the fused product by column, the one after it by
+row.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.architecture.kv_format import KvLayout
+from minfer.effects.models.architecture.linear import (
+    LinearSizes,
+    Maker,
+    NormRule,
+    bias_parts,
+    norm_part,
+    weight_parts,
+)
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.products import add_product, norm_linear
+from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
+from minfer.effects.models.architecture.windows import read_windows
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families import Family
+from minfer.effects.models.parts import Part
+from minfer.effects.models.ranks import Place
+from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANGE = 4096  # the most tokens that one program of Flash-Decoding reads
+PROCESSORS = 132  # of a GPU, which the splits should fill
+RANGES_EACH = 4
+
+
+@frozen(kw_only=True)
+class GQA:
+    """Sizes of one layer's attention, in elements."""
+
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # keys up to its own that a query attends to; None: all
+    rope: Rope | None = None  # None: transformers' model handles positions
+    scale: float  # multiplies the scores
+    norms: NormRule
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    sinks: bool = False
+    # Tokens at the beginning of a sequence that a query attends to beside its window.
+    sink_tokens: int = 0
+
+    def for_rank(self, place: Place) -> "GQA":
+        """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
+        ranks have the same. Raises `UnsupportedModelError`.
+        """
+        ranks = place.parallel.tensor
+        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        few = self.kv_heads < ranks and ranks % self.kv_heads == 0
+        kv = 1 if few else place.share(self.kv_heads, "key heads (num_key_value_heads)")
+        return evolve(self, heads=heads, kv_heads=kv)
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together (and of all value heads)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's query."""
+        return self.head_dim
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that are rotated, if there is a rotation."""
+        return self.head_dim
+
+    # --- weights ------------------------------------------------------------------------
+
+    @property
+    def qkv(self) -> LinearSizes:
+        """The product of queries, keys and values."""
+        return LinearSizes(
+            names=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            outputs=(self.q_size, self.kv_size, self.kv_size),
+            inputs=self.hidden_size,
+            shard=Shard.COLUMN,
+            bias=self.qkv_bias,
+        )
+
+    @property
+    def out(self) -> LinearSizes:
+        """The product that mixes the heads' results."""
+        return LinearSizes(
+            names=("self_attn.o_proj",),
+            outputs=(self.hidden_size,),
+            inputs=self.q_size,
+            shard=Shard.ROW,
+            bias=self.out_bias,
+        )
+
+    @property
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return (self.qkv, self.out)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, norms included."""
+        norms = self.hidden_size * (1 + self.norms.after)
+        norms += 2 * self.head_dim * self.qk_norm
+        return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
+
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        heads = 2 * self.head_dim * self.qk_norm * self.norms.offset
+        heads += self.heads * self.sinks
+        return heads + self.norms.float32_elements(self.hidden_size)
+
+    # --- memory -------------------------------------------------------------------------
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """What the cache holds of a token."""
+        return "keys and values"
+
+    @property
+    def kv_shape(self) -> tuple[int, ...]:
+        """The shape of a token's keys and values in the cache of a layer."""
+        return (2, self.kv_heads, self.head_dim)
+
+    @property
+    def kv_elements(self) -> int:
+        """A token's elements in the cache of a layer."""
+        return prod(self.kv_shape)
+
+    def activation_bytes(self, element: int, kv_element: int) -> int:
+        """Returns a token's bytes at attention's widest place on the CPU, for elements of
+        so many bytes: of activations, and of the cache.
+
+        Rotation works in float32: for narrower dtypes the rotated heads exist twice more
+        in it. A cache of another dtype needs copies of queries, keys, values and results.
+        """
+        qkv = self.q_size + 2 * self.kv_size
+        rotation = qkv * (element if element == 4 else 8)
+        copies = (qkv + self.q_size) * kv_element if kv_element != element else 0
+        return (qkv + 2 * self.q_size) * element + rotation + copies
+
+    @property
+    def cuda_activation_elements(self) -> int:
+        """Elements of a token at attention's widest place on a GPU."""
+        return 2 * self.q_size + 2 * self.kv_size
+
+    def cuda_partial_bytes(self, rows: int, length: int) -> int:
+        """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
+        contexts of `length`: the splits fill the processors, and none has more than
+        `RANGE` tokens.
+        """
+        ranges = partial_ranges(rows, self.kv_heads, length)
+        return 4 * ranges * (self.heads // self.kv_heads) * (self.head_dim + 1)
+
+
+def partial_ranges(rows: int, kv_heads: int, length: int) -> int:
+    """Returns the ranges into which `rows` contexts of `length` are cut, at most."""
+    ranges = rows * kv_heads * -(-length // RANGE)
+    return max(RANGES_EACH * PROCESSORS, ranges)
+
+
+@frozen(eq=False, kw_only=True)
+class GQAWeights:
+    """The weights of one layer's attention."""
+
+    norm: Norm  # [hidden], of the input
+    qkv: Linear
+    heads: HeadWeights
+    out: Linear
+    after: Norm | None = None  # [hidden], of the result
+
+
+def read_gqa(
+    read: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
+) -> tuple[GQA, ...]:
+    """Returns the attention of each layer, from a config. Raises `ModelConfigError`,
+    `UnsupportedModelError`.
+    """
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    kv_heads = read.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise read.error(
+            "num_key_value_heads", f"a divisor of num_attention_heads = {heads}"
+        )
+    if read.absent("head_dim") and hidden % heads:
+        raise read.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
+    head_dim = read.size("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise read.error(
+            "head_dim", f"even, which {head_dim} is not, as its halves are paired"
+        )
+    for rope in ropes.values():
+        if rope.turning(head_dim) % 4 and rope.partial != 1:
+            raise read.error("partial_rotary_factor", f"a quarter of {head_dim}, or more")
+    divisor = read.positive(family.score_scale) if family.score_scale else head_dim
+    made = GQA(
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=divisor**-0.5,
+        norms=norms,
+        qk_norm=read.is_set(family.qk_norm),
+        qkv_bias=read.is_set(family.qkv_bias),
+        out_bias=read.is_set(family.out_bias),
+        sinks=family.sinks,
+    )
+    return tuple(
+        evolve(made, window=window, rope=ropes[SLIDING if window else FULL])
+        for window in read_windows(read, family)
+    )
+
+
+def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
+    """Returns uninitialised weights of these sizes."""
+
+    def norm(size: int, wanted: bool) -> Norm | None:
+        return make.norm(size, sizes.norms) if wanted else None
+
+    return GQAWeights(
+        norm=make.norm(sizes.hidden_size, sizes.norms),
+        qkv=make.linear(sizes.qkv),
+        heads=HeadWeights(
+            q_norm=norm(sizes.head_dim, sizes.qk_norm),
+            k_norm=norm(sizes.head_dim, sizes.qk_norm),
+            sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
+        ),
+        out=make.linear(sizes.out),
+        after=norm(sizes.hidden_size, sizes.norms.after),
+    )
+
+
+def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places."""
+    norms, heads = sizes.norms, weights.heads
+    yield norm_part("input_layernorm", weights.norm, norms)
+    order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
+    for part in (
+        *weight_parts(sizes.qkv, weights.qkv, files),
+        *bias_parts(sizes.qkv, weights.qkv),
+    ):
+        of_values = part.name.startswith("self_attn.v_proj")
+        yield part if of_values else _ordered(part, order)
+    if heads.q_norm is not None:
+        yield _ordered(norm_part("self_attn.q_norm", heads.q_norm, norms), order)
+    if heads.k_norm is not None:
+        yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
+    if heads.sinks is not None:
+        yield Part("self_attn.sinks", heads.sinks)
+    yield from weight_parts(sizes.out, weights.out, files)
+    yield from bias_parts(sizes.out, weights.out)
+    if weights.after is not None:
+        yield norm_part("post_attention_layernorm", weights.after, norms)
+
+
+def _ordered(part: Part, order: list[int] | None) -> Part:
+    """Returns a part of queries or keys, the dimensions of its heads in `order`."""
+    if order is None:
+        return part
+
+    def ordered(stored: "Tensor") -> "Tensor":
+        by_head = stored.reshape(-1, len(order), *stored.shape[1:])
+        return by_head[:, order].reshape(stored.shape)
+
+    return part.then(ordered)
+
+
+def attend_gqa(
+    weights: GQAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    keep: "Tensor | None",
+) -> "Tensor":
+    """Returns the residual stream with the attention of layer `index` added: of the
+    tokens `keep`, or of all.
+    """
+    qkv = norm_linear(hidden, weights.norm, weights.qkv)
+    mixed = step.cache.mix(step.batch, index, qkv, weights.heads)
+    if keep is not None:
+        # Of the other tokens, only keys and values are needed.
+        hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
+    add_product(hidden, mixed, weights.out, step.ranks, weights.after)
+    return hidden

@@ -1,0 +1,255 @@
+"""A decoder layer as a value: an attention and a feed-forward, each of one of the types.
+
+Each type is a file of its own, with its sizes (read from a config, without torch), its
+weights, made of leaves, and its step, a function over them, which adds to the residual
+stream. This file lists the types: another one is one more member of a union, and one more
+case of each function below.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, fields, frozen, has
+
+from minfer.effects.models.architecture.dense import (
+    Dense,
+    DenseWeights,
+    dense_parts,
+    empty_dense,
+    feed_dense,
+    read_dense,
+)
+from minfer.effects.models.architecture.gqa import (
+    GQA,
+    GQAWeights,
+    attend_gqa,
+    empty_gqa,
+    gqa_parts,
+    read_gqa,
+)
+from minfer.effects.models.architecture.linear import (
+    LinearSizes,
+    Maker,
+    NormRule,
+    unquantized,
+)
+from minfer.effects.models.architecture.mla import (
+    MLA,
+    MLAWeights,
+    attend_mla,
+    empty_mla,
+    mla_parts,
+    read_mla,
+)
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.moe import (
+    MoE,
+    MoEWeights,
+    empty_moe,
+    feed_moe,
+    moe_parts,
+    read_moe,
+)
+from minfer.effects.models.architecture.products import prepared
+from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families import Family
+from minfer.effects.models.parts import Part
+from minfer.effects.models.ranks import Place
+from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Attention = GQA | MLA
+FeedForward = Dense | MoE
+AttentionWeights = GQAWeights | MLAWeights
+FeedForwardWeights = DenseWeights | MoEWeights
+
+
+@frozen
+class Layer:
+    """Sizes of one decoder layer."""
+
+    attention: Attention
+    feed_forward: FeedForward
+
+    def for_rank(self, place: Place) -> "Layer":
+        """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
+        return Layer(self.attention.for_rank(place), self.feed_forward.for_rank(place))
+
+    @property
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return self.attention.matrices + self.feed_forward.matrices
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights."""
+        return self.attention.parameters + self.feed_forward.parameters
+
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.attention.float32_elements + self.feed_forward.float32_elements
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token is multiplied with."""
+        return self.attention.parameters + self.feed_forward.active_parameters
+
+
+@frozen(eq=False)
+class LayerWeights:
+    """The weights of one decoder layer."""
+
+    attention: AttentionWeights
+    feed_forward: FeedForwardWeights
+
+
+@frozen
+class LayerGroup:
+    """Layers with the same attention, window included: what they keep of a token has one
+    shape, and they keep it of the same tokens, so one block table can serve them.
+    """
+
+    attention: Attention
+    members: tuple[int, ...]  # indices of the layers
+
+
+def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
+    """Returns the layers by their cache needs, in the order of their first members."""
+    members: dict[Attention, list[int]] = {}
+    for index, layer in enumerate(layers):
+        members.setdefault(layer.attention, []).append(index)
+    return tuple(LayerGroup(kind, tuple(found)) for kind, found in members.items())
+
+
+def read_layers(
+    read: ConfigReader, family: Family, norms: NormRule
+) -> tuple[tuple[Layer, ...], int]:
+    """Returns the layers that a config describes, and the context in tokens. Raises
+    `ModelConfigError` and `UnsupportedModelError`.
+    """
+    ropes, context = parse_ropes(
+        read, by_kind=family.ropes_by_kind, partial=family.partial_rotary
+    )
+    attentions: tuple[Attention, ...]
+    match family.attention:
+        case "gqa":
+            attentions = read_gqa(read, family, norms, ropes)
+        case "mla":
+            attentions = read_mla(read, family, norms, ropes[FULL])
+    feed_forwards = _feed_forwards(read, family, norms, len(attentions))
+    return tuple(map(Layer, attentions, feed_forwards)), context
+
+
+def _feed_forwards(
+    read: ConfigReader, family: Family, norms: NormRule, layers: int
+) -> list[FeedForward]:
+    """Returns the feed-forward of each layer."""
+    keys = family.experts
+    if keys is None:
+        return [read_dense(read, family, norms)] * layers
+    first = read.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
+    every = read.size("decoder_sparse_step", 1)
+    dense = {*read.ids("mlp_only_layers"), *range(first)}
+    dense |= {i for i in range(layers) if (i + 1) % every}
+    if keys.layer_types and not read.absent(keys.layer_types):
+        dense = _dense_layers(read, keys.layer_types, layers)
+    sparse = read_moe(read, family, keys, norms)
+    plain = read_dense(read, family, norms) if dense & {*range(layers)} else None
+    return [sparse if i not in dense or plain is None else plain for i in range(layers)]
+
+
+def _dense_layers(read: ConfigReader, key: str, layers: int) -> set[int]:
+    """Returns the layers that a list calls dense, the others being sparse. Raises
+    `ModelConfigError`.
+    """
+    kinds = read.config[key]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise read.error(key, f"null or a list of num_hidden_layers = {layers}")
+    if any(kind not in ("dense", "sparse") for kind in kinds):
+        raise read.error(key, "a list of 'dense' and 'sparse'")
+    return {i for i, kind in enumerate(kinds) if kind == "dense"}
+
+
+def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
+    """Returns uninitialised weights of a layer."""
+    attention: AttentionWeights
+    feed_forward: FeedForwardWeights
+    match layer.attention:
+        case GQA() as gqa:
+            attention = empty_gqa(gqa, make)
+        case MLA() as mla:
+            attention = empty_mla(mla, make)
+    match layer.feed_forward:
+        case Dense() as dense:
+            feed_forward = empty_dense(dense, make)
+        case MoE() as moe:
+            feed_forward = empty_moe(moe, make)
+    return LayerWeights(attention, feed_forward)
+
+
+def layer_parts(
+    layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
+) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places."""
+    match layer.attention, weights.attention:
+        case GQA() as gqa, GQAWeights() as of_gqa:
+            yield from gqa_parts(gqa, of_gqa, files)
+        case MLA() as mla, MLAWeights() as of_mla:
+            yield from mla_parts(mla, of_mla, files)
+    match layer.feed_forward, weights.feed_forward:
+        case Dense() as dense, DenseWeights() as of_dense:
+            yield from dense_parts(dense, of_dense, files)
+        case MoE() as moe, MoEWeights() as of_moe:
+            yield from moe_parts(moe, of_moe, files)
+
+
+def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
+    """Returns a layer, whose tensors are filled, in the form that kernels multiply with:
+    MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
+    parts of it, and quantized matrices as their kernels store them.
+    """
+    found: LayerWeights = _finished(weights, dtype)
+    return found
+
+
+def _finished(node: Any, dtype: str) -> Any:
+    """Returns a part of a layer's weights, finished."""
+    if isinstance(node, Linear):
+        return prepared(node)
+    if not has(type(node)) or isinstance(node, Norm | Router):
+        return node
+    if isinstance(node, LatentWeights):
+        return evolve(node, expansion=unquantized(node.expansion, dtype))
+    inner = {one.name: getattr(node, one.name) for one in fields(type(node))}
+    return evolve(node, **{key: _finished(one, dtype) for key, one in inner.items()})
+
+
+def attend(
+    weights: LayerWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    keep: "Tensor | None" = None,
+) -> "Tensor":
+    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
+    added: of the tokens `keep` alone, or of all.
+    """
+    match weights.attention:
+        case GQAWeights() as of_gqa:
+            return attend_gqa(of_gqa, hidden, index, step, keep)
+        case MLAWeights() as of_mla:
+            return attend_mla(of_mla, hidden, index, step, keep)
+
+
+def feed(layer: Layer, weights: LayerWeights, hidden: "Tensor", step: ModelStep) -> None:
+    """Add the feed-forward of `hidden` [tokens, hidden] to it."""
+    match layer.feed_forward, weights.feed_forward:
+        case Dense() as dense, DenseWeights() as of_dense:
+            feed_dense(dense, of_dense, hidden, step)
+        case MoE() as moe, MoEWeights() as of_moe:
+            feed_moe(moe, of_moe, hidden, step)

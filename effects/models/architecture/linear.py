@@ -1,0 +1,239 @@
+"""Matrices of a model: their sizes, their places in a checkpoint, and each rank's part.
+
+Theory. Nearly all bytes of a model are matrices, y = x @ weight.T + bias, and deployments
+differ in two things about them. The *scheme* is how their numbers are stored, and so
+which kernel multiplies with them (kernels/leaves.py has it, products.py chooses):
+unquantized, or in fewer bits with scales. The *shard axis* is how ranks of tensor
+parallelism split them (Shoeybi et al. 2019): by columns of the product, of which each
+rank then has a part, or by rows of it, where each rank has a part of every sum. A column
+split followed by a row split needs one sum over the ranks.
+
+Matrices that read the same input are *fused*, one below the other (queries, keys and
+values; gate and up): at batch 1 each product costs a launch and a pass over its input.
+They are still separate in a checkpoint, and split among ranks one by one.
+
+torch is imported only where tensors are made.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.architecture.quantization import (
+    PLAIN_FILES,
+    Files,
+    Quantization,
+)
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Elements: about where a matrix does not fit the CPU's own cache any more.
+BY_COLUMN: Final = 1 << 22
+
+
+@frozen
+class LinearSizes:
+    """The sizes of a `Linear`, known before there are tensors."""
+
+    names: tuple[str, ...]  # of the matrices fused in it, in a layer of a checkpoint
+    outputs: tuple[int, ...]  # of each of them
+    inputs: int
+    shard: Shard
+    bias: bool = False
+    experts: int = 0  # matrices of so many experts, one leaf; 0: a matrix of its own
+    # Dequantized as it is loaded, if the checkpoint's is quantized.
+    plain: bool = False
+
+    def under(self, prefix: str) -> "LinearSizes":
+        """Returns the same sizes, the names behind a prefix."""
+        return evolve(self, names=tuple(prefix + name for name in self.names))
+
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of the matrix, without the bias."""
+        return max(1, self.experts) * sum(self.outputs) * self.inputs
+
+    @property
+    def elements(self) -> int:
+        """Elements of matrix and bias."""
+        biases = max(1, self.experts) * sum(self.outputs) * self.bias
+        return self.matrix_elements + biases
+
+    def matrix_bytes(self, scheme: Scheme, dtype: str, *, cuda: bool) -> int:
+        """Returns the bytes of the matrix, as its kernels store it, under activations of
+        `dtype`.
+        """
+        used, element = PLAIN if self.plain else scheme, dtype_bytes(dtype)
+        sizes = sum(self.outputs), self.inputs
+        stored = used.matrix_bytes(*sizes, element)
+        if not cuda:
+            stored += used.packing_bytes(*sizes, dtype, element)
+        return max(1, self.experts) * stored
+
+
+@frozen
+class NormRule:
+    """How the norms of a sublayer work."""
+
+    eps: float
+    # Checkpoints store factors less 1; the product with them is in float32 (Gemma).
+    offset: bool = False
+    # The sublayer's result is normalised too, before it is added (Gemma).
+    after: bool = False
+
+    def float32_elements(self, hidden_size: int) -> int:
+        """Returns the factors of a sublayer's norms that are kept in float32."""
+        return hidden_size * (1 + self.after) * self.offset
+
+
+@frozen
+class Maker:
+    """Makes the uninitialised tensors of a layer, in the activations' dtype but for
+    quantized matrices.
+    """
+
+    dtype: str
+    device: str
+    quantization: Quantization | None = None
+    prefix: str = ""  # of the layer's names in a checkpoint
+    ranks: int = 1  # tensor parallel ones, which divide the matrices
+
+    def linear(self, sizes: LinearSizes) -> Linear:
+        """Returns a matrix, or those of experts. Raises `UnsupportedModelError`."""
+        scheme, rows = self.scheme(sizes), sum(sizes.outputs)
+        count = (sizes.experts,) if sizes.experts else ()
+        bias = self.tensor(*count, rows) if sizes.bias else None
+        made = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
+        if scheme.is_plain:
+            return made(weight=self.matrix(*count, rows, sizes.inputs))
+        groups = scheme.groups(sizes.inputs)
+        scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
+        zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
+        stored = self.tensor(
+            *count, rows, sizes.inputs // scheme.numbers, dtype=scheme.storage
+        )
+        return made(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
+
+    def scheme(self, sizes: LinearSizes) -> Scheme:
+        """Returns the scheme of all the matrices that are fused in one. Raises
+        `UnsupportedModelError` for those of which only some are quantized, and for
+        groups that do not divide the inputs.
+        """
+        if self.quantization is None:
+            return PLAIN
+        if sizes.plain and self.quantization.at_load:
+            return PLAIN
+        names = sizes.names[:1] if sizes.experts else sizes.names
+        first, *others = (self.prefix + name for name in names)
+        found = self.quantization.scheme_of(first)
+        for name in others:
+            if self.quantization.scheme_of(name) != found:
+                raise UnsupportedModelError(
+                    f"of {first} and {name}, which are one matrix here, only one is "
+                    f"quantized, or has scales; use a checkpoint in which both are, or "
+                    f"neither"
+                )
+        if self.ranks > 1 and found.bits == 8 and found.group:
+            self._check_blocks(sizes, found.group)
+        if found.bits == 4 and sizes.inputs % found.group:
+            raise UnsupportedModelError(
+                f"{first}: groups of {found.group} do not divide its {sizes.inputs} "
+                f"inputs; choose smaller groups, or 8 bits"
+            )
+        return found
+
+    def _check_blocks(self, sizes: LinearSizes, size: int) -> None:
+        """Refuse blocks of a scale each that ranks would have to divide."""
+        if any(one % size for one in (*sizes.outputs, sizes.inputs)):
+            raise UnsupportedModelError(
+                f"{self.prefix}{sizes.names[0]}: {self.ranks} ranks would have "
+                f"{sizes.outputs[0]} of its outputs and {sizes.inputs} inputs, which "
+                f"blocks of {size} by {size} with one scale do not divide; use fewer "
+                f"(tensor_parallel_size)"
+            )
+
+    def matrix(self, *shape: int) -> "Tensor":
+        """Returns a matrix [rows, columns], or several [count, rows, columns].
+
+        Large float32 ones with more outputs than inputs are stored by column on the CPU:
+        there a product with few rows is twice as fast (MKL), of an expert 1.25 times, and
+        no slower with many.
+        """
+        import torch
+
+        *count, rows, columns = shape
+        kind, place = torch_dtype(self.dtype), torch.device(self.device)
+        turned = place.type == "cpu" and kind is torch.float32 and rows > columns
+        if turned and math.prod(shape) >= BY_COLUMN:
+            return torch.empty((*count, columns, rows), dtype=kind).mT
+        return torch.empty(shape, dtype=kind, device=place)
+
+    def vector(self, size: int, dtype: str | None = None) -> "Tensor":
+        """Returns [size] in `dtype`, or the activations'."""
+        return self.tensor(size, dtype=dtype)
+
+    def norm(self, size: int, rule: NormRule) -> Norm:
+        """Returns a norm of `size` elements."""
+        return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
+
+    def tensor(self, *shape: int, dtype: str | None = None) -> "Tensor":
+        """Returns a tensor in `dtype`, of torch, or the activations'."""
+        import torch
+
+        kind = getattr(torch, dtype) if dtype else torch_dtype(self.dtype)
+        return torch.empty(shape, dtype=kind, device=self.device)
+
+
+def weight_parts(
+    sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
+) -> Iterator[Part]:
+    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
+    their places.
+    """
+    for name, part in zip(sizes.names, linear.pieces(), strict=True):
+        yield from matrix_parts(name, part, files)
+
+
+def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
+    """Yields the tensors of one matrix of that name."""
+    if linear.scheme.is_plain:
+        yield Part(f"{name}.weight", linear.weight, matrix=name)
+        return
+    for part in files.format_of(name).parts(name, linear):
+        yield evolve(part, matrix=name, scales=part.place is linear.scales)
+
+
+def unquantized(linear: Linear, dtype: str) -> Linear:
+    """Returns a matrix in full numbers."""
+    if linear.scheme.is_plain:
+        return linear
+    from minfer.kernels.quantized import dequantize
+
+    weight = dequantize(linear).to(torch_dtype(dtype))
+    return evolve(linear, weight=weight, scheme=PLAIN, scales=None, zeros=None)
+
+
+def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
+    """Yields the bias of each fused matrix, likewise; nothing if there are none."""
+    if linear.bias is not None:
+        for name, part in zip(
+            sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
+        ):
+            yield Part(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
+
+
+def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
+    """Returns the place of a norm's factors."""
+    return Part(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
+
+
+def _plus_one(stored: "Tensor") -> "Tensor":
+    return stored.float() + 1

@@ -1,0 +1,25 @@
+"""What a forward pass is about, as its layers get it."""
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minfer.effects.models.architecture.batch import Batch
+
+
+@frozen(eq=False)
+class ModelStep:
+    """One packed step of a model."""
+
+    batch: "Batch"
+    cache: PagedCache
+    ranks: Ranks  # that run it at once, each with its part of the split matrices
+    # [tokens] bool: False for padding, which is sent to no expert; None: there is none,
+    # or there are no experts
+    real: "Tensor | None" = None

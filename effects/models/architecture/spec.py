@@ -1,0 +1,176 @@
+"""The description of a model, as a value: its layers, and what they share.
+
+Nothing here touches files or imports torch: memory plans and `--help` need these numbers
+at once. spec_reader.py reads it from a config.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.architecture.kv_format import KvFormat
+from minfer.effects.models.architecture.layers import Layer, LayerGroup, layer_groups
+from minfer.effects.models.architecture.linear import LinearSizes, NormRule
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.quantization import Quantization
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.families import Family
+from minfer.effects.models.ranks import WHOLE, Place
+from minfer.kernels.leaves import PLAIN, Scheme
+
+
+def layer_prefix(layer: int) -> str:
+    """Returns how the names of a layer's tensors begin in a checkpoint."""
+    return f"model.layers.{layer}."
+
+
+EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
+
+
+# Ranks have whole chunks of the vocabulary where each has some: so they sample from their
+# own parts of the logits (kernels/sample.py).
+VOCAB_CHUNK: Final = 2048
+NO_NORMS: Final = NormRule(0.0)  # transformers' model has its own
+
+
+@frozen(kw_only=True)
+class ModelSpec:
+    """Sizes of one model, from its config.json. Lengths in tokens, sizes in elements."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[Layer, ...]  # of this rank
+    first_layer: int = 0  # of these, in the model
+    max_position_embeddings: int  # after scaling
+    # Of a rope whose factors depend on a sequence's length (longrope): the tokens up to
+    # which those of short ones hold, and whether the engine has those of long ones.
+    original_context: int | None = None
+    long_factors: bool = False
+    dtype: str  # of activations: the residual stream, norms, embeddings, logits
+    _kv_dtype: str | None = None  # of the KV cache; None: the activations'
+    quantization: Quantization | None = None  # of the layers' matrices
+    eos_ids: tuple[int, ...]
+    norms: NormRule = NO_NORMS
+    embedding_scale: float = 1.0
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    # How names of a checkpoint's tensors begin that are not of this model: other parts of
+    # a multimodal one, layers that predict further tokens.
+    skipped: tuple[str, ...] = ()
+    place: Place = WHOLE  # the rank whose sizes these are
+    all_stages: "ModelSpec | None" = None  # of a stage: the layers of all, as one
+    # Counted on transformers' own model, which runs it; 0: the family table's.
+    parameters: int = 0
+    # Of that: its modules of type torch.nn.Linear, but the output head.
+    linears: tuple[LinearSizes, ...] = ()
+
+    def for_rank(self, place: Place) -> "ModelSpec":
+        """Returns the sizes of one rank; `vocab_size` stays the model's. Raises
+        `UnsupportedModelError` for what cannot be divided.
+        """
+        if self.parameters and place != WHOLE:
+            raise UnsupportedModelError(
+                f"{self.family.architecture}, which transformers' own model runs, cannot "
+                f"be divided among ranks; use one (tensor_parallel_size, "
+                f"pipeline_parallel_size)"
+            )
+        if place.parallel.pipeline > len(self.layers):
+            raise UnsupportedModelError(
+                f"{len(self.layers)} layers cannot be divided among "
+                f"{place.parallel.pipeline} stages (pipeline_parallel_size)"
+            )
+        held = place.layers(len(self.layers))
+        layers = tuple(
+            layer.for_rank(place) for layer in self.layers[held.start : held.stop]
+        )
+        own = evolve(self, layers=layers, first_layer=held.start, place=place)
+        if place.parallel.pipeline == 1:
+            return own
+        one = Place(place.part, evolve(place.parallel, pipeline=1))
+        return evolve(own, all_stages=self.for_rank(one))
+
+    @property
+    def vocab_rows(self) -> range:
+        """The tokens whose embeddings and logits this rank has. As many on each rank: the
+        last ones may lie behind the vocabulary.
+        """
+        ranks = self.place.parallel.tensor
+        count = -(-self.vocab_size // ranks)
+        chunks = -(-count // VOCAB_CHUNK) * VOCAB_CHUNK
+        if ranks > 1 and chunks * (ranks - 1) < self.vocab_size:
+            count = chunks
+        return range(self.place.part * count, (self.place.part + 1) * count)
+
+    @property
+    def embed_rows(self) -> int:
+        """Rows of the embedding that this rank has: in the first stage, and in the last
+        if the output head is tied to it.
+        """
+        tied = self.tie_word_embeddings and self.place.is_last_stage
+        return len(self.vocab_rows) if self.place.is_first_stage or tied else 0
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the output head that this rank has: in the last stage."""
+        return len(self.vocab_rows) if self.place.is_last_stage else 0
+
+    @property
+    def kv_dtype(self) -> str:
+        """The dtype of keys and values in the cache."""
+        return self._kv_dtype or self.dtype
+
+    @property
+    def matrices(self) -> Iterator[LinearSizes]:
+        """The matrices that may be quantized, with their whole names in a checkpoint."""
+        if self.parameters:
+            yield from self.linears
+            return
+        for i, layer in enumerate(self.layers, self.first_layer):
+            for sizes in layer.matrices:
+                yield sizes.under(layer_prefix(i))
+
+    def scheme_of(self, sizes: LinearSizes) -> Scheme:
+        """Returns how one of `matrices` is stored in memory."""
+        if self.quantization is None or sizes.plain:
+            return PLAIN
+        return self.quantization.scheme_of(sizes.names[0])
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        return any(isinstance(layer.feed_forward, MoE) for layer in self.layers)
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layers by their cache needs."""
+        return layer_groups(self.layers)
+
+    @property
+    def kv_formats(self) -> tuple[KvFormat, ...]:
+        """How the cache stores what the layers of each group keep of a token."""
+        return tuple(
+            KvFormat.of(
+                layers=len(group.members),
+                token=group.attention.kv_shape,
+                dtype=self.kv_dtype,
+                layout=group.attention.kv_layout,
+            )
+            for group in self.groups
+        )
+
+    @property
+    def cached_heads(self) -> int:
+        """The key heads that the cache keeps of a token; of latents, which are of all
+        heads, 1.
+        """
+        _, heads, *_ = (*self.groups[0].attention.kv_shape, 1)
+        return heads
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, how many keys up to its own a query attends to; None: all of
+        them.
+        """
+        return tuple(layer.attention.window for layer in self.layers)

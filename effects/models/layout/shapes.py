@@ -1,0 +1,264 @@
+"""Arithmetic of shapes: what a model and a step of it need, from its spec and the
+engine's sizes alone.
+
+The bytes of weights and of a token's keys and values, the padding of a step so that a
+CUDA graph can serve it, the steps that are captured at all, and the bytes of a forward at
+its widest place. Functions of their arguments, without torch.
+"""
+
+from typing import Final
+
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
+from minfer.kernels.leaves import PIECE
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, REJECTION
+from minfer.sampling.params import MAX_ADJUSTMENTS
+
+# A layer's weights, with its share of the embeddings, times tokens: up to this, its
+# launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
+# 2026-11-22).
+CAPTURED_WORK: Final = 2.8e11
+# Of masks on the CPU: those that are made at once, and of a decode row at most.
+MASK_NUMBERS: Final = 1 << 22
+PADDED_NUMBERS: Final = 4096
+# Bytes for each token of the vocabulary in rejection sampling: of as many rows as
+# kernels/reject.py works on at once.
+REJECTING: Final = 16 * 128
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """Returns the parameters held in memory (a tied embedding counts once)."""
+    if spec.parameters:
+        return spec.parameters
+    rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
+    embeddings = rows * spec.hidden_size
+    return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
+
+
+def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
+    """Returns the bytes of all weights, as they are stored on a GPU or on the CPU."""
+    element = dtype_bytes(spec.dtype)
+    stored = elements = 0
+    for sizes in spec.matrices:
+        scheme = spec.scheme_of(sizes)
+        stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
+        elements += sizes.matrix_elements
+    wide = sum(layer.float32_elements for layer in spec.layers)
+    wide += spec.hidden_size * spec.norms.offset
+    rest = parameter_count(spec) - elements - wide
+    return stored + rest * element + wide * 4
+
+
+def kv_bytes_per_token(spec: ModelSpec) -> int:
+    """Returns the bytes of one token in the cache, over all layers."""
+    return sum(one.token_bytes for one in spec.kv_formats)
+
+
+def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
+    """Returns the bytes of one token in the cache of one layer, at most."""
+    return max(one.layer_bytes for one in spec.kv_formats)
+
+
+def padded_tokens(count: int) -> int:
+    """Returns the prefill tokens of the CUDA graph that serves so many: at most half as
+    many again above 128.
+    """
+    return -(-count // _quarter(count)) * _quarter(count)
+
+
+def _quarter(count: int) -> int:
+    return max(64, (1 << (count - 1).bit_length()) // 4)
+
+
+def power_from(count: int) -> int:
+    """Returns the smallest power of two that is not below `count`, which is at least
+    1.
+    """
+    return 1 << (count - 1).bit_length()
+
+
+def drafts_from(count: int) -> int:
+    """Returns the drafts of a row in the CUDA graph that serves so many: 1, 2, 3, 4, 6,
+    8, 12...
+    """
+    power = power_from(count)
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def most_drafts(sizes: EngineConfig) -> int:
+    """Returns the drafts of the largest step of an engine, padding included.
+
+    All rows have as many lines as the row with the most drafts. Together these are not
+    more than the budget: no plan has more (`minfer.planning.plan_drafts`).
+    """
+    how = sizes.speculation
+    if how is None:
+        return 0
+    rows = power_from(min(how.rows or sizes.max_num_seqs, sizes.max_num_seqs))
+    budget = padded_tokens(sizes.max_num_batched_tokens)
+    return max(rows, min(rows * drafts_from(how.drafts), budget))
+
+
+def captured_tokens(spec: ModelSpec, budget: int) -> int:
+    """Returns the prefill tokens of the largest step that is captured as a CUDA graph: as
+    many for all stages, which have to pad steps alike.
+    """
+    spec = spec.all_stages or spec
+    active = sum(layer.active_parameters for layer in spec.layers)
+    embeddings = parameter_count(spec) - sum(layer.parameters for layer in spec.layers)
+    most = int(CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
+    return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
+
+
+def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of a forward and the sampler besides weights and cache, at
+    most.
+    """
+    element, kv_element = dtype_bytes(spec.dtype), kv_dtype_bytes(spec.kv_dtype)
+    attention = max(
+        group.attention.activation_bytes(element, kv_element) for group in spec.groups
+    )
+    feed_forward = _widest_feed_forward(spec) * element
+    token = 2 * spec.hidden_size * element + max(attention, feed_forward)
+    # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
+    row = spec.vocab_size * (element + 4 * 4)
+    rope = 2 * _rope_bytes(spec, sizes)
+    drafts = most_drafts(sizes)
+    tokens = sizes.max_num_batched_tokens + drafts
+    rows = sizes.max_num_seqs + drafts
+    step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
+    return step + rejecting_bytes(spec, sizes) + dequantized_bytes(spec)
+
+
+def dequantized_bytes(spec: ModelSpec) -> int:
+    """Returns the bytes of what plain torch dequantizes at once: in float64 at most, and
+    a copy in float32.
+    """
+    if spec.quantization is None:
+        return 0
+    sizes = (sum(one.outputs) * one.inputs for one in spec.matrices)
+    return min(max(sizes, default=0), PIECE) * (8 + 4)
+
+
+def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
+    """Returns the bytes of the masks of that many tokens: each against a full context and
+    each sliding window, but of no more numbers than are made at once on the CPU, and
+    those of padded decode rows.
+
+    Each is float32, and the boolean that it is made from; a copy has the dtype of scores.
+    """
+    beside, size = sizes.max_num_batched_tokens + sizes.block_size, sizes.block_size
+    kinds = {(g.attention.window, g.attention.sink_tokens) for g in spec.groups}
+    keys = (
+        window + -(-sinks // size) * size + beside if window else sizes.max_model_len
+        for window, sinks in kinds
+    )
+    chunks = tokens * sum(min(count, sizes.max_model_len) for count in keys)
+    padded = len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, PADDED_NUMBERS)
+    return (4 + 1 + 4) * (min(chunks, MASK_NUMBERS) + padded)
+
+
+def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
+    """Returns the bytes of a forward and the sampler on a GPU, for `tokens` tokens
+    besides drafts.
+    """
+    element = dtype_bytes(spec.dtype)
+    drafts = most_drafts(sizes)
+    tokens += drafts
+    rows = max(64, sizes.max_num_seqs * 5 // 4) + 32 + drafts  # padding included
+    attentions = [group.attention for group in spec.groups]
+    attention = max(one.cuda_activation_elements for one in attentions)
+    widest = max(attention, _widest_feed_forward(spec))
+    token = element * (3 * spec.hidden_size + widest)
+    # And the ids that top-k and top-p keep, and shaped ones in float32.
+    logits = spec.vocab_size * (element + 4 + 4)
+    tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
+    rope = _rope_bytes(spec, sizes)
+    parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
+    step = tokens * token + rows * logits + 4 * tables + rope + parts
+    return step + rejecting_bytes(spec, sizes)
+
+
+def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns a GPU's bytes for latents that are expanded, in steps that are too large
+    for CUDA graphs.
+    """
+    tokens = sizes.max_num_batched_tokens
+    if captured_tokens(spec, tokens) >= tokens:
+        return 0
+    element = dtype_bytes(spec.dtype)
+    attentions = (group.attention for group in spec.groups)
+    pieces = [one.pieces(tokens, element) for one in attentions if isinstance(one, MLA)]
+    return max((one.bytes for one in pieces), default=0)
+
+
+def dequantized_blocks(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the blocks of contexts in 8 bits that a GPU dequantizes at once, at most:
+    those of a context of full length, and of a whole step beside it. 0: the cache is not
+    of keys and values in 8 bits.
+    """
+    latents = any(one.layout == "latents" for one in spec.kv_formats)
+    if latents or kv_dtype_bytes(spec.kv_dtype) > 1:
+        return 0
+    tokens = sizes.max_model_len + sizes.max_num_batched_tokens
+    return context_blocks(tokens, sizes.max_num_seqs, sizes.block_size)
+
+
+def dequantized_context_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of these blocks of one layer, in the model's dtype, if there are
+    steps that are too large for CUDA graphs.
+    """
+    budget = sizes.max_num_batched_tokens
+    if captured_tokens(spec, budget) >= budget:
+        return 0
+    tokens = dequantized_blocks(spec, sizes) * sizes.block_size
+    kept = max(group.attention.kv_elements for group in spec.groups)
+    return tokens * kept * dtype_bytes(spec.dtype)
+
+
+def context_blocks(tokens: int, chunks: int, block_size: int) -> int:
+    """Returns the most blocks that the contexts of so many chunks take, which have so
+    many tokens in all.
+    """
+    return tokens // block_size + chunks
+
+
+def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of rejection sampling, if it is used: the logits that a draft
+    model sampled from, in float32 at most, and distributions.
+    """
+    how = sizes.speculation
+    if how is None or how.rule != REJECTION:
+        return 0
+    kept = 4 * most_drafts(sizes) if how.drafter == DEVICE else 0
+    return spec.vocab_size * (kept + REJECTING)
+
+
+def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns a GPU's bytes for penalties, biases and hidden tokens: of each row a count
+    and a bit for every token, and a list.
+    """
+    row = spec.vocab_size * 4 + spec.vocab_size // 8 + 6 * 4 * MAX_ADJUSTMENTS
+    return (sizes.max_num_seqs + 1) * row
+
+
+def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of kept logits, one line for each row, if requests can have
+    grammars.
+    """
+    line = spec.vocab_size * dtype_bytes(spec.dtype)
+    return (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
+
+
+def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of cosines and sines, a table for each kind of rotation."""
+    tables = {(one.attention.rope, one.attention.rotated) for one in spec.groups}
+    widths = sum(width for rope, width in tables if rope is not None)
+    return sizes.max_model_len * widths * 4
+
+
+def _widest_feed_forward(spec: ModelSpec) -> int:
+    """Returns the elements of a token at the widest place of a feed-forward."""
+    return max(layer.feed_forward.activation_elements for layer in spec.layers)

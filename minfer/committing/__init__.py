@@ -1,1 +1,0 @@
-"""Committing the results of a step, or discarding them."""

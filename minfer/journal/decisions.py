@@ -1,0 +1,191 @@
+"""The decisions of a turn as data: facts to name a difference by, and a digest to find
+it.
+
+Facts are how a turn's plans differ from the plan before them, the samples that ended, and
+the reasons; a steady decode has none. Facts and the columns of plans go into a digest
+that is chained from turn to turn. Token ids are not decisions: neither facts nor digests
+have any.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+from itertools import compress, groupby, repeat
+from operator import ne
+from typing import Any, Final
+
+from minfer.blocks.prefix import flattened
+from minfer.journal.wire_names import Field, fields_of, name_of
+from minfer.records.messages import (
+    Emit,
+    Ended,
+    Execute,
+    FetchBlocks,
+    Move,
+    StoreBlocks,
+    WakeAt,
+)
+from minfer.records.plan import Plan
+from minfer.records.sequence import less
+from minfer.records.state import EngineState, Transition
+
+Facts = dict[str, Any]
+# Fields of reasons, by their names in journals, that quote errors: these decide nothing.
+_WORDS: Final = {
+    "Voided": ("error",),
+    "Ignored": ("detail",),
+    "Overruled": ("error", "line"),
+    "LostBlocks": ("error",),
+}
+
+
+_encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+
+
+def compact(value: Any) -> bytes:
+    """JSON without spaces, keys sorted; nothing for an empty value."""
+    return _encode(value).encode() if value else b""
+
+
+def facts(before: EngineState, transition: Transition) -> Facts:
+    """The decisions of a turn that differ from a steady decode, as JSON types.
+
+    `plans` has one entry for each plan, relative to the one before it: sequences that
+    `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
+    `fills`, `opens`, `grows`, `copies`. `moves`, `finished`, `wake` and `reasons` are the
+    rest.
+    """
+    changes: Facts = {}
+    plans: list[Facts] = []
+    last = before.inflight[-1] if before.inflight else None
+    for command in transition.commands:
+        match command:
+            case Execute(plan):
+                plans.append(_plan_facts(last, plan))
+                last = plan
+            case Emit(finished=finished) if finished:
+                ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
+                changes.setdefault("finished", []).extend(ends)
+            case Move(number, loads, sources, targets):
+                moved = [number, loads, _runs(sources), _runs(targets)]
+                changes.setdefault("moves", []).append(moved)
+            case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
+                kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
+                moved = [number, kind, len(keys), _runs(flattened(pages))]
+                changes.setdefault("moves", []).append(moved)
+            case WakeAt(time):
+                changes["wake"] = time
+    if plans != [{}]:
+        changes["plans"] = plans
+    reasons = [_reason(one) for one in transition.reasons if not isinstance(one, Ended)]
+    if reasons:
+        changes["reasons"] = reasons
+    return changes
+
+
+def _reason(reason: Any) -> list[Any]:
+    kind: Any = type(reason)
+    parts = (getattr(reason, one.name) for one in _columns(kind))
+    changes = (list(part) if isinstance(part, tuple) else part for part in parts)
+    return [name_of(kind), *changes]
+
+
+@cache
+def _columns(kind: Any) -> tuple[Field, ...]:
+    """The fields of a reason that are facts."""
+    words = _WORDS.get(name_of(kind), ())
+    return tuple(one for one in fields_of(kind) if one.wire_name not in words)
+
+
+def columns_of(kind: Any) -> tuple[str, ...]:
+    """The names, in journals, of the fields of a reason that are facts."""
+    return tuple(one.wire_name for one in _columns(kind))
+
+
+def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
+    changes: Facts = {}
+    was = last.run_ids if last else ()
+    if plan.run_ids != was:
+        changes = _membership(was, plan)
+    for name, column in (
+        ("counts", plan.num_scheduled_tokens),
+        ("most", plan.max_sampled_tokens),
+    ):
+        if column.count(1) != len(column):
+            changes[name] = [[at, column[at]] for at in _not_one(column)]
+    if plan.fills:
+        changes["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
+    if plan.opens:
+        changes["opens"] = [
+            [opened.index, *opened.name, *map(_runs, opened.tables)]
+            for opened in plan.opens
+        ]
+    if plan.grows:
+        changes["grows"] = [
+            [grow.row, grow.at, _runs(grow.blocks), *_not_zero(grow.group)]
+            for grow in plan.grows
+        ]
+    if plan.copies:
+        changes["copies"] = [
+            [copy.source, copy.target, copy.count] for copy in plan.copies
+        ]
+    if plan.drafts:
+        changes["drafts"] = [
+            [draft.index, plan.num_scheduled_tokens[draft.index] - 1]
+            for draft in plan.drafts
+        ]
+    if plan.deferred:
+        changes["apart"] = list(plan.deferred)
+    return changes
+
+
+def _not_zero(group: int) -> list[int]:
+    return [group] if group else []
+
+
+def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
+    """The generations that left and joined; all of them, if the others are not in their
+    old order.
+    """
+    old = set(was)
+    odd = old.symmetric_difference(plan.run_ids)
+    out = sorted(map(was.index, odd & old))
+    places = sorted(map(plan.run_ids.index, odd - old))
+    if less(was, out) != less(plan.run_ids, places):
+        return {"gens": list(plan.run_ids)}
+    new = [[at, plan.run_ids[at], plan.rows[at]] for at in places]
+    return {"left": [was[at] for at in out], "joined": new}
+
+
+def _not_one(column: tuple[int, ...]) -> Iterator[int]:
+    return compress(range(len(column)), map(ne, column, repeat(1)))
+
+
+def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
+    """Numbers as [first, count] of consecutive ones: tables are mostly that."""
+    if len(numbers) == 1:
+        return [[numbers[0], 1]]
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    parts = ([number for _, number in run] for _, run in runs)
+    return [[part[0], len(part)] for part in parts]
+
+
+def chained(digest: bytes, transition: Transition, changes: bytes) -> bytes:
+    """The running digest after one more turn, 8 bytes: over the plans' columns and the
+    facts.
+
+    `changes` are the facts as JSON, empty if there are none.
+    """
+    hashed = blake2b(digest, digest_size=8)
+    for command in transition.commands:
+        if isinstance(command, Execute):
+            plan = command.plan
+            hashed.update(
+                array("q", plan.starts).tobytes() + plan.step.to_bytes(8, "little")
+            )
+            if changes:
+                hashed.update(array("q", plan.rows).tobytes())
+    hashed.update(changes)
+    return hashed.digest()

@@ -1,0 +1,176 @@
+"""The projection of a state to facts, of which digests of whole states are made.
+
+Records change as the engine is rebuilt; a journal's digests must not. So a digest is not
+of records but of this: named facts in JSON types, with names of their own, independent of
+the engine's representation. How free blocks are stored, for example, is left out; the
+order in which they are allocated is a fact. A change of a record must keep its facts
+here; a change of the facts themselves must increase `minfer.journal.format.FORMAT`.
+
+Token ids and content keys are no part of it, so that a journal without them has the same
+digests. Derived values are left out, too: when a table is looked at next, which tokens
+have a key.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from minfer.blocks.keys import Key
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.prefix import ROOT, Pages, PrefixIndex, every_node, pages_of
+from minfer.journal.codec import dump
+from minfer.journal.decisions import compact
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
+from minfer.records.plan import Plan
+from minfer.records.sequence import Chain, Running, Sequence, Tables
+from minfer.records.state import EngineState, LiveRequest
+
+
+def state_digest(state: EngineState) -> bytes:
+    """A digest of a state, without token ids and content keys: 16 bytes."""
+    return blake2b(compact(projected(state)), digest_size=16).digest()
+
+
+def projected(state: EngineState) -> dict[str, Any]:
+    """The facts of a state, in JSON types."""
+    blocked, prefix = state.blocked, state.blocks.prefix
+    paused = [list(name) for name in sorted(state.paused)]
+    drafting = _drafting(state.drafting)
+    return {
+        **({"paused": paused} if paused else {}),
+        **({"drafting": drafting} if drafting else {}),
+        "time": state.time,
+        "next step": state.next_step,
+        "next generation": state.next_gen,
+        "arrivals": state.arrivals,
+        "blocks": _blocks(state.blocks),
+        "free rows": list(state.free_rows),
+        "waiting": [_sequence(seq) for seq in state.waiting],
+        "running": list(_running(state.running, prefix)),
+        "in flight": [_plan(plan) for plan in state.inflight],
+        "fences": [
+            {
+                "until": one.until,
+                "published": [_block(prefix, key) for key in one.published],
+                "private": list(one.private),
+            }
+            for one in state.fences
+        ],
+        "failed steps": [[*sample, count] for sample, count in state.faults],
+        "held": None
+        if blocked is None
+        else {"place": list(blocked.place), "cause": blocked.cause},
+        "requests": {name: _live(state.requests[name]) for name in state.requests},
+        "policy": dump(state.policy),
+    }
+
+
+def _drafting(drafting: Drafting) -> dict[str, Any]:
+    """The facts of speculation; none as long as there were no drafts."""
+    if drafting == NOTHING_DRAFTED:
+        return {}
+    proposals = sorted(drafting.proposals.items())
+    return {
+        "proposed": [[*name, one.known, len(one.tokens)] for name, one in proposals],
+        "learnt": [
+            [*name, *_learnt(one)] for name, one in sorted(drafting.learnt.items())
+        ],
+        "overall": _learnt(drafting.overall),
+    }
+
+
+def _learnt(learnt: SampleAcceptance) -> list[Any]:
+    return [learnt.step, repr(learnt.record.judged), repr(learnt.record.accepted)]
+
+
+def _blocks(blocks: Blocks) -> dict[str, Any]:
+    pool, prefix = blocks.pool, blocks.prefix
+    nodes = every_node(prefix)
+    stack = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
+    return {
+        "free": pool.free,
+        "handed out next": [block for run in (pool.spare, *stack) for block in run],
+        "never used from": pool.fresh,
+        "next use": prefix.next_use,
+        "evicted next": [_block(prefix, prefix.idle[use]) for use in sorted(prefix.idle)],
+        "published": [
+            {
+                "block": _bundle(node.pages),
+                "parent": _block(prefix, node.parent),
+                "users": node.users + prefix.pinned.get(key, 0),
+                "children": node.children,
+                "last use": node.last_use,
+            }
+            for key, node in sorted(nodes.items(), key=lambda item: item[1].pages)
+        ],
+    }
+
+
+def _block(prefix: PrefixIndex, key: Key) -> int:
+    """The first page of the block that has this content; -1 for none, before a first
+    block.
+    """
+    return -1 if key == ROOT else pages_of(prefix, (key,))[0]
+
+
+def _bundle(pages: Pages) -> Any:
+    """A block: the number of its page, or of each if there are several."""
+    return pages[0] if len(pages) == 1 else list(pages)
+
+
+def _sequence(seq: Sequence) -> dict[str, Any]:
+    return {
+        "request": seq.request.id,
+        "sample": seq.sample,
+        "place": list(seq.place),
+        "arrived": seq.arrived,
+        "history": len(seq.history),
+        "preempted": seq.preempted,
+        "cached": seq.cached,
+    }
+
+
+def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
+    for i, seq in enumerate(run.seqs):
+        yield {
+            "sequence": _sequence(seq),
+            "generation": run.run_ids[i],
+            "row": run.rows[i],
+            "start": run.starts[i],
+            "base": run.num_known_at_admission[i],
+            "known": run.known[i],
+            "scheduled": run.scheduled[i],
+            "last": run.last_index[i],
+            "leaf": _block(prefix, run.chains[i].leaf),
+            **_tables(run.tables[i], run.chains[i]),
+        }
+
+
+def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
+    """The table of a sequence; those of further groups are apart."""
+    first, *others = (
+        {"table": list(table), "sealed": sealed, "behind the window": low}
+        for table, sealed, low in zip(tables, chain.sealed, chain.low, strict=True)
+    )
+    return {**first, "more groups": others} if others else first
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "step": plan.step,
+        "generations": list(plan.run_ids),
+        "rows": list(plan.rows),
+        "starts": list(plan.starts),
+        "counts": list(plan.num_scheduled_tokens),
+        "most": list(plan.max_sampled_tokens),
+        "repeat": 1,  # a field of all plans in format 3
+    }
+
+
+def _live(live: LiveRequest) -> dict[str, Any]:
+    return {
+        "place": list(live.place),
+        "samples": live.samples,
+        "ended": live.ended,
+        "moved": [list(one) for one in live.moved],
+    }

@@ -1,0 +1,233 @@
+"""A state without token ids: the state of a replay of redacted events.
+
+So a journal without token ids can begin anywhere, as others do: with a snapshot.
+
+Theory. In such a journal a block's tokens are zeros and a mark, and the mark is a keyed
+digest of the block's content key (`minfer.journal.redact`). So the key that a replay
+computes for a block follows from the content keys of the block and of those before it,
+without their tokens: each key of a state can be replaced by its key in a replay. With a
+sliding window that is impossible: blocks are published alone, and the blocks before an
+idle one are unknown.
+
+A policy's state may have names of clients; every string in it is treated as one.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+from attrs import define, field
+
+from minfer.blocks.keys import Key, Keys, block_key, extend_keys, is_tail
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.prefix import ROOT, PrefixIndex
+from minfer.journal.redact import (
+    STOP,
+    masked,
+    masked_block,
+    redacted_client,
+    redacted_request,
+    redacted_root,
+    redacted_tail,
+)
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Drafting, Proposed
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import Chain, Running, Sequence
+from minfer.records.state import EngineState
+from minfer.records.waiting import WaitingQueue
+from minfer.values.log import Log
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
+
+_ENDS: Final = frozenset({STOP})
+
+
+def can_be_redacted(config: EngineConfig) -> bool:
+    """Whether states of such an engine can be redacted."""
+    return not config.has_tiers and not any(group.window for group in config.groups)
+
+
+def redacted_state(
+    config: EngineConfig, state: EngineState, secret: bytes
+) -> EngineState:
+    """The state in which a replay of redacted events would be. `can_be_redacted` must
+    hold.
+    """
+    made = _Redaction(config, secret)
+    blocks = Blocks(state.blocks.pool, made.index(state.blocks.prefix))
+    fences = tuple(
+        attrs.evolve(fence, published=tuple(map(made.key, fence.published)))
+        for fence in state.fences
+    )
+    return evolve(
+        state,
+        blocks=blocks,
+        policy=_named(state.policy, secret),
+        waiting=made.line(state.waiting),
+        running=made.running(state.running),
+        stops=_ENDS if state.stops else frozenset(),
+        deferred_clients=_named(state.deferred_clients, secret),
+        inflight=tuple(map(_without_tokens, state.inflight)),
+        fences=fences,
+        drafting=_without_proposed_tokens(state.drafting),
+    )
+
+
+def _without_tokens(plan: Plan) -> Plan:
+    """A plan in flight without token ids, which are not needed any more."""
+    fills = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.fills]
+    drafts = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.drafts]
+    return evolve(plan, fills=tuple(fills), drafts=tuple(drafts), opens=())
+
+
+def _without_proposed_tokens(drafting: Drafting) -> Drafting:
+    """Proposals without token ids: only their number matters."""
+    proposals = Map(
+        (name, Proposed(one.known, (0,) * len(one.tokens)))
+        for name, one in drafting.proposals.items()
+    )
+    return evolve(drafting, proposals=proposals)
+
+
+def _named(value: Any, secret: bytes) -> Any:
+    """A policy's state with other names for clients."""
+    match value:
+        case str():
+            return redacted_client(secret, value)
+        case tuple():
+            return tuple(_named(one, secret) for one in value)
+        case frozenset():
+            return frozenset(_named(one, secret) for one in value)
+        case Map():
+            pairs = value.items()
+            return Map((_named(key, secret), _named(one, secret)) for key, one in pairs)
+    if not attrs.has(type(value)):
+        return value
+    fields = [one for one in attrs.fields(type(value)) if one.init]
+    parts = {one.alias: _named(getattr(value, one.name), secret) for one in fields}
+    return type(value)(**parts)
+
+
+@define
+class _Redaction:
+    """The redaction of one state. Never kept."""
+
+    config: EngineConfig
+    secret: bytes
+    keys: dict[Key, Key] = field(factory=dict)  # content key -> its key in a replay
+    requests: dict[str, Request] = field(factory=dict)
+
+    def key(self, key: Key) -> Key:
+        """The key of published content in a replay."""
+        return self.keys[key] if key else ROOT
+
+    def _after(self, parent: Key, key: Key) -> Key:
+        """The key, in a replay, of content after `parent`, which is a key of the
+        replay.
+        """
+        if key not in self.keys:
+            if is_tail(key):
+                self.keys[key] = redacted_tail(self.secret, key)
+            else:
+                tokens = masked_block(self.secret, key, self.config.block_size)
+                self.keys[key] = block_key(parent, tokens)
+        return self.keys[key]
+
+    def chain(self, keys: Iterable[Key]) -> Keys:
+        """The keys, in a replay, of the blocks of a prompt or a sequence from the first
+        on.
+        """
+        parent = redacted_root(self.secret)
+        out = []
+        for key in keys:
+            parent = self._after(parent, key)
+            out.append(parent)
+        return tuple(out)
+
+    def index(self, prefix: PrefixIndex) -> PrefixIndex:
+        """The cached blocks, under other keys."""
+        for key in prefix.nodes:
+            self._name(prefix, key)
+        nodes = {
+            self.keys[key]: (pages, self.key(parent), users, children, last_use)
+            for key, (pages, parent, users, children, last_use) in prefix.nodes.items()
+        }
+        idle = {use: self.keys[key] for use, key in prefix.idle.items()}
+        return attrs.evolve(prefix, nodes=Map(nodes), idle=Map(idle))
+
+    def _name(self, prefix: PrefixIndex, key: Key) -> None:
+        """Compute the key of a cached block, and of all before it."""
+        path = []
+        while key and key not in self.keys:
+            path.append(key)
+            key = prefix.nodes[key][1]
+        above = self.keys[key] if key else redacted_root(self.secret)
+        for one in reversed(path):
+            above = self._after(above, one)
+
+    def line(self, line: WaitingQueue) -> WaitingQueue:
+        """The redacted waiting queue."""
+        buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
+        counts = _named(line.counts, self.secret)
+        return attrs.evolve(line, buckets=buckets, counts=counts)
+
+    def sequence(self, seq: Sequence) -> Sequence:
+        """A sequence, as it entered the queue."""
+        size, asked = self.config.block_size, seq.request
+        if asked.id not in self.requests:
+            shown = redacted_request(self.config, asked, self.secret)
+            self.requests[asked.id] = shown
+        keys = extend_keys(seq.keys, asked.root, seq.history, size)
+        history = masked(self.secret, keys, 0, len(seq.history), size)
+        return attrs.evolve(
+            seq,
+            request=self.requests[asked.id],
+            history=tuple(history),
+            keys=self.chain(seq.keys),
+        )
+
+    def running(self, run: Running) -> Running:
+        """The redacted running sequences."""
+        size = self.config.block_size
+        chains, tails, fresh = [], [], []
+        for i, chain in enumerate(run.chains):
+            known = run.tokens(i, size)
+            keys = extend_keys(chain.keys[:], run.seqs[i].request.root, known, size)
+            redacted_tokens = masked(self.secret, keys, 0, len(known), size)
+            tail = len(chain.keys) * size
+            cut = tail + len(run.tails[i])
+            chains.append(self._chain(chain, redacted_tokens[:tail]))
+            tails.append(tuple(redacted_tokens[tail:cut]))
+            fresh.append(tuple(redacted_tokens[cut:]))
+        return evolve(
+            run,
+            seqs=tuple(map(self.sequence, run.seqs)),
+            chains=tuple(chains),
+            tails=tuple(tails),
+            fresh=tuple(fresh),
+        )
+
+    def _chain(self, chain: Chain, redacted_tokens: list[int]) -> Chain:
+        """The published blocks of a running sequence; `redacted_tokens` are the tokens of
+        its keys.
+        """
+        size = self.config.block_size
+        keys = self.chain(chain.keys)
+        # the first block whose tokens are kept
+        first = len(chain.keys) - len(chain.chunks)
+        blocks = range(first * size, len(redacted_tokens), size)
+        chunks = tuple(tuple(redacted_tokens[at : at + size]) for at in blocks)
+        return attrs.evolve(
+            chain,
+            keys=_like(chain.keys, keys),
+            leaf=self.key(chain.leaf),
+            chunks=_like(chain.chunks, chunks),
+        )
+
+
+def _like(log: Log[Any], entries: tuple[Any, ...]) -> Log[Any]:
+    """Entries in the two levels of a log."""
+    cut = len(log.old)
+    return Log(entries[:cut], entries[cut:])

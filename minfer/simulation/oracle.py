@@ -1,0 +1,469 @@
+"""The oracle: an executor whose tokens depend on every block that attention would read.
+
+Memory has, per block, a running digest after each slot: it stands for the KV written
+there, which depends on the token, its position and all that attention saw before it
+*through the block tables*. Each group of layers has KV of its own, in bundles of pages.
+The next token is a hash over the digests of all blocks that attention reads through the
+table of each group. So an aliased, stale, unmoved or wrongly rolled back block changes
+tokens, and so does an off-by-one error of a table, a position or an input. The cost of a
+step is its new tokens plus one digest per block. Hashes are of tuples of int, which
+Python does not randomise: the same in every process.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain, islice
+
+from attrs import define, evolve
+
+from minfer.blocks.keys import Key
+from minfer.blocks.window import kept, outside
+from minfer.records.config import CacheGroup
+from minfer.records.messages import (
+    Executed,
+    Failed,
+    FetchBlocks,
+    Lost,
+    Move,
+    Moved,
+    StoreBlocks,
+    TransferCommand,
+)
+from minfer.records.plan import (
+    MEAN,
+    Draft,
+    NewRow,
+    Plan,
+    Pooled,
+    SampleDeferred,
+    Yields,
+)
+from minfer.records.sequence import SampleId
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
+from minfer.sampling.reference_sampler import RowSampling
+
+ONE_GROUP = (CacheGroup(),)
+WRONG = 4  # about one of so many drafts of the draft model is wrong
+START = 7  # the digest before the first slot of a block, in the first group
+Offer = tuple[tuple[int, ...], tuple[float, ...]]
+# the result of reading memory that was never written, mixed with the place
+_GARBAGE = 0x5EED
+
+
+def vector_of(digest: int) -> bytes:
+    """Four float32 numbers that encode a digest, modulo 2^64."""
+    return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
+
+
+def offer_of(digest: int, vocab: int, count: int) -> Offer:
+    """Tokens and their log-probabilities after a digest; the first is the sampled one."""
+    count = min(count, vocab)
+    tokens = tuple((digest + more) % vocab for more in range(count))
+    falls = (-(1 + hash((digest, more)) % 999) / 512 for more in range(count))
+    return tokens, tuple(accumulate(falls))
+
+
+def part_of(first: int, digests: Sequence[int]) -> bytes:
+    """Log-probabilities of the tokens of a prompt from `first` on, which encode the
+    digests before them, modulo 2^30.
+    """
+    lines = [struct.pack("<if", digest % 2**30, 0.0) for digest in digests]
+    return pack_part(first, len(lines), b"".join(lines))
+
+
+def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
+    """The masks of a row with so many drafts, place by place: as many as it may yield
+    tokens.
+    """
+    by_place = {mask.place: mask.bits for mask in deferred.masks if mask.index == index}
+    most = min([drafts, *(one.most for one in deferred.stands if one.index == index)])
+    return [by_place.get(place, b"") for place in range(most + 1)]
+
+
+@define
+class OracleRow:
+    """The state of a device row."""
+
+    name: SampleId
+    prompt: int  # tokens
+    sampling: RowSampling
+    tables: list[list[int]]  # by group: pages
+    last: int = 0  # the token it sampled last
+    next: int = 0  # the position of that token
+    pooling: str = ""
+    total: int = 0  # of the digests of all inputs since it was opened
+
+    @classmethod
+    def of(cls, opened: NewRow) -> "OracleRow":
+        """The row of a new generation."""
+        sampling, pooling = opened.sampling, opened.pooling
+        tables = [*map(list, opened.tables)]
+        return cls(opened.name, opened.prompt, sampling, tables, pooling=pooling)
+
+
+class Oracle:
+    """An executor over digests."""
+
+    def __init__(
+        self, block_size: int, vocab: int, groups: tuple[CacheGroup, ...] = ONE_GROUP
+    ) -> None:
+        self.block_size, self.vocab, self.groups = block_size, vocab, groups
+        self.windowed = any(group.window for group in groups)
+        self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
+        self.host: dict[int, list[int]] = {}  # likewise, of the host tier
+        # Likewise, of the keyed tier: its pages by content key.
+        self.outside: dict[Key, list[list[int]]] = {}
+        self.moves: deque[TransferCommand] = deque()  # that have begun
+        self.rows: dict[int, OracleRow] = {}
+        self.plans: deque[Plan] = deque()
+        self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
+
+    def launch(self, plan: Plan) -> None:
+        """Queue the plan; it runs when its results are collected."""
+        self.plans.append(plan)
+
+    def mask_lines(self, step: int) -> None:  # noqa: ARG002  # the protocol's
+        """None: it has no memory to lend for masks."""
+        return
+
+    def sample(self, apart: SampleDeferred) -> None:
+        """Store the masks of a launched plan."""
+        self.apart[apart.step] = apart
+
+    def collect(self) -> Executed | Failed:
+        """Run the next plan and return its results."""
+        plan = self.plans.popleft()
+        if plan.deferred and plan.step not in self.apart:
+            raise AssertionError(
+                f"the host has not allowed that step {plan.step} is sampled"
+            )
+        yields = tuple(self._run(plan))
+        self.apart.pop(plan.step, None)
+        logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
+        return Executed(plan.step, yields, logprobs, pooled)
+
+    def fail(self, error: str, *, halfway: bool) -> Failed:
+        """Fail the next plan and drop all after it; rows lose their state on the
+        device.
+        """
+        plan = self.plans[0]
+        if halfway:
+            list(self._run(plan))
+        for index in {row for plan in self.plans for row in plan.rows} & self.rows.keys():
+            self.rows[index].last = self.rows[index].next = -1
+        self.plans.clear()
+        self.apart.clear()
+        return Failed(plan.step, error)
+
+    def move(
+        self,
+        command: TransferCommand,
+        report: Callable[[Moved | Lost], None] | None = None,
+    ) -> None:
+        """Begin a transfer: what it writes is undefined until its end. With `report`, it
+        ends at once.
+        """
+        self._undefine(command)
+        self.moves.append(command)
+        if report is not None:
+            report(self.finish_move(len(self.moves) - 1))
+
+    def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
+        """End a transfer that has begun; with an error, its pages stay undefined."""
+        command = self.moves[at]
+        del self.moves[at]
+        if isinstance(command, FetchBlocks) and not error:
+            missing = sum(key not in self.outside for key in command.keys)
+            error = f"{missing} blocks are missing" if missing else ""
+        if error:
+            self._undefine(command)
+            return Lost(command.number, error)
+        match command:
+            case Move(loads=loads, sources=sources, targets=targets):
+                read, written = self.host, self.memory
+                if not loads:
+                    read, written = written, read
+                for source, target in zip(sources, targets, strict=True):
+                    written[target] = [*read.get(source, [])]
+            case StoreBlocks(keys=keys, pages=blocks):
+                for key, pages in zip(keys, blocks, strict=True):
+                    self.outside[key] = [[*self.memory.get(one, [])] for one in pages]
+            case FetchBlocks(keys=keys, pages=blocks):
+                for key, pages in zip(keys, blocks, strict=True):
+                    contents = zip(pages, self.outside[key], strict=True)
+                    self.memory.update({page: [*content] for page, content in contents})
+        return Moved(command.number)
+
+    def _undefine(self, command: TransferCommand) -> None:
+        """Make the content of what a transfer writes undefined."""
+        written, pages = self.memory, list[int]()
+        match command:
+            case Move(loads=loads, targets=targets):
+                written, pages = self.memory if loads else self.host, [*targets]
+            case FetchBlocks(pages=blocks):
+                pages = [page for block in blocks for page in block]
+        for page in pages:
+            written[page] = []
+
+    def close(self) -> None:
+        """Drop all plans and rows."""
+        self.moves.clear()
+        self.host.clear()
+        self.outside.clear()
+        self.memory.clear()
+        self.rows.clear()
+        self.plans.clear()
+
+    def foretold(self, row: int, count: int) -> tuple[int, ...]:
+        """`count` drafts for a row, mostly right; leaves no trace in memory."""
+        # pages that belong to no sequence
+        blocks, unused = 1 + count // self.block_size, iter(range(-2, -(2**31), -1))
+        spare = [[*islice(unused, blocks * group.pages)] for group in self.groups]
+        own = self.rows[row].tables
+        tables = [[*table, *more] for table, more in zip(own, spare, strict=True)]
+        one = evolve(self.rows[row], tables=tables)
+        first, last = (at // self.block_size for at in (one.next, one.next + count))
+        touched = [
+            page
+            for g in range(len(self.groups))
+            for block in range(first, last + 1)
+            for page in self._block(one, g, block)
+        ]
+        kept = {page: [*self.memory.get(page, ())] for page in touched}
+        self._write(one, (one.last,))
+        tokens = tuple(self._drafted(one, count))
+        self.memory.update(kept)
+        for page in chain(*spare):
+            self.memory.pop(page, None)
+        return tokens
+
+    def _run(self, plan: Plan) -> Iterator[tuple[int, ...]]:
+        for opened in plan.opens:
+            index = plan.rows[opened.index]
+            self.rows[index] = OracleRow.of(opened)
+        for grow in plan.grows:
+            table = self.rows[grow.row].tables[grow.group]
+            if len(table) != grow.at:
+                raise AssertionError(
+                    f"row {grow.row}: table grows at {grow.at}, not at its end"
+                )
+            table += grow.blocks
+        for copy in plan.copies:
+            self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
+        fills = {fill.index: fill.tokens for fill in plan.fills}
+        drafts = {draft.index: draft for draft in plan.drafts}
+        deferred = self.apart.get(plan.step, SampleDeferred(plan.step))
+        for i, index in enumerate(plan.rows):
+            row, start, count = (
+                self.rows[index],
+                plan.starts[i],
+                plan.num_scheduled_tokens[i] - 1,
+            )
+            if i in drafts:
+                masks = masks_of(deferred, i, count)
+                yield tuple(self._verified(row, start, drafts[i], count, masks))
+            else:
+                [bits] = masks_of(deferred, i)
+                yield tuple(
+                    self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
+                )
+
+    def _row(
+        self,
+        row: OracleRow,
+        fill: tuple[int, ...] | None,
+        start: int,
+        yields: int,
+        bits: bytes = b"",
+    ) -> Iterator[int]:
+        if fill is not None:
+            row.next = start
+        else:
+            self._expect(row, start)
+        self._write(row, (row.last,) if fill is None else fill)
+        for turn in range(yields):
+            if turn:
+                self._write(row, (row.last,))
+            row.last = self._allowed(self._draw(row), bits)
+            yield row.last
+
+    def _expect(self, row: OracleRow, start: int) -> None:
+        if row.next > start:
+            raise AssertionError(f"a row at {row.next} was planned to start by {start}")
+
+    def _verified(
+        self, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
+    ) -> Iterator[int]:
+        """Write the KV of a row's last token and of all drafts, then sample at each, as
+        far as there are `masks`.
+        """
+        self._expect(row, start)
+        first = row.next
+        self._write(row, (row.last,))
+        self._write(row, draft.tokens)
+        tokens = draft.tokens or tuple(self._drafted(row, count))
+        each = zip(masks, (*tokens, None), strict=False)
+        for at, (bits, draft_token) in enumerate(each, first + 1):
+            row.next = at
+            row.last = self._allowed(self._draw(row), bits)
+            yield row.last
+            if row.last != draft_token:
+                return
+
+    def _drafted(self, row: OracleRow, count: int) -> Iterator[int]:
+        """The drafts of a mostly right draft model; writes the KV of all drafts."""
+        for _ in range(count):
+            token = self._draw(row)
+            if hash((token, row.next)) % WRONG == 0:
+                token = (token + 1) % (self.vocab or token + 2)
+            self._write(row, (token,))
+            yield token
+
+    def _allowed(self, token: int, bits: bytes) -> int:
+        """The token, or the next one that a mask allows."""
+        if not bits:
+            return token
+        size = self.vocab or 8 * len(bits)
+        following = ((token + more) % size for more in range(size))
+        return next(one for one in following if _is_set(bits, one))
+
+    def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
+        """For rows that were opened with log-probabilities, those of their token, if it
+        is one; empty if there is no such row.
+        """
+        rows = [self.rows[index] for index in plan.rows]
+        if all(row.sampling.logprobs is None for row in rows):
+            return ()
+        each = zip(rows, yields, strict=True)
+        return tuple(self._beside(row, *some) for row, some in each)
+
+    def _beside(self, row: OracleRow, *tokens: int) -> tuple[TokenLogprobs, ...]:
+        count = row.sampling.logprobs
+        if count is None or len(tokens) != 1:
+            return ()
+        likeliest, logprobs = self._likeliest(row, max(1, count))
+        rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
+        own = logprobs[min(rank, len(logprobs)) - 1]
+        return (TokenLogprobs(tokens[0], own, rank, likeliest[:count], logprobs[:count]),)
+
+    def _likeliest(self, row: OracleRow, count: int) -> Offer:
+        return offer_of(self._digest(row), self.vocab, count)
+
+    def _pooled(self, plan: Plan) -> Pooled:
+        """For rows whose prompts have ended, a vector; for scored ones, the digests
+        before each token; empty if there is no such row.
+        """
+        found = {
+            fill.index: self._vector(row)
+            for fill in plan.fills
+            if (row := self.rows[plan.rows[fill.index]]).pooling
+            and row.next == row.prompt
+        }
+        for fill in plan.fills:
+            row = self.rows[plan.rows[fill.index]]
+            start, count = plan.starts[fill.index], plan.num_scheduled_tokens[fill.index]
+            followed = min(start + count, row.prompt - 1) - start
+            if row.sampling.prompt_logprobs is not None and followed > 0:
+                found[fill.index] = self._part(row, start, followed)
+        return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
+
+    def _part(self, row: OracleRow, start: int, count: int) -> bytes:
+        """Log-probabilities of the tokens after these inputs, from digests of KV."""
+        digests = [
+            sum(self._here(row, position)) for position in range(start, start + count)
+        ]
+        return part_of(start + 1, digests)
+
+    def _vector(self, row: OracleRow) -> bytes:
+        """The pooled vector: of its last input, or of all inputs since it was opened."""
+        said = row.total if row.pooling == MEAN else self._digest(row)
+        return vector_of(said)
+
+    def _write(self, row: OracleRow, tokens: tuple[int, ...]) -> None:
+        """Write the KV of the row's next inputs."""
+        unread, end = iter(tokens), row.next + len(tokens)
+        while row.next < end:
+            at, slot = divmod(row.next, self.block_size)
+            seen, here = self._seen(row, row.next), self._here(row, row.next - 1, at)
+            slots = [
+                (self._opened(page, slot), g, k)
+                for g in range(len(self.groups))
+                for k, page in enumerate(self._block(row, g, at))
+            ]
+            for token in islice(unread, self.block_size - slot):
+                seen = self._seen(row, row.next) if self.windowed else seen
+                here = [hash((each, token, row.next, *seen)) for each in here]
+                for written, g, k in slots:
+                    written.append(hash((here[g], k)) if k else here[g])
+                row.next += 1
+                row.total += sum(here)
+
+    def _draw(self, row: OracleRow) -> int:
+        """The token that follows the row's inputs so far; with noise only if it is
+        sampled.
+        """
+        how = row.sampling
+        noise = (how.seed, how.sample) if how.temperature > 0 else ()
+        return self._digest(row, *noise) % self.vocab
+
+    def _digest(self, row: OracleRow, *noise: int) -> int:
+        """The digest of all that the row's last input attends to."""
+        here, seen = self._here(row, row.next - 1), self._seen(row, row.next - 1)
+        return hash((*seen, *here, row.next, *noise))
+
+    def _here(self, row: OracleRow, position: int, at: int | None = None) -> list[int]:
+        """By group, the digest of the block `at`, by default that of `position`, up to
+        and with `position`.
+        """
+        at = position // self.block_size if at is None else at
+        slot = position - at * self.block_size
+        return [self._read(row, g, at, slot) for g in range(len(self.groups))]
+
+    def _seen(self, row: OracleRow, position: int) -> list[int]:
+        """By group, a digest of the blocks that `position` attends to before its own,
+        each read again.
+        """
+        size, found = self.block_size, list[int]()
+        for g, group in enumerate(self.groups):
+            low, sinks = outside(position, group.window, size), group.sink_blocks(size)
+            blocks = kept(range(position // size), 0, position // size, low, sinks)
+            every = tuple([self._read(row, g, block, size - 1) for block in blocks])
+            found.append(hash(every))
+        return found
+
+    def _block(self, row: OracleRow, g: int, block: int) -> list[int]:
+        """The pages of a block of a row in group `g`."""
+        pages = self.groups[g].pages
+        found = row.tables[g][block * pages : (block + 1) * pages]
+        if len(found) < pages:
+            raise AssertionError(
+                f"{row.name}: the table of group {g} ends before {block}"
+            )
+        return found
+
+    def _read(self, row: OracleRow, g: int, block: int, slot: int) -> int:
+        """The digest of a block after a slot; its pages have to agree."""
+        if slot < 0:
+            return START + g
+        first, *others = [self._slot(page, slot) for page in self._block(row, g, block)]
+        same = all(one == hash((first, k)) for k, one in enumerate(others, 1))
+        return first if same else hash((_GARBAGE, first, *others))
+
+    def _slot(self, page: int, slot: int) -> int:
+        slots = self.memory.get(page, ())
+        return (
+            slots[slot] if slot < len(slots) else hash((_GARBAGE, page, slot, len(slots)))
+        )
+
+    def _opened(self, page: int, slot: int) -> list[int]:
+        """The digests of a page, whose next one is that of `slot`."""
+        slots = self.memory.setdefault(page, [])
+        del slots[slot:]
+        slots += [hash((_GARBAGE, page, gap)) for gap in range(len(slots), slot)]
+        return slots
+
+
+def _is_set(bits: bytes, at: int) -> bool:
+    """Whether a bit is 1: bits after the last byte are not."""
+    return at >> 3 < len(bits) and bool(bits[at >> 3] >> (at & 7) & 1)

@@ -1,0 +1,222 @@
+"""Simulation of several replicas behind the router, on one virtual clock.
+
+Theory. Each replica is an engine of its own (`minfer.simulation.simulated_engine`), with
+its device and its cache. What happens first is next: an arrival, which is routed in the
+state of that moment, or the earliest turn that is due on any replica, whose cache
+changes, starts and ends the router then knows. A deferred request waits for a turn that
+starts or ends another one, and is routed again before later ones.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import define, field, frozen
+
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Event, Submit
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import Turn
+from minfer.routing.messages import (
+    Deferred,
+    Ended,
+    ReplicaJoined,
+    RouterEvent,
+    RoutingRequest,
+    Started,
+)
+from minfer.routing.replica_events import load_report, replica_events
+from minfer.routing.router import Routed, apply, initial_router, route
+from minfer.routing.state import RouterConfig, RouterState
+from minfer.simulation.cost import CostModel
+from minfer.simulation.simulate import IDLE, Arrival, Simulated
+from minfer.simulation.simulated_engine import SimulatedEngine
+
+
+@frozen
+class ReplicaTurn:
+    """A turn of a replica."""
+
+    replica: str
+    turn: Turn
+
+
+@frozen
+class RoutedArrival:
+    """A request that was routed, at `time`: later than it arrived, if it was deferred."""
+
+    time: float  # seconds
+    request: Request
+    routed: Routed
+
+
+def routing_request(request: Request) -> RoutingRequest:
+    """What the router must know of a request; its place in a session is not known."""
+    return RoutingRequest(
+        id=request.id,
+        keys=request.keys,
+        tokens=len(request.prompt),
+        tenant=request.client,
+        output=request.max_tokens,
+    )
+
+
+def joined(router: RouterConfig, names: tuple[str, ...]) -> RouterState:
+    """A router that these replicas have joined."""
+    events = tuple(map(ReplicaJoined, names))
+    return apply(router, initial_router(router), events).state
+
+
+@define
+class SimulatedReplica:
+    """A replica: its engine, and requests that are on their way to it."""
+
+    name: str
+    engine: SimulatedEngine
+    coming: deque[tuple[float, Event]] = field(factory=deque)
+    unstarted: set[str] = field(factory=set)
+    next_report: float = 0.0
+
+    @property
+    def due(self) -> float:
+        """When its next turn is due."""
+        if self.engine.idle >= IDLE:
+            return math.inf
+        return self.engine.due(self.coming[0][0] if self.coming else math.inf)
+
+    def turn(self, now: float) -> Turn:
+        """Take the turn that is due now."""
+        arrived = []
+        while self.coming and self.coming[0][0] <= now:
+            arrived.append(self.coming.popleft()[1])
+        turn = self.engine.take(now, arrived)
+        self.engine.launch(turn)
+        return turn
+
+
+@define
+class ReplicaSimulation:
+    """Replicas with one configuration and one cost of steps, under a router. `arrivals`
+    are in order of time.
+
+    A replica reports its load in the first turn after each `report_every` seconds; never,
+    if that is infinite.
+    """
+
+    config: EngineConfig
+    router: RouterConfig
+    names: tuple[str, ...]  # of the replicas
+    cost: CostModel
+    arrivals: Iterable[Arrival]
+    lengths: Mapping[SampleId, int] | None = None  # as of `Simulated`
+    report_every: float = math.inf  # seconds
+    state: RouterState = field(init=False)
+    _replicas: dict[str, SimulatedReplica] = field(init=False)
+    _deferred: deque[Request] = field(init=False, factory=deque)
+
+    def __attrs_post_init__(self) -> None:
+        self._replicas = self._started(self.names, self.config)
+        self.state = joined(self.router, self.names)
+
+    def _started(
+        self, names: tuple[str, ...], config: EngineConfig
+    ) -> dict[str, SimulatedReplica]:
+        """Replicas with nothing to do yet."""
+        made = (
+            SimulatedEngine(config, Simulated(self.lengths), self.cost) for _ in names
+        )
+        pairs = zip(names, made, strict=True)
+        return {name: SimulatedReplica(name, one) for name, one in pairs}
+
+    def run(self) -> Iterator[ReplicaTurn | RoutedArrival]:
+        """Route and take turns until everything has been served, or nothing can happen
+        any more.
+        """
+        arrivals = iter(self.arrivals)
+        coming = next(arrivals, None)
+        due = {name: one.due for name, one in self._replicas.items()}
+        while True:
+            name = min(due, key=due.__getitem__, default="")
+            now = due.get(name, math.inf)
+            if coming and coming[0] <= now:
+                yield from self._arrive(*coming, due)
+                coming = next(arrivals, None)
+            elif now == math.inf:
+                return
+            else:
+                yield from self._turn(self._replicas[name], now, due)
+
+    def _arrive(
+        self, time: float, what: Request | Cancel, due: dict[str, float]
+    ) -> Iterator[RoutedArrival]:
+        if isinstance(what, Request):
+            yield self._route(time, what, due)
+            return
+        waiting = [one for one in self._deferred if one.id != what.id]
+        self._deferred = deque(waiting)
+        name = self._home(what.id)
+        if name is not None:
+            self._send(name, time, what, due)
+
+    def _home(self, request: str) -> str | None:
+        """The replica that has a request."""
+        return self.state.requests.get(request)
+
+    def _route(
+        self, time: float, request: Request, due: dict[str, float]
+    ) -> RoutedArrival:
+        """Route a request, and send it to its replica."""
+        routed = route(self.router, self.state, routing_request(request))
+        self.state = routed.state
+        if routed.replica is not None:
+            self._replicas[routed.replica].unstarted.add(request.id)
+            self._send(routed.replica, time, Submit(request), due)
+        elif isinstance(routed.reason, Deferred):
+            self._deferred.append(request)
+        return RoutedArrival(time, request, routed)
+
+    def _send(self, name: str, time: float, event: Event, due: dict[str, float]) -> None:
+        replica = self._replicas[name]
+        replica.coming.append((time, event))
+        due[name] = replica.due
+
+    def _turn(
+        self, replica: SimulatedReplica, now: float, due: dict[str, float]
+    ) -> Iterator[ReplicaTurn | RoutedArrival]:
+        """Take a turn of a replica, tell the router, and route what was deferred."""
+        turn = replica.turn(now)
+        due[replica.name] = replica.due
+        events = self._events(self.config, replica, turn, now)
+        if events:
+            self.state = apply(self.router, self.state, tuple(events)).state
+        yield ReplicaTurn(replica.name, turn)
+        if self._deferred and any(isinstance(one, Started | Ended) for one in events):
+            yield from self._route_deferred(now, due)
+
+    def _events(
+        self, config: EngineConfig, replica: SimulatedReplica, turn: Turn, now: float
+    ) -> list[RouterEvent]:
+        """What the router must know of a turn of a replica."""
+        events = replica_events(config, replica.name, turn, replica.unstarted)
+        if now >= replica.next_report and self.report_every < math.inf:
+            replica.next_report = now + self.report_every
+            events.append(load_report(config, replica.name, turn.transition.state))
+        return events
+
+    def _route_deferred(
+        self, now: float, due: dict[str, float]
+    ) -> Iterator[RoutedArrival]:
+        """Route the deferred requests of each tenant, in order, up to one that stays
+        deferred.
+        """
+        again, self._deferred = self._deferred, deque()
+        full = set[str]()
+        for request in again:
+            if request.client in full:
+                self._deferred.append(request)
+                continue
+            routed = self._route(now, request, due)
+            if routed.routed.replica is None:
+                full.add(request.client)
+            yield routed

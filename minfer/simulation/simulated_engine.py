@@ -1,0 +1,183 @@
+"""An engine on a virtual clock, taken turn by turn, so that several can share a clock.
+
+A step begins when its launch does and the one before it has ended. If host and device
+alternate, as on a CPU, it begins when its results are collected.
+"""
+
+import math
+from collections import deque
+from heapq import heappop, heappush
+
+from attrs import Factory, define, field
+
+from minfer.blocks.prefix import flattened, pages_of
+from minfer.engine import step
+from minfer.journal.turns import Step, blamed
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Event,
+    Execute,
+    FetchBlocks,
+    Lost,
+    Move,
+    Moved,
+    Tick,
+    TransferCommand,
+    WakeAt,
+)
+from minfer.records.plan import Plan
+from minfer.records.state import EngineState, Turn, initial
+from minfer.simulation.cost import CostModel
+from minfer.simulation.guesses import Guesses, proposals
+from minfer.simulation.oracle import Oracle
+
+
+@define
+class _SimulatedDevice:
+    """The times of steps. Each begins when its launch does and the one before it has
+    ended; if host and device alternate, when its results are collected.
+    """
+
+    cost: CostModel
+    done: float  # when the last step ended
+    # steps in flight: the time of launch, and the duration
+    flights: deque[tuple[float, float]] = Factory(deque)
+
+    def launch(self, plan: Plan, time: float) -> float:
+        """Launch a plan; returns when the host is free again."""
+        self.flights.append((time, self.cost.seconds(plan)))
+        return time + self.cost.launching(plan)
+
+    def end(self, asked: float) -> float:
+        """When the first step in flight ends, if its results are collected at `asked`."""
+        launched, takes = self.flights.popleft()
+        begins = max(self.done, launched if self.cost.overlaps else asked)
+        self.done = begins + takes
+        return self.done
+
+    def forget(self, upto: int) -> None:
+        """Drop the steps that a failure has discarded: all but the first `upto`."""
+        while len(self.flights) > upto:
+            self.flights.pop()
+
+
+@define
+class _SimulatedTransfers:
+    """The times of transfers between tiers: one after the other to and from each, by the
+    costs in the configuration.
+    """
+
+    config: EngineConfig
+    busy: dict[tuple[bool, bool], float] = Factory(dict)  # until when
+    due: list[tuple[float, int, Moved | Lost]] = Factory(list)  # a heap
+
+    def begin(self, command: TransferCommand, end: Moved | Lost, now: float) -> None:
+        """Begin a transfer that will end so."""
+        if isinstance(command, Move):
+            pages, way = len(command.targets), (False, command.loads)
+        else:
+            pages = len(flattened(command.pages))
+            way = True, isinstance(command, FetchBlocks)
+        self.begin_pages(pages, way, end, now)
+
+    def begin_pages(
+        self, pages: int, way: tuple[bool, bool], end: Moved | Lost, now: float
+    ) -> None:
+        """Begin a transfer of so many pages; `way`: whether it is of the keyed tier, and
+        whether it loads.
+        """
+        tier = self.config.keyed if way[0] else self.config.host
+        if tier is None:
+            return
+        seconds = tier.load_seconds + pages * tier.page_seconds
+        self.busy[way] = max(now, self.busy.get(way, now)) + seconds
+        heappush(self.due, (self.busy[way], end.number, end))
+
+    @property
+    def next(self) -> float:
+        """When the next one ends."""
+        return self.due[0][0] if self.due else math.inf
+
+    def ended(self, now: float) -> list[Moved | Lost]:
+        """Those that have ended, in order."""
+        found = list[Moved | Lost]()
+        while self.next <= now:
+            found.append(heappop(self.due)[2])
+        return found
+
+
+@define
+class SimulatedEngine:
+    """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again."""
+
+    config: EngineConfig
+    executor: Oracle
+    cost: CostModel
+    state: EngineState = Factory(lambda self: initial(self.config), takes_self=True)
+    free: float = 0.0  # when the host is free; at first, when it starts
+    number: int = 0  # of the next turn
+    step: Step = step
+    guesses: Guesses = field(factory=Guesses)  # of drafts
+    idle: int = field(init=False, default=0)  # turns in a row without event and plan
+    _wake: float = field(init=False)
+    _device: _SimulatedDevice = field(init=False)
+    _transfers: _SimulatedTransfers = field(init=False)
+    # when the results of the first step in flight are collected, once that is known
+    _collects: float | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._device = _SimulatedDevice(self.cost, self.free)
+        for plan in self.state.inflight:
+            self._device.launch(plan, self.free)
+        self._transfers = _SimulatedTransfers(self.config)
+        for one in self.state.tiers.transfers:
+            way = one.keyed, one.loads
+            read = () if one.loads else pages_of(self.state.blocks.prefix, one.keys)
+            pages = len(one.targets or read)  # a store by keys has no targets
+            self._transfers.begin_pages(pages, way, Moved(one.number), self.free)
+        self._wake = self.free if self.state.requests else math.inf
+
+    def due(self, arrival: float) -> float:
+        """The time of the next turn if the next arrival comes at `arrival`; infinity if
+        there is none. Steps in flight are waited for, whatever arrives.
+        """
+        if self._collects is None and self._device.flights:
+            self._collects = max(self.free, self._device.end(self.free))
+        if self._collects is not None:
+            return self._collects
+        return max(self.free, min(self._wake, arrival, self._transfers.next))
+
+    def take(self, now: float, arrived: list[Event]) -> Turn:
+        """Take the turn that is due `now`, with all that has arrived."""
+        events: list[Event] = [Tick(now)]
+        if self._collects is not None:
+            results = [self.executor.collect()]
+            events += results
+            events += proposals(self.config, self.state, results, self.guesses)
+            self._collects = None
+        events += self._transfers.ended(now)
+        events += arrived
+        self.free = now
+        with blamed(self.number, self.state):
+            transition = self.step(self.config, self.state, tuple(events))
+        return Turn(self.number, self.state, tuple(events), transition)
+
+    def launch(self, turn: Turn) -> None:
+        """Go on after a turn: launch its plans."""
+        transition = turn.transition
+        self.state = transition.state
+        self.number += 1
+        plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
+        self.idle = 0 if plans or len(turn.events) > 1 else self.idle + 1
+        self._device.forget(len(self.state.inflight) - len(plans))
+        self.free += self.cost.host
+        for plan in plans:
+            self.executor.launch(plan)
+            self.free = self._device.launch(plan, self.free)
+        for command in transition.commands:
+            if isinstance(command, TransferCommand):
+                ends = list[Moved | Lost]()
+                self.executor.move(command, ends.append)
+                self._transfers.begin(command, ends[0], self.free)
+        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
+        self._wake = min(wakes, default=math.inf)

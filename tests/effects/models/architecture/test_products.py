@@ -1,0 +1,82 @@
+"""One place multiplies with Linear leaves, and sums over ranks before the residual."""
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from minfer.effects.models.architecture.linear import LinearSizes
+from minfer.effects.models.architecture.products import add_product, feed, norm_linear
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place
+from minfer.kernels import plain
+from minfer.kernels.leaves import PLAIN, Norm, Shard
+from tests.effects.models.architecture.test_linear import filled
+
+SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
+X, NORM = torch.randn(5, 24), Norm(torch.rand(24), 1e-6)
+
+
+@frozen(eq=False)
+class Twice(Alone):
+    """A rank beside another one with equal parts."""
+
+    place: Place
+
+    def sum(self, part: Tensor) -> Tensor:
+        return 2 * part
+
+
+def test_products_are_the_kernels_own() -> None:
+    linear = filled(SIZES)
+    got = norm_linear(X, NORM, linear)
+    assert got.equal(plain.norm_linear(X, NORM, linear))
+    down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
+    got, want = X.clone(), X.clone()
+    feed(got, NORM, linear, down, "silu", ALONE, fused=False)
+    plain.linear_add(want, plain.norm_gated(X, NORM, linear), down)
+    assert got.equal(want)
+
+
+def test_on_one_rank_the_product_is_added_within_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    linear, residual = filled(SIZES), torch.randn(5, 16)
+    want = residual.clone()
+    plain.linear_add(want, X, linear)
+    real = plain.linear_add
+
+    def kept(*given: Any) -> None:
+        calls.append(given)
+        real(*given)
+
+    monkeypatch.setattr(plain, "linear_add", kept)
+    add_product(residual, X, linear, ALONE)
+    [given] = calls
+    for passed, own in zip(given, (residual, X, linear), strict=True):
+        assert passed is own
+    assert residual.equal(want)
+
+
+def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
+    linear = filled(SIZES)
+    down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
+    part = torch.zeros_like(X)
+    feed_of_x = plain.norm_gated(X, NORM, linear)
+    plain.linear_add(part, feed_of_x, down)
+    got, twice = X.clone(), Twice(Place(0, Parallel(tensor=2)))
+    feed(got, NORM, linear, down, "silu", twice, NORM, fused=False)
+    torch.testing.assert_close(got, X + plain.rms_norm(2 * part, NORM))
+
+
+def test_schemes_without_kernels_are_refused_by_name() -> None:
+    linear = evolve(filled(SIZES), scheme=evolve(PLAIN, name="fp8", cpu=""))
+    with pytest.raises(UnsupportedModelError, match="no kernels for fp8"):
+        norm_linear(X, NORM, linear)
+    with pytest.raises(UnsupportedModelError, match="fp8"):
+        feed(X, NORM, linear, linear, "silu", ALONE, fused=False)
+    with pytest.raises(UnsupportedModelError, match="fp8"):
+        add_product(torch.zeros(5, 16), X, linear, ALONE)

@@ -1,0 +1,248 @@
+"""What is refused at load, in the words that people use, with what would work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from minfer.effects.models.architecture.refusals import KINDS
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.config_reader import (
+    CheckpointError,
+    ModelConfigError,
+    UnsupportedModelError,
+)
+from minfer.effects.models.families import FAMILIES, OF_TYPE
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
+from tests.effects.published_configs import PUBLISHED
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import read_spec, with_feed_forward
+
+DENSE_ONLY = "every layer is attention"
+# The config's model_type, architecture, and words of the refusal.
+MODELS = [
+    ("mamba", "MambaForCausalLM", ["state space", DENSE_ONLY]),
+    ("mamba2", "Mamba2ForCausalLM", ["state space"]),
+    ("jamba", "JambaForCausalLM", ["state space", DENSE_ONLY]),
+    ("nemotron_h", "NemotronHForCausalLM", ["state space"]),
+    ("rwkv", "RwkvForCausalLM", ["recurrent"]),
+    ("qwen3_next", "Qwen3NextForCausalLM", ["linear attention"]),
+    ("bert", "BertForMaskedLM", ["an encoder", "causal language models"]),
+    ("roberta", "RobertaModel", ["an encoder"]),
+    ("modernbert", "ModernBertForMaskedLM", ["an encoder"]),
+    ("t5", "T5ForConditionalGeneration", ["encoder with a decoder"]),
+    ("whisper", "WhisperForConditionalGeneration", ["encoder with a decoder"]),
+    ("deepseek_v32", "DeepseekV32ForCausalLM", ["MLA with sparse attention", "Kimi K2"]),
+    ("minicpm3", "MiniCPM3ForCausalLM", ["MLA", "DeepSeek-V2"]),
+    ("longcat_flash", "LongcatFlashForCausalLM", ["MLA"]),
+]
+HOW = "quantization_config"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+# Of published checkpoints, and the scheme of their matrices.
+QUANTIZED = [
+    ("gpt-oss-20b", {"quant_method": "mxfp4"}, "mxfp4"),
+    ("DeepSeek-V3", BLOCKS, "fp8_per_block"),
+    ("Kimi-K2", BLOCKS, "fp8_per_block"),
+    ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
+]
+ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
+MLA_GROUPS = ("DeepseekV3", "groups")
+# A config of VARIANTS, what is changed in it, and words of the refusal.
+VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
+    (
+        ("Mixtral", "experts"),
+        {"num_experts_per_tok": 5},
+        ["num_experts_per_tok", "at most num_local_experts = 4"],
+    ),
+    (
+        ("Qwen3Moe", "experts"),
+        {"num_experts_per_tok": 7},
+        ["num_experts_per_tok", "at most num_experts = 6"],
+    ),
+    (("GptOss", "alternate"), {"num_experts_per_tok": 0}, ["num_experts_per_tok"]),
+    (MLA_GROUPS, {"n_group": 3}, ["n_group", "a divisor of n_routed_experts = 8"]),
+    (MLA_GROUPS, {"topk_group": 5}, ["topk_group", "at most n_group = 4"]),
+    (
+        MLA_GROUPS,
+        {"topk_group": 1, "num_experts_per_tok": 3},
+        ["topk_group", "num_experts_per_tok = 3"],
+    ),
+    (MLA_GROUPS, {"n_group": 8, "topk_group": 4}, ["n_group", "two experts"]),
+    (MLA_GROUPS, {"scoring_func": "softmax"}, ["router", "scoring_func", "'sigmoid' is"]),
+    (MLA_GROUPS, {"topk_method": "hash"}, ["topk_method 'hash'", "'noaux_tc'"]),
+    (MLA_GROUPS, {"moe_layer_freq": 2}, ["moe_layer_freq 2", "1 is"]),
+    (
+        ("Qwen3Moe", "experts"),
+        {"topk_method": "hash"},
+        ["router", "'hash'", "'greedy'"],
+    ),
+    (
+        MLA_GROUPS,
+        {"rope_parameters": {"rope_type": "spiral"}},
+        ["'spiral'", "linear, llama3 and yarn"],
+    ),
+    (MLA_GROUPS, {"qk_rope_head_dim": 7}, ["qk_rope_head_dim", "even"]),
+    (
+        ("Glm4Moe", "experts"),
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.1}},
+        ["partial_rotary_factor", "a quarter of 16"],
+    ),
+    (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+    (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
+    (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "architecture", "words"), MODELS)
+def test_kinds_of_models_are_named(
+    kind: str, architecture: str, words: list[str]
+) -> None:
+    """By either of the two fields that tell the kind."""
+    for config in (
+        {"model_type": kind, "architectures": [architecture]},
+        {"architectures": [architecture]},
+        {"model_type": kind},
+    ):
+        with pytest.raises(UnsupportedModelError) as caught:
+            parse_spec(config, "model/config.json")
+        for word in words:
+            assert word in str(caught.value)
+
+
+def test_no_kind_that_works_is_refused() -> None:
+    assert not KINDS.keys() & OF_TYPE.keys()
+
+
+@pytest.mark.parametrize(("name", "how", "scheme"), QUANTIZED)
+def test_published_quantized_checkpoints_are_read(
+    name: str, how: dict[str, Any], scheme: str
+) -> None:
+    spec = parse_spec({**PUBLISHED[name], "quantization_config": how})
+    assert spec.quantization is not None
+    assert spec.quantization.format.scheme.name == scheme
+
+
+def test_other_ways_to_quantize_are_named_with_what_works() -> None:
+    how = {"quant_method": "bitsandbytes"}
+    with pytest.raises(UnsupportedModelError, match="bitsandbytes") as caught:
+        parse_spec({**PUBLISHED["gemma-3-4b-it"], "quantization_config": how})
+    assert "awq" in str(caught.value)
+    assert "--quantization" in str(caught.value)
+
+
+def test_kimi_k2_is_deepseek_v3_with_other_sizes() -> None:
+    as_v3 = {**PUBLISHED["Kimi-K2"], "model_type": "deepseek_v3"}
+    spec = parse_spec(PUBLISHED["Kimi-K2"])
+    assert spec == parse_spec(as_v3)
+    assert spec.family is FAMILIES["DeepseekV3ForCausalLM"]
+
+
+@pytest.mark.parametrize(("key", "changes", "words"), VALUES)
+def test_values_that_cannot_be_are_named_with_what_can(
+    key: tuple[str, str], changes: dict[str, Any], words: list[str]
+) -> None:
+    config = {"architectures": [f"{key[0]}ForCausalLM"], **VARIANTS[key]}
+    parse_spec(config)
+    with pytest.raises((ModelConfigError, UnsupportedModelError)) as caught:
+        parse_spec({**config, **changes}, "model/config.json")
+    for word in [*words, "model/config.json"]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.long
+def test_a_known_familys_refusal_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    """Not that of transformers' own class, which is tried next."""
+    config = {"architectures": ["DeepseekV3ForCausalLM"], **VARIANTS[MLA_GROUPS]}
+    config |= {"model_type": "deepseek_v3", "moe_layer_freq": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="moe_layer_freq 2"):
+        prepare(EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "words"),
+    [
+        (("Llama", "plain"), {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (("Llama", "plain"), {"rms_norm_eps": 0}, "rms_norm_eps"),
+        (("Llama", "plain"), {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (("Llama", "plain"), {"layer_types": ["full_attention"]}, "layer_types"),
+        (("Qwen2", "plain"), {"rope_theta": -1.0}, "rope_theta"),
+        (("Mixtral", "experts"), {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        (
+            ("Mixtral", "experts"),
+            {"sliding_window": 8, "layer_types": [*ALTERNATING]},
+            "layer_types",
+        ),
+        (("Llama", "plain"), {"sliding_window": 8}, "sliding_window"),
+    ],
+)
+def test_a_known_familys_wrong_value_is_not_tried_elsewhere(
+    tmp_path: Path, key: tuple[str, str], changes: dict[str, Any], words: str
+) -> None:
+    save(str(tmp_path), key[0], VARIANTS[key])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k != "rope_parameters"} | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        prepare(EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20))
+    assert "logits" not in str(caught.value)
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_the_log_says_why_transformers_model_runs(
+    tmp_path: Path, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(str(tmp_path), "Llama", VARIANTS["Llama", "plain"])
+    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20)
+    prepare(args, warns=warns)
+    logged = [one.getMessage() for one in caplog.records if one.name == "minfer.model"]
+    assert len(logged) == warns
+    assert all("LlamaForCausalLM of transformers runs" in one for one in logged)
+    assert all("hidden_act 'gelu' is not supported" in one for one in logged)
+
+
+@pytest.mark.parametrize(
+    ("lost", "extra", "words"),
+    [
+        ("model.layers.1.mlp.experts.5.up_proj.weight", "", ["missing", "incomplete"]),
+        ("model.layers.2.mlp.gate.weight", "", ["missing", "incomplete"]),
+        ("", "model.layers.1.mlp.experts.6.up_proj.weight", ["unexpected"]),
+        (
+            "",
+            "model.layers.1.mlp.experts.5.up_proj.weight_scale_inv",
+            ["quantization_config"],
+        ),
+        ("", "model.layers.1.mlp.experts.gate_up_proj_blocks", [HOW]),
+        (
+            "",
+            "model.layers.0.self_attn.q_proj.qweight",
+            ["quantized", "quantization_config"],
+        ),
+    ],
+)
+def test_tensors_of_experts_are_all_there(
+    tmp_path: Path, lost: str, extra: str, words: list[str]
+) -> None:
+    save(str(tmp_path), "Qwen3Moe", VARIANTS["Qwen3Moe", "experts"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    if extra:
+        tensors[extra] = next(iter(tensors.values())).clone()
+    tensors.pop(lost, None)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(tmp_path, read_spec(tmp_path))
+    for word in [*words, lost or extra, str(tmp_path)]:
+        assert word in str(caught.value)
+
+
+def test_a_model_with_fewer_experts_than_its_config_says_is_named(tmp_path: Path) -> None:
+    save(str(tmp_path), "Qwen3Moe", VARIANTS["Qwen3Moe", "experts"])
+    spec = read_spec(tmp_path)
+    with pytest.raises(CheckpointError, match=r"experts\.6\.gate_proj.*incomplete"):
+        load_weights(tmp_path, with_feed_forward(spec, experts=8))
