@@ -39,7 +39,7 @@ def encoded_passage(
     return tuple(filter(None, (tuple(encode(sentence)) for sentence in PASSAGE)))
 
 
-class Dry(Oracle):
+class DryExecutor(Oracle):
     """An oracle without a memory, which writes `sentences`, of at least one token id in
     all.
     """

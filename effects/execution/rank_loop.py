@@ -160,12 +160,12 @@ def _apply_step_item(executor: TorchExecutor, item: DummyStep | Capture | Replay
     match item:
         case DummyStep(shape):
             with executor.between_steps():
-                executor.rehearsals.dummy_step(shape)
+                executor.dummy_runner.dummy_step(shape)
         case Capture(shape):
             executor.capture(shape)
         case Replay(shape):
             with executor.between_steps():
-                executor.rehearsals.replay(shape)
+                executor.dummy_runner.replay(shape)
 
 
 def fail(leader: Leader, error: BaseException) -> None:

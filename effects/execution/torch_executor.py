@@ -43,7 +43,7 @@ from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.paged_tensors import paged_tensors_of
 from minfer.effects.execution.tiers.tier_copiers import TierCopiers
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
-from minfer.effects.execution.warming.rehearsals import Rehearsals
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.effects.models.architecture.model import Model
@@ -104,7 +104,7 @@ class TorchExecutor:
             ranks=ranks,
         )
         self.launcher = PlanLauncher(self.runner)
-        self.rehearsals = Rehearsals(
+        self.dummy_runner = DummyRunner(
             self.runner, None if workers is None else workers.broadcast
         )
         self.ranks, self.workers = ranks, workers
@@ -230,7 +230,7 @@ class TorchExecutor:
         if self.in_one_thread:
             use_one_thread()
         with self.between_steps():
-            return step_costs(self.rehearsals, spec_config)
+            return step_costs(self.dummy_runner, spec_config)
 
     def tier_costs(self, config: EngineConfig) -> EngineConfig:
         """Returns the configuration with the measured costs of loads from its tiers, and
@@ -239,7 +239,7 @@ class TorchExecutor:
         if self.copiers is None:
             return config
         with self.between_steps():
-            token = token_seconds(self.rehearsals)
+            token = token_seconds(self.dummy_runner)
         return self.copiers.with_costs(config, token)
 
     # --- several ranks ------------------------------------------------------------------
@@ -255,7 +255,7 @@ class TorchExecutor:
         """
         try:
             with self.between_steps():
-                self.rehearsals.capture(shape)
+                self.dummy_runner.capture(shape)
         except Exception as error:
             _log.warning("a graph could not be captured on this rank: %r", error)
 
@@ -304,7 +304,7 @@ class TorchExecutor:
         """Compile kernels and capture graphs before they are needed; the rest is done
         later.
         """
-        warm_up = WarmUp(self.rehearsals, readiness)
+        warm_up = WarmUp(self.dummy_runner, readiness)
         warm_up.prepare()
         if self.ranks.place.rank > 0:
             return  # rank 0 decides what is captured

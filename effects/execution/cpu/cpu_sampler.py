@@ -123,20 +123,22 @@ def _draw(logits: Floats, largest: np.float32, params: NoisyRowParams, key: int)
     return int(ids[scaled.argmax()])
 
 
-def kept_ids(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
-    """Returns the ids of at least `low` that top-k and then top-p keep, ascending; the
-    largest of `scaled` is 0.
+def kept_ids(scaled: Floats, top_k: int, top_p: float, lowest_kept: float) -> Ints:
+    """Returns the ids of at least `lowest_kept` that top-k and then top-p keep,
+    ascending; the largest of `scaled` is 0.
 
     Sorts only tokens that can be in the shortest prefix that holds `top_p`: tokens below
     the share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
     needed.
     """
-    if not top_k and top_p >= 1 and low == -np.inf:
+    if not top_k and top_p >= 1 and lowest_kept == -np.inf:
         return np.arange(len(scaled))
-    if top_k or low > -np.inf:
+    if top_k or lowest_kept > -np.inf:
         place = len(scaled) - top_k
-        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
-        ids = np.flatnonzero(scaled >= edge)
+        threshold = (
+            max(lowest_kept, np.partition(scaled, place)[place]) if top_k else lowest_kept
+        )
+        ids = np.flatnonzero(scaled >= threshold)
         if top_p >= 1:
             return ids
         total = np.exp(scaled[ids]).sum(dtype=np.float64)
@@ -145,13 +147,13 @@ def kept_ids(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
         total = shares.sum(dtype=np.float64)
         ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
     values = scaled[ids]
-    falling = np.sort(values)[::-1]
-    cumulative = np.cumsum(np.exp(falling), dtype=np.float64)
+    descending = np.sort(values)[::-1]
+    cumulative = np.cumsum(np.exp(descending), dtype=np.float64)
     count = min(int(cumulative.searchsorted(top_p * total)) + 1, len(ids))
-    edge = falling[count - 1]
-    keep = values > edge
+    threshold = descending[count - 1]
+    keep = values > threshold
     # A stable sort would give lower ids first among equals; it takes five times as long.
-    keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
+    keep[np.flatnonzero(values == threshold)[: count - int(keep.sum())]] = True
     remaining: Ints = ids[keep]
     return remaining
 

@@ -112,9 +112,11 @@ class LatentRead:
     def absorb(self, query: Tensor) -> Tensor:
         """Returns queries [n, heads, latent_dim] for latents."""
         keys, _ = expanding(self.mla, self.weights)
-        plain, turned = query.split_with_sizes((self.mla.plain_dim, self.mla.rope_dim), 2)
+        plain, rotated = query.split_with_sizes(
+            (self.mla.plain_dim, self.mla.rope_dim), 2
+        )
         folded = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
-        return torch.cat((folded, turned), 2)
+        return torch.cat((folded, rotated), 2)
 
     def values(self, mixed: Tensor) -> Tensor:
         """Returns values [n, heads, value_dim] of mixed latents [n, heads, rank]."""

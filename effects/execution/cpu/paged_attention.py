@@ -183,8 +183,8 @@ def _keep_finite(batch: Batch, new: Tensor) -> None:
     later reads as padding.
     """
     if batch.verified is not None:
-        guessed = new[batch.verified.decode_rows : len(batch.rows)]
-        torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
+        draft_states = new[batch.verified.decode_rows : len(batch.rows)]
+        torch.nan_to_num(draft_states, 0.0, 0.0, 0.0, out=draft_states)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -194,11 +194,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     `sin` is negative for the first half of a head, so rotating halves is a roll. Computed
     in float32 whatever the dtype of `x`.
     """
-    turned = x.roll(x.shape[-1] // 2, -1)
+    rolled = x.roll(x.shape[-1] // 2, -1)
     if x.dtype is torch.float32:
-        x.mul_(cos).addcmul_(turned, sin)
+        x.mul_(cos).addcmul_(rolled, sin)
     else:
-        x.copy_((x * cos).addcmul_(turned.float(), sin))
+        x.copy_((x * cos).addcmul_(rolled.float(), sin))
 
 
 def make_cache(

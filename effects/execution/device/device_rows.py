@@ -25,7 +25,7 @@ from minfer.speculate.rejection import Streams
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
-FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of a row's `Wants`
+FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of a row's `SamplingNeeds`
 STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often only the first
 
 
@@ -35,7 +35,7 @@ def aligned(words: int) -> int:
 
 
 @frozen
-class Wants:
+class SamplingNeeds:
     """What sampling has to do for at least one row of a step, besides drawing."""
 
     filtered: bool  # filter tokens: top-k, top-p, min-p, typical-p
@@ -173,10 +173,10 @@ class DeviceRows:
         # Indices into the arena, and the words to write there.
         self.changes: list[tuple[Words, Words]] = []
         # Host state: the rows' owners, how often a row was opened, and a bit of each row
-        # for each of `Wants`.
+        # for each of `SamplingNeeds`.
         self.owners: list[NewRow | None] = [None] * count
         self.opened = 0
-        self._wants = np.zeros(rows, np.uint8)
+        self._need_bits = np.zeros(rows, np.uint8)
 
     @classmethod
     def of(
@@ -244,7 +244,7 @@ class DeviceRows:
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
-        self._wants[row] = (
+        self._need_bits[row] = (
             FILTERED * is_filtered(sampling, self.vocab)
             | SCORED * (requested_logprobs(sampling, self.vocab) > 0)
             | SHAPED * is_shaped(sampling)
@@ -263,10 +263,12 @@ class DeviceRows:
         for group, table in enumerate(opened.tables):
             self.set_table(row, 0, table, group)
 
-    def wants(self, rows: Sequence[int]) -> Wants:
+    def sampling_needs(self, rows: Sequence[int]) -> SamplingNeeds:
         """Returns what sampling has to do for at least one of these rows."""
-        bits = int(np.bitwise_or.reduce(self._wants[list(rows)]))
-        return Wants(bool(bits & FILTERED), bool(bits & SCORED), bool(bits & SHAPED))
+        bits = int(np.bitwise_or.reduce(self._need_bits[list(rows)]))
+        return SamplingNeeds(
+            bool(bits & FILTERED), bool(bits & SCORED), bool(bits & SHAPED)
+        )
 
     def _set(self, first: int, words: Words) -> None:
         self.changes.append((np.arange(first, first + len(words), dtype=np.int32), words))

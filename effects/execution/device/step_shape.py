@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.execution.device.device_rows import SamplingNeeds, aligned
 from minfer.effects.models.layout.shapes import (
     drafts_from,
     most_drafts,
@@ -91,9 +91,9 @@ class StepShape:
         return aligned(self.draws) + place * aligned(self.verified)
 
     @property
-    def wants(self) -> Wants:
+    def sampling_needs(self) -> SamplingNeeds:
         """What sampling has to do for at least one row."""
-        return Wants(self.filtered, self.scored, self.shaped)
+        return SamplingNeeds(self.filtered, self.scored, self.shaped)
 
     def fits(self, max_tokens: int) -> bool:
         """Returns whether the shape can have a graph, of up to `max_tokens` prefill

@@ -142,13 +142,15 @@ class Packer:
         """
         if not plan.fills or self.keeps_previous:
             return plan
-        single = [fill for fill in plan.fills if self._is_like_a_decode(plan, fill)]
-        if not single:
+        single_tokens = [
+            fill for fill in plan.fills if self._is_like_a_decode(plan, fill)
+        ]
+        if not single_tokens:
             return plan
-        entries = [fill.index for fill in single]
+        entries = [fill.index for fill in single_tokens]
         self.rows.set_inputs(
             pick(plan.rows, entries),
-            [fill.tokens[0] for fill in single],
+            [fill.tokens[0] for fill in single_tokens],
             pick(plan.starts, entries),
         )
         moved = frozenset(entries)
@@ -198,7 +200,7 @@ class Packer:
         size = bucket_of(len(rows), DECODE_DIVISIONS)
         self.rows.set_batch(rows, size)
         self.members, self.entries, self.deferred_entries = rows, entries, plan.deferred
-        needs = self.rows.wants(rows)
+        needs = self.rows.sampling_needs(rows)
         self.shape = self.pad(
             StepShape(
                 decode_rows=len(rows),
@@ -251,7 +253,7 @@ class Packer:
         ]
         counts = [len(fill.tokens) for fill in plan.fills]
         all_entries = [*decoding, *(fill.index for fill in plan.fills)]
-        needs = self.rows.wants(pick(plan.rows, all_entries))
+        needs = self.rows.sampling_needs(pick(plan.rows, all_entries))
         shape = StepShape(
             decode_rows=len(decoding),
             draws=len(decoding) + len(drawing),

@@ -17,7 +17,12 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from minfer.effects.execution.contract import ExecutorError, names_of
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.device.device_rows import (
+    DeviceRows,
+    SamplingNeeds,
+    Words,
+    aligned,
+)
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import ForwardWords, layout
 from minfer.effects.execution.packing.pack_plan import Draw, pick
@@ -67,15 +72,15 @@ class DeferredPacker:
         """Returns the deferred draws of `draw`, whose inputs have been computed. Raises
         MaskError.
         """
-        before = self._draws
-        same = draw is self._last_draw and self.rows.opened == self._opened
-        if before is not None and same and command.written:
-            words = before.words.copy()
+        previous = self._draws
+        is_same = draw is self._last_draw and self.rows.opened == self._opened
+        if previous is not None and is_same and command.written:
+            words = previous.words.copy()
             _, positions = words.reshape(2, -1)
             size = len(draw.entries)
             positions[:size] = pick(plan.starts, draw.entries)
             positions[:size] += 1  # a decode row has one input
-            return evolve(before, words=words, step=plan.step)
+            return evolve(previous, words=words, step=plan.step)
         draws = pack_deferred(plan, draw, command, self.rows, self.pad)
         steady = not (plan.fills or plan.drafts or draws.reassigned) and command.written
         self._draws, self._last_draw = (draws, draw) if steady else (None, None)
@@ -111,7 +116,7 @@ def pack_deferred(
             if current_owner is owner
         ]
     device_rows = pick(plan.rows, entries)
-    shape = pad(_draw_shape(rows.wants(device_rows), len(device_rows)))
+    shape = pad(_draw_shape(rows.sampling_needs(device_rows), len(device_rows)))
     masks, lines = list[bytes](), None
     if command.written:
         lines = _lines(plan, entries)
@@ -128,13 +133,13 @@ def pack_deferred(
     )
 
 
-def _draw_shape(wants: Wants, draws: int) -> StepShape:
+def _draw_shape(needs: SamplingNeeds, draws: int) -> StepShape:
     return StepShape(
         decode_rows=0,
         draws=draws,
-        filtered=wants.filtered,
-        scored=wants.scored,
-        shaped=wants.shaped,
+        filtered=needs.filtered,
+        scored=needs.scored,
+        shaped=needs.shaped,
         deferred_draws=True,
     )
 

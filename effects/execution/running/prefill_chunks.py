@@ -12,7 +12,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import PrefillWords
 from minfer.effects.execution.packing.pack_plan import Forward
-from minfer.effects.execution.running.feeding import chunks_of
+from minfer.effects.execution.running.batch_builder import chunks_of
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.models.architecture.batch import Chunks
 from minfer.effects.models.layout.shapes import context_blocks

@@ -37,14 +37,14 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.batch_builder import BatchBuilder
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
-from minfer.effects.execution.running.feeding import Feeder
 from minfer.effects.execution.running.own_model import model_of
 from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.running.stage_sampler import make_sampler
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -90,7 +90,7 @@ class ModelRunner:
         self.captured = backend.routes.captured
         draws = max_draws(config.max_num_seqs)
         inputs = self.captured + draws if graphs else 0  # of a graph, at most
-        self.ends = StageEnds.of(ranks, spec, inputs, device)
+        self.stage_buffers = StageBuffers.of(ranks, spec, inputs, device)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
         self.has_other_ranks = ranks.place.parallel.ranks > 1
@@ -105,7 +105,7 @@ class ModelRunner:
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
         slots = config.num_blocks * config.block_size
-        feeder = Feeder(
+        batch_builder = BatchBuilder(
             backend,
             self.rows,
             config.block_size,
@@ -116,7 +116,7 @@ class ModelRunner:
         self.draft: DraftModel | None = None
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
-            self.draft = DraftModel.open(draft.spec, model, feeder, config, length)
+            self.draft = DraftModel.open(draft.spec, model, batch_builder, config, length)
         self.drafts = shapes.most_drafts(config)
         self.lines = max_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
@@ -135,11 +135,11 @@ class ModelRunner:
         self.stream = new_stream(device)
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         self.step = DeviceStep(
-            model_of(spec, weights, ranks, self.ends),
+            model_of(spec, weights, ranks, self.stage_buffers),
             self.cache,
             self.rows,
             self.staging,
-            feeder,
+            batch_builder,
             self.draft,
             self.sampler,
             backend.routes,
@@ -250,7 +250,7 @@ class ModelRunner:
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
-        del self.draft, self.ends
+        del self.draft, self.stage_buffers
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
@@ -303,4 +303,4 @@ class ModelRunner:
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(shape, self.step)
-        self.ends.replay(graph, shape.inputs)
+        self.stage_buffers.replay(graph, shape.inputs)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend, DrawnTokens
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.running.rejection_sampling import (
     DraftProposal,
@@ -84,7 +84,7 @@ class Sampler:
         logits: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
+        needs: SamplingNeeds,
         first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class Sampler:
         first rows, which coins accept or reject.
         """
         needs_logits = (
-            wants.filtered or wants.scored or wants.shaped or drafts is not None
+            needs.filtered or needs.scored or needs.shaped or drafts is not None
         )
         if not needs_logits and not self.ranks.place.has_whole_matrices:
             drawn = self.backend.sample_divided(
@@ -104,24 +104,24 @@ class Sampler:
                 self._advance(drawn, rows, positions, first_line)
                 return
         logits = self._whole_logits(logits)
-        self._draw(logits, logits, rows, positions, wants, first_line, drafts)
+        self._draw(logits, logits, rows, positions, needs, first_line, drafts)
 
     def propose(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, wants: Wants
+        self, logits: Tensor, rows: Tensor, positions: Tensor, needs: SamplingNeeds
     ) -> DraftProposal:
         """Returns the tokens that these rows [draws] would sample, without advancing the
         rows; with rejection sampling, by independent noise. Earlier drafts of a step do
         not count as output.
         """
         device_rows = self.rows
-        if wants.shaped:
+        if needs.shaped:
             logits = self.shaper.shape(logits, rows, positions)
         drawn = self.backend.sample(
             logits,
             rows,
             device_rows,
             positions,
-            filtered=wants.filtered,
+            filtered=needs.filtered,
             streams=device_rows.draft_stream,
         )
         return DraftProposal(drawn.tokens, None if device_rows.coins is None else logits)
@@ -136,7 +136,7 @@ class Sampler:
             self.kept_logits = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
         self.backend.keep(logits, rows, self.kept_logits, self.rows.scratch)
 
-    def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
+    def sample_kept(self, rows: Tensor, positions: Tensor, needs: SamplingNeeds) -> None:
         """`sample` from the kept logits of these rows; only tokens that their masks
         allow.
         """
@@ -147,8 +147,8 @@ class Sampler:
             kept_logits = self._whole_logits(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
         logits = self.backend.hide(kept_logits, lines, self.masks.lines[: len(rows)])
-        unmasked = kept_logits.index_select(0, lines) if wants.scored else logits
-        self._draw(logits, unmasked, rows, positions, wants)
+        unmasked = kept_logits.index_select(0, lines) if needs.scored else logits
+        self._draw(logits, unmasked, rows, positions, needs)
 
     def _whole_logits(self, logits_part: Tensor) -> Tensor:
         return whole_logits(logits_part, self.rows.vocab, self.ranks)
@@ -159,12 +159,12 @@ class Sampler:
         unmasked: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
+        needs: SamplingNeeds,
         first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
-        device_rows, filtered = self.rows, wants.filtered
-        if wants.shaped:
+        device_rows, filtered = self.rows, needs.filtered
+        if needs.shaped:
             logits = self.shaper.shape(logits, rows, positions)
         drawn = self.backend.sample(
             logits, rows, device_rows, positions, filtered=filtered
@@ -173,10 +173,10 @@ class Sampler:
             drawn = rejection_sample(
                 drawn, drafts, logits, rows, positions, device_rows, filtered=filtered
             )
-        if wants.shaped:
+        if needs.shaped:
             self.shaper.count(rows, positions, drawn)
         self._advance(drawn, rows, positions, first_line)
-        if wants.scored:
+        if needs.scored:
             scores = self.scores[first_line:]
             self.backend.logprobs(
                 unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores

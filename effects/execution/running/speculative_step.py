@@ -22,8 +22,8 @@ from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
+from minfer.effects.execution.running.batch_builder import StepRows
 from minfer.effects.execution.running.draft_model import DraftModel
-from minfer.effects.execution.running.feeding import StepRows
 from minfer.effects.execution.running.rejection_sampling import (
     DraftProposal,
     PlaceDrafts,
@@ -115,7 +115,7 @@ def speculative_step(
         place_logits = after_drafts[place * count :][:count]
         line = shape.draft_line(place)
         sampler.sample(
-            place_logits, rows, positions, shape.wants, line, by_place[place + 1]
+            place_logits, rows, positions, shape.sampling_needs, line, by_place[place + 1]
         )
         sampled = rows
 

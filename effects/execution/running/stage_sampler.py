@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants, aligned
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds, aligned
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.ranks import Ranks
@@ -51,16 +51,16 @@ class EarlierStageSampler(Sampler):
         logits: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
+        needs: SamplingNeeds,
         first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         """See `Sampler.sample`."""
-        self._draw(logits, logits, rows, positions, wants, first_line, drafts)
+        self._draw(logits, logits, rows, positions, needs, first_line, drafts)
 
-    def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
+    def sample_kept(self, rows: Tensor, positions: Tensor, needs: SamplingNeeds) -> None:
         """See `Sampler.sample_kept`."""
-        self._draw(self.out, self.out, rows, positions, wants)
+        self._draw(self.out, self.out, rows, positions, needs)
 
     def _draw(
         self,
@@ -68,7 +68,7 @@ class EarlierStageSampler(Sampler):
         unmasked: Tensor,  # noqa: ARG002  # likewise
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,  # noqa: ARG002  # the last stage does all that
+        needs: SamplingNeeds,  # noqa: ARG002  # the last stage does all that
         first_line: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
         drafts: PlaceDrafts | None = None,  # noqa: ARG002  # refused with stages
     ) -> None:

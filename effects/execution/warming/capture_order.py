@@ -33,7 +33,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
     DECODE_DIVISIONS,
@@ -62,7 +62,7 @@ AddSplits = Callable[[StepShape, int], StepShape]
 def capture_order(
     config: EngineConfig,
     max_tokens: int,
-    likely: Wants,
+    likely: SamplingNeeds,
     contexts: Sequence[int],
     add_splits: AddSplits,
     *,
@@ -86,7 +86,7 @@ def capture_order(
     beside = _prefill_shapes(sizes, config, max_tokens)
     drafts = _draft_shapes(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
-    prompt_shapes = [*likeliest, *prompts.many, *beside.many]
+    prompt_shapes = [*likeliest, *prompts.large, *beside.large]
     first = [shape for shape in prompt_shapes if _is_of_few_clients(shape)]
     deferred = [
         StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
@@ -103,13 +103,13 @@ def capture_order(
         sampled([*decode, *drafts.usual], likely, longer),
         sampled(drafts.fewer, likely, longer),
         sampled(drafts.fewer, refiltered, short),
-        sampled([*prompts.few, *beside.few], refiltered, short),
+        sampled([*prompts.fewest_chunks, *beside.fewest_chunks], refiltered, short),
         sampled(decode, scored, short),
-        sampled([*prompts.several, *prompts.few], scored, short),
-        sampled([*prompts.several, *beside.several], refiltered, short),
-        sampled([*decode, *prompts.few], shaped, short),
-        sampled([*beside.many, *prompts.many], likely, short),
-        sampled([*beside.few, *beside.several], likely, longer),
+        sampled([*prompts.more_chunks, *prompts.fewest_chunks], scored, short),
+        sampled([*prompts.more_chunks, *beside.more_chunks], refiltered, short),
+        sampled([*decode, *prompts.fewest_chunks], shaped, short),
+        sampled([*beside.large, *prompts.large], likely, short),
+        sampled([*beside.fewest_chunks, *beside.more_chunks], likely, longer),
         sampled(decode, refiltered, longer),
     )
     shapes = [shape for group in order for shape in group]
@@ -133,13 +133,13 @@ def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
     """Returns the shapes of few and of several chunks, sorted by the doublings of rows
     and of tokens that they serve.
     """
-    several = {shape for group in groups for shape in group.several}
-    shapes = [*(shape for group in groups for shape in group.few), *several]
+    more_chunks = {shape for group in groups for shape in group.more_chunks}
+    shapes = [*(shape for group in groups for shape in group.fewest_chunks), *more_chunks]
     rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE_DOUBLINGS}
     inputs = _doublings(shape.tokens for shape in shapes)
 
     def likely(shape: StepShape) -> float:
-        decode_rows = SEVERAL_LIKELIHOOD if shape in several else 1.0
+        decode_rows = SEVERAL_LIKELIHOOD if shape in more_chunks else 1.0
         return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
 
     return sorted(
@@ -159,7 +159,7 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 def _with_sampling(
     add_splits: AddSplits,
     shapes: Sequence[StepShape],
-    wants: Wants,
+    needs: SamplingNeeds,
     contexts: Sequence[int],
 ) -> Iterator[StepShape]:
     """Yields the shapes with these sampling needs, for each of the contexts."""
@@ -167,9 +167,9 @@ def _with_sampling(
         for shape in shapes:
             drawn = evolve(
                 shape,
-                filtered=wants.filtered,
-                scored=wants.scored,
-                shaped=wants.shaped,
+                filtered=needs.filtered,
+                scored=needs.scored,
+                shaped=needs.shaped,
             )
             yield add_splits(drawn, context)
 
@@ -178,9 +178,9 @@ def _with_sampling(
 class PrefillShapes:
     """Shapes with prefill tokens."""
 
-    few: list[StepShape]  # with the smallest number of chunks that has a graph
-    several: list[StepShape]
-    many: list[StepShape]  # many chunks or tokens
+    fewest_chunks: list[StepShape]  # with the smallest number of chunks that has a graph
+    more_chunks: list[StepShape]
+    large: list[StepShape]  # many chunks or tokens
 
 
 def _decode_shapes(config: EngineConfig) -> list[StepShape]:
@@ -249,11 +249,11 @@ def _prefill_shapes(
             # impossible: a lone chunk has all tokens
             if chunks == 1 and longest < tokens:
                 continue
-            fewest = 1 if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1]
+            min_chunks = 1 if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1]
             if tokens > MAX_USUAL_TOKENS or chunks == CHUNK_SIZES[-1]:
-                prefill_shapes.many.append(shape)
-            elif chunks == fewest:
-                prefill_shapes.few.append(shape)
+                prefill_shapes.large.append(shape)
+            elif chunks == min_chunks:
+                prefill_shapes.fewest_chunks.append(shape)
             else:
-                prefill_shapes.several.append(shape)
+                prefill_shapes.more_chunks.append(shape)
     return prefill_shapes

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.execution.device.device_rows import SamplingNeeds, aligned
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import (
     DECODE_DIVISIONS,
@@ -25,7 +25,7 @@ from minfer.effects.execution.device.step_shape import (
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
-from minfer.effects.execution.warming.rehearsals import Rehearsals
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout.shapes import drafts_from, most_drafts
@@ -42,15 +42,15 @@ MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 
 
-def launch_dummy_steps(rehearsals: Rehearsals) -> None:
+def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
     """Launch all that Triton has to compile, also for a draft model; before any plan."""
-    runner = rehearsals.runner
+    runner = dummy_runner.runner
     _launch_row_kernels(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
-    with rehearsals.few_layers():
+    with dummy_runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
-            rehearsals.dummy_step(shape)
+            dummy_runner.dummy_step(shape)
             prompts = ForwardWords.of(runner.staging, shape).prefill
             if runner.draft is not None and prompts is not None and not shape.decode_rows:
                 runner.draft.absorb(shape, prompts)
@@ -210,8 +210,8 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
         runner.backend.keep(logits_part, rows, logits_part, runner.rows.scratch)
         runner.backend.hide(logits, rows, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
-            wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
-            runner.sampler.sample(logits_part, rows, positions, wants)
+            needs = SamplingNeeds(filtered=filtered, scored=scored, shaped=shaped)
+            runner.sampler.sample(logits_part, rows, positions, needs)
         # Stages before the last sample nothing, and take tokens.
         out, state = runner.sampler.out, runner.rows.state
         runner.backend.advance(rows, positions, positions, positions, state, out)

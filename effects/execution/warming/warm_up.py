@@ -17,13 +17,13 @@ from typing import Final
 import torch
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
-from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
@@ -34,7 +34,7 @@ from minfer.effects.execution.warming.start_progress import (
 
 CAPTURE_SECONDS: Final = 2.5  # of captures before an executor is ready
 DRAFTING_FACTOR: Final = 2.0  # times as long, where there are drafts
-PLAIN_WANTS: Final = Wants(filtered=False, scored=False)
+DEFAULT_NEEDS: Final = SamplingNeeds(filtered=False, scored=False)
 _log = logging.getLogger("minfer.executor")
 
 
@@ -43,7 +43,7 @@ class Readiness:
     """What an executor does before it is ready, and where it reports progress."""
 
     report: Report = ignore_progress
-    likely: Wants = PLAIN_WANTS  # of requests with default sampling
+    likely: SamplingNeeds = DEFAULT_NEEDS  # of requests with default sampling
     capturing: float = CAPTURE_SECONDS  # seconds of captures, at most
     grammars: bool = False  # whether requests may have grammars
     fewer_drafts: bool = False  # whether the number of drafts will vary
@@ -53,7 +53,7 @@ class Readiness:
 class WarmUp:
     """What an executor does before it is ready and while it is idle, in parts."""
 
-    rehearsals: Rehearsals
+    dummy_runner: DummyRunner
     readiness: Readiness
     pending: deque[StepShape] = field(factory=deque)  # to be captured, in order
     stopped: bool = False  # graphs cannot be captured, or do not fit
@@ -61,11 +61,11 @@ class WarmUp:
     @property
     def runner(self) -> ModelRunner:
         """What runs the steps."""
-        return self.rehearsals.runner
+        return self.dummy_runner.runner
 
     def prepare(self) -> None:
         """Compile all kernels, on each rank by itself."""
-        with self.rehearsals.alone():
+        with self.dummy_runner.on_one_rank():
             self._compile()
             self._packages()
 
@@ -119,7 +119,7 @@ class WarmUp:
         shortcuts.flash = shortcuts.fused = False
         try:
             with self._step_context():
-                launch_dummy_steps(self.rehearsals)
+                launch_dummy_steps(self.dummy_runner)
                 self.runner.wait()
         finally:
             shortcuts.flash, shortcuts.fused = before
@@ -142,7 +142,7 @@ class WarmUp:
         try:
             with self._step_context():
                 shortcuts.begin()
-                self.rehearsals.dummy_step(shape)
+                self.dummy_runner.dummy_step(shape)
                 self.runner.wait()
         except Exception as error:
             shortcuts.blame(error)
@@ -194,7 +194,7 @@ class WarmUp:
         shortcuts.begin()
         try:
             with self._step_context():
-                self.rehearsals.capture(shape)
+                self.dummy_runner.capture(shape)
         except Exception as error:
             if (
                 self.runner.has_other_ranks

@@ -130,14 +130,14 @@ def _load(setup: Setup, place: Place) -> _Loaded:
 
 def _readiness(setup: Setup, report: Report) -> "Readiness":
     """Returns what the executor has ready before the first request."""
-    from minfer.effects.execution.device.device_rows import Wants, is_filtered
+    from minfer.effects.execution.device.device_rows import SamplingNeeds, is_filtered
     from minfer.effects.execution.warming.warm_up import Readiness
 
     advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
     filtered = is_filtered(advised, setup.spec.vocab_size)
     return Readiness(
         report,
-        Wants(filtered, scored=False, shaped=is_shaped(advised)),
+        SamplingNeeds(filtered, scored=False, shaped=is_shaped(advised)),
         grammars=not setup.args.skip_tokenizer_init,
         fewer_drafts=_may_have_fewer_drafts(setup),
     )

@@ -183,7 +183,7 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, found), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.rehearsals), lambda _: None)
+        compiled(lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None)
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import (
     DECODE_DIVISIONS,
     MAX_LONE_CHUNK_ROWS,
@@ -42,7 +42,7 @@ CONFIG = EngineConfig(
     vocab_size=1000,
 )
 MOST = 4096
-GREEDY = Wants(filtered=False, scored=False)
+GREEDY = SamplingNeeds(filtered=False, scored=False)
 
 
 def splits(decode_rows: int, context: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def cut(shape: StepShape, context: int) -> StepShape:
 
 
 def order(
-    likely: Wants = GREEDY,
+    likely: SamplingNeeds = GREEDY,
     most: int = MOST,
     config: EngineConfig = CONFIG,
     *,
@@ -78,7 +78,7 @@ def order(
 @pytest.mark.parametrize("filtered", [False, True])
 def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> None:
     sizes = sorted({bucket_of(n, DECODE_DIVISIONS) for n in range(1, 101)})
-    found = order(Wants(filtered=filtered, scored=False))
+    found = order(SamplingNeeds(filtered=filtered, scored=False))
     assert [shape.decode_rows for shape in found[: len(sizes)]] == sizes
     for shape in found[: len(sizes)]:
         assert shape == StepShape(
@@ -181,7 +181,7 @@ def test_steps_with_drafts_come_behind_those_without(
 
 
 def test_rows_under_a_grammar_have_theirs_where_there_may_be_some() -> None:
-    likely = Wants(filtered=True, scored=False)
+    likely = SamplingNeeds(filtered=True, scored=False)
     found = order(likely, grammars=True)
     assert len(found) == len({*found})
     assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)

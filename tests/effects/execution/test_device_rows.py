@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.device_rows import (
     DeviceRows,
-    Wants,
+    SamplingNeeds,
     aligned,
     row_values,
     words_of,
@@ -78,26 +78,28 @@ def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "wants"),
+    ("how", "needs"),
     [
-        ({}, Wants(False, False)),
-        ({"top_k": 5}, Wants(True, False)),
-        ({"top_k": VOCAB}, Wants(False, False)),
-        ({"top_k": -1}, Wants(False, False)),
-        ({"top_p": 0.5}, Wants(True, False)),
-        ({"min_p": 0.5}, Wants(True, False)),
-        ({"top_k": 5, "temperature": 0}, Wants(False, False)),
-        ({"logprobs": 0}, Wants(False, True)),
-        ({"logprobs": 2, "top_p": 0.5}, Wants(True, True)),
+        ({}, SamplingNeeds(False, False)),
+        ({"top_k": 5}, SamplingNeeds(True, False)),
+        ({"top_k": VOCAB}, SamplingNeeds(False, False)),
+        ({"top_k": -1}, SamplingNeeds(False, False)),
+        ({"top_p": 0.5}, SamplingNeeds(True, False)),
+        ({"min_p": 0.5}, SamplingNeeds(True, False)),
+        ({"top_k": 5, "temperature": 0}, SamplingNeeds(False, False)),
+        ({"logprobs": 0}, SamplingNeeds(False, True)),
+        ({"logprobs": 2, "top_p": 0.5}, SamplingNeeds(True, True)),
     ],
     ids=str,
 )
-def test_what_a_row_wants(rows: DeviceRows, how: dict[str, Any], wants: Wants) -> None:
+def test_what_a_row_wants(
+    rows: DeviceRows, how: dict[str, Any], needs: SamplingNeeds
+) -> None:
     rows.open(0, opened(request(evolve(PLAIN, **how)), (1,)))
     rows.open(1, opened(request(), (2,)))
-    assert rows.wants((0,)) == wants
-    assert rows.wants((1,)) == Wants(False, False)
-    assert rows.wants((1, 0)) == wants
+    assert rows.sampling_needs((0,)) == needs
+    assert rows.sampling_needs((1,)) == SamplingNeeds(False, False)
+    assert rows.sampling_needs((1, 0)) == needs
 
 
 def test_all_that_leaves_nothing_out_is_written_alike(rows: DeviceRows) -> None:

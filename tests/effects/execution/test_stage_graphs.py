@@ -19,7 +19,7 @@ from minfer.effects.execution.rank_loop import run_rank_loop
 from minfer.effects.execution.ranks.items import Item, item_from, item_to
 from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 from minfer.effects.execution.running.device_step import DeviceStep
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -131,7 +131,7 @@ class StandIn:
     """A graph: a step whose residual stream is in its stage's buffers."""
 
     step: DeviceStep
-    ends: StageEnds
+    ends: StageBuffers
     shape: StepShape
 
     @property
@@ -154,7 +154,7 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     rank: int | None = request.param
 
     def capture(self: Any, shape: StepShape, step: Any) -> None:
-        ends: StageEnds = step.model.ends
+        ends: StageBuffers = step.model.ends
         assert ends.is_held  # else the graph would exchange, and replays, too
         step(shape)  # as a capture does, but that nothing runs
         if ends.ranks.place.rank == rank:

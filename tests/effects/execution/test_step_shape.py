@@ -167,7 +167,7 @@ def test_deferred_draws_are_padded_by_their_number_only(draws: int) -> None:
     assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE_DIVISIONS))
     assert padded.padded() == padded
     assert padded.fits(1)
-    assert padded.wants == late.wants
+    assert padded.sampling_needs == late.sampling_needs
 
 
 def test_deferred_draws_have_few_sizes() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from minfer.effects.execution.cuda import graphs
 from minfer.effects.execution.cuda.graphs import GraphCache
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import background
 from minfer.effects.execution.running.shortcuts import SPOILED_MESSAGE
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("device_kind"),
     pytest.mark.parametrize("device_kind", ["cuda"], indirect=True),
 ]
-GREEDY = Wants(filtered=False, scored=False)
+GREEDY = SamplingNeeds(filtered=False, scored=False)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def run(model: Model) -> Run:
 def warm_up(run: Run, reports: list[StartProgress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
     return WarmUp(
-        executor.rehearsals, Readiness(reports.append, GREEDY, capturing=seconds)
+        executor.dummy_runner, Readiness(reports.append, GREEDY, capturing=seconds)
     )
 
 

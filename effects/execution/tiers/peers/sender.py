@@ -90,9 +90,9 @@ class _Connected:
         """Returns a slot; waits for one, unless a block has got none lately, as blocks
         for other engines are sent after this one. Raises PeerError and OSError.
         """
-        patient = time.monotonic() >= self.full + FULL_SECONDS
-        slot = self._wait_for_slot(SLOT_WAIT_SECONDS if patient else 0.0)
-        if slot is None and patient:
+        may_wait = time.monotonic() >= self.full + FULL_SECONDS
+        slot = self._wait_for_slot(SLOT_WAIT_SECONDS if may_wait else 0.0)
+        if slot is None and may_wait:
             with self.writing:
                 self.sock.sendall(framed(Starved()))
             if (slot := self._wait_for_slot(SLOT_WAIT_SECONDS)) is None:

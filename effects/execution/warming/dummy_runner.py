@@ -20,14 +20,14 @@ Broadcast = Callable[[Item], None]  # has other ranks do something next
 
 
 @define(eq=False)
-class Rehearsals:
-    """Runs them on a runner, while no other step is in flight."""
+class DummyRunner:
+    """Runs these on a model runner, while no other step is in flight."""
 
     runner: ModelRunner
     broadcast: Broadcast | None = None  # None: nothing is sent to other ranks
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def on_one_rank(self) -> Iterator[None]:
         """Run dummy steps on this rank alone; their results are meaningless."""
         broadcast, self.broadcast = self.broadcast, None
         try:
@@ -70,7 +70,7 @@ class Rehearsals:
         """
         self._announce(Capture(shape))
         runner = self.runner
-        with runner.ends.held():
+        with runner.stage_buffers.held():
             with self.few_layers():
                 self._dummy_step(shape)
             runner.shortcuts.capture()
@@ -97,7 +97,7 @@ class Rehearsals:
         if (graph := runner.captures.graphs.get(shape)) is None:  # on this rank
             self._dummy_step(shape)
         else:
-            runner.ends.replay(graph, shape.inputs)
+            runner.stage_buffers.replay(graph, shape.inputs)
 
     def _announce(self, item: Item) -> None:
         """Have the other ranks do the same, if items are sent to them."""

@@ -56,7 +56,7 @@ class StepRows:
 
 
 @define(eq=False)
-class Feeder:
+class BatchBuilder:
     """Builds the batches of one device's rows."""
 
     backend: Backend
