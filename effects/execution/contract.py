@@ -52,9 +52,9 @@ class Executor(Protocol):
         ...
 
     def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
-        """Memory [lines, words] for the masks of a launched plan, if the executor has
-        any: at least a line for each of its deferred rows, of a bit for each token id,
-        the lowest first. Called before `sample`, at most once; masks that are written
+        """Returns memory [lines, words] for the masks of a launched plan, if the executor
+        has any: at least a line for each of its deferred rows, of a bit for each token
+        id, the lowest first. Called before `sample`, at most once; masks that are written
         there need not be copied.
         """
         ...
@@ -105,5 +105,5 @@ class RankedExecutor(Protocol):
 
 
 def workers_of(executor: Executor) -> OtherRanks | None:
-    """The other ranks of an executor's engine, if it is rank 0 of several."""
+    """Returns the other ranks of an executor's engine, if it is rank 0 of several."""
     return executor.workers if isinstance(executor, RankedExecutor) else None

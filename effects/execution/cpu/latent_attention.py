@@ -65,13 +65,17 @@ class LatentRead:
         return out.flatten(1)
 
     def _decode(self, query: Tensor, group: DecodeGroup) -> Tensor:
-        """One query token a row: [rows, heads, query_dim] -> [rows, heads, value_dim]."""
+        """Attend with one query token a row: [rows, heads, query_dim] -> [rows, heads,
+        value_dim].
+        """
         latent = self._latents(group.blocks, len(query), group).unsqueeze(1)
         absorbed = self.absorb(query).unsqueeze(1)  # [rows, 1, heads, latent_dim]
         return self.values(self._attend(absorbed, latent, group.mask).squeeze(1))
 
     def _absorbed_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
-        """One chunk: [n, heads, query_dim] -> [n, heads, value_dim]."""
+        """Attend with the tokens of one chunk: [n, heads, query_dim] -> [n, heads,
+        value_dim].
+        """
         latent = self._chunk_latents(chunk)  # [1, context, latent_dim]
         absorbed = self.absorb(query).transpose(0, 1)  # [heads, n, latent_dim]
         outputs = [
@@ -81,7 +85,7 @@ class LatentRead:
         return self.values(torch.cat(outputs, 1).transpose(0, 1))
 
     def _expanded_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
-        """The same, with keys and values expanded, a few heads at a time."""
+        """Do the same with expanded keys and values, a few heads at a time."""
         mla, latent = self.mla, self._chunk_latents(chunk)[0].to(query.dtype)
         compressed, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
         width = mla.query_dim + mla.value_dim
@@ -124,7 +128,7 @@ class LatentRead:
         return torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
 
     def _attend(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        """Softmax over latents: [..., n, latent_dim], [..., context, latent_dim] -> [...,
+        """Attend over latents: [..., n, latent_dim], [..., context, latent_dim] -> [...,
         n, rank].
         """
         latent = latent.to(query.dtype)

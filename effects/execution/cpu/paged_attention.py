@@ -272,7 +272,7 @@ def rotations(spec: ModelSpec) -> dict[Rope, int]:
 
 
 def rope_table(rope: Rope, head_dim: int, length: int) -> Tensor:
-    """Rotary cosines and sines, [length, 2, 1, head_dim] float32."""
+    """Returns rotary cosines and sines, [length, 2, 1, head_dim] float32."""
     inverse = inverse_frequencies(rope, head_dim)
     # [length, head_dim / 2]
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
@@ -292,7 +292,9 @@ class Heads:
     sinks: Tensor | None  # [heads] float32
 
     def decode(self, query: Tensor, cache: LayerCache, group: DecodeGroup) -> Tensor:
-        """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
+        """Attend with one query token a row: [rows, heads, head_dim] -> [rows, heads *
+        head_dim].
+        """
         gqa, rows = self.gqa, query.shape[0]
         key, value = self._read(cache, group.blocks, rows, group)
         shared = gqa.heads // gqa.kv_heads
@@ -311,8 +313,8 @@ class Heads:
         rows: int,
         reads: DecodeGroup | ChunkReads,
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values that each row reads, each [rows, kv_heads, context - skip,
-        head_dim].
+        """Returns the keys and values that each row reads, each [rows, kv_heads, context
+        - skip, head_dim].
         """
         shape = (rows, -1, 2, self.gqa.kv_heads, self.gqa.head_dim)
         kv = cache.read(blocks).view(shape)[:, reads.skip : reads.context]
@@ -322,8 +324,8 @@ class Heads:
     def prefill(
         self, qkv: Tensor, cache: LayerCache, chunk: ChunkReads, out: Tensor
     ) -> None:
-        """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
-        head_dim].
+        """Attend with the tokens of one chunk: `qkv` [n, heads + 2 * kv_heads, head_dim]
+        into `out` [n, heads * head_dim].
         """
         gqa, count = self.gqa, len(qkv)
         shared = gqa.heads // gqa.kv_heads
@@ -361,8 +363,8 @@ class Heads:
         *,
         causal: bool,
     ) -> Tensor:
-        """Tokens of a chunk: [kv_heads, group, n, head_dim], likewise keys and values of
-        one head a group.
+        """Attend with some tokens of a chunk: [kv_heads, group, n, head_dim], likewise
+        keys and values of one head a group.
         """
         if self.sinks is not None:
             if causal:

@@ -178,7 +178,7 @@ def pays(spent: float, capture: float) -> bool:
 
 @contextlib.contextmanager
 def watched(device: torch.device) -> Iterator[None]:
-    """Raises if the work in this context waits for the device or allocates memory, as
+    """Raise if the work in this context waits for the device or allocates memory, as
     steps with a graph must not.
     """
     torch.cuda.set_sync_debug_mode("error")

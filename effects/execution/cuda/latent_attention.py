@@ -125,7 +125,7 @@ class LatentLayer:
     def _expand(
         self, work: ExpandedWork, query: Tensor, slots: Tensor, out: Tensor
     ) -> None:
-        """Attention of rotated queries [tokens, heads, query_dim] of chunks into `out`
+        """Attend with the rotated queries [tokens, heads, query_dim] of chunks into `out`
         [tokens, heads, value_dim]: over their own latents, and those of their history.
         """
         mla, history = self.mla, work.slots[self.table]

@@ -30,7 +30,7 @@ STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often only the 
 
 
 def aligned(words: int) -> int:
-    """Rounds up to 16 bytes: pointers that are not aligned need kernels of their own."""
+    """Round up to 16 bytes: pointers that are not aligned need kernels of their own."""
     return -(-words // 4) * 4
 
 

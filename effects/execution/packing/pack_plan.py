@@ -315,8 +315,8 @@ class Packer:
         counts: list[int],
         decode_inputs: int,
     ) -> None:
-        """Prefill tokens, and the chunks they form, behind the inputs of decode rows, of
-        which there are `decode_inputs`.
+        """Write prefill tokens, and the chunks they form, behind the inputs of decode
+        rows, of which there are `decode_inputs`.
         """
         tokens, positions, owners = prefill.tokens
         total = sum(counts)

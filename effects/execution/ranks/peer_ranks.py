@@ -117,7 +117,7 @@ class PeerRanks(TorchRanks):
         return partial.nbytes <= MAX_TWO_SHOT_BYTES and is_same_kind and len(partial) > 0
 
     def _reads_less(self, partial: Tensor) -> bool:
-        """Whether a two-shot sum is the faster one."""
+        """Returns whether a two-shot sum is the faster one."""
         return partial.nbytes * (self.place.parallel.tensor - 1) > MAX_ONE_SHOT_BYTES
 
 

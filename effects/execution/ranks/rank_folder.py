@@ -40,36 +40,36 @@ class RankStartError(ConfigError):
 
 
 def is_by_torchrun() -> bool:
-    """Whether torchrun starts the processes of all ranks."""
+    """Returns whether torchrun starts the processes of all ranks."""
     return TORCHRUN_VARIABLE in os.environ
 
 
 def is_rank() -> bool:
-    """Whether this process was started as a rank, by torchrun or rank 0."""
+    """Returns whether this process was started as a rank, by torchrun or rank 0."""
     return FOLDER_VARIABLE in os.environ or is_by_torchrun()
 
 
 def is_other_rank() -> bool:
-    """Whether this process is to be a rank other than 0."""
+    """Returns whether this process is to be a rank other than 0."""
     is_not_zero = os.environ.get("RANK", "0") != "0"
     return is_not_zero and is_rank()
 
 
 def new_rank_folder() -> AbstractContextManager[Path]:
-    """A new folder of an engine of which this process is rank 0, removed at the end.
-    Raises OSError.
+    """Make a new folder of an engine of which this process is rank 0; it is removed at
+    the end. Raises OSError.
     """
     return run_folder(_torchrun_name() if is_by_torchrun() else "")
 
 
 def rank_folder_path() -> Path:
-    """The folder that rank 0 makes, for another rank."""
+    """Returns the folder that rank 0 makes, for another rank."""
     if is_by_torchrun():
         return folder_path(_torchrun_name())
     return Path(os.environ[FOLDER_VARIABLE])
 
 
 def _torchrun_name() -> str:
-    """The name of the folder, of this user's and torchrun's."""
+    """Returns the name of the folder, of this user's and torchrun's."""
     values = [str(os.geteuid()), *(os.environ.get(name, "") for name in _VARIABLES)]
     return "ranks-" + hashlib.sha256("\0".join(values).encode()).hexdigest()[:16]

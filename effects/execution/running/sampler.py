@@ -72,10 +72,12 @@ class Sampler:
     # --- pipeline stages: see stage_sampler.py ------------------------------------------
 
     def finish(self, step: int, lines: int) -> None:
-        """A forward of a step has been launched, whose tokens are in the first lines."""
+        """Note that a forward of a step has been launched, whose tokens are in the first
+        lines.
+        """
 
     def receive(self, step: int) -> None:
-        """The tokens of forwards up to this step are needed."""
+        """Receive the tokens of forwards up to this step, in a stage before the last."""
 
     # --- sampling -----------------------------------------------------------------------
 

@@ -105,11 +105,11 @@ class Signature:
         object.__setattr__(self, "owner", owner if data else bytes(OWNER_BYTES))
 
     def mac(self, header: bytes) -> bytes:
-        """The MAC of a header; without a secret, a checksum."""
+        """Returns the MAC of a header; without a secret, a checksum."""
         return hashlib.blake2b(header, key=self._key, digest_size=MAC_BYTES).digest()
 
     def checksum(self, contents: Contents) -> bytes:
-        """The checksum of a block's contents."""
+        """Returns the checksum of a block's contents."""
         if self._key:
             digest = hashlib.sha256()
             for chunk in contents:

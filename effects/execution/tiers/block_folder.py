@@ -121,19 +121,19 @@ class BlockFolder:
     )
 
     def name(self, key: Key) -> Path:
-        """The file of the block with a key."""
+        """Returns the file of the block with a key."""
         return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
 
     def blocks(self, contents: int) -> int:
-        """The number of blocks that it holds, of this number of bytes of contents."""
+        """Returns how many blocks the folder holds, of `contents` bytes each."""
         return self.size // file_bytes(contents)
 
     # --- what there is ------------------------------------------------------------------
 
     def leading(self, keys: Keys) -> int:
-        """How many of a prompt's leading blocks are there; notes that these are used. A
-        binary search, for few calls to the operating system: a block may be missing among
-        those that it finds.
+        """Returns how many of a prompt's leading blocks are there; notes that these are
+        used. A binary search, for few calls to the operating system: a block may be
+        missing among those that it finds.
         """
         now, indices = time.monotonic(), range(len(keys))
         num_found = bisect_left(
@@ -268,7 +268,7 @@ class BlockFolder:
         """As `KeyedStore` says: a folder sends nothing."""
 
     def totals(self) -> dict[str, float]:
-        """All counts so far."""
+        """Returns all counts so far."""
         with self._lock:
             return dict(self.counts)
 
@@ -328,8 +328,8 @@ class BlockFolder:
         return total
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """All blocks: when they were used (ns), their bytes on disk, their paths. Removes
-        what was left by engines that died while they wrote.
+        """Yields all blocks: when they were used (ns), their bytes on disk, their paths.
+        Removes what was left by engines that died while they wrote.
         """
         for number in range(256):
             try:
@@ -360,7 +360,7 @@ def _touch(name: Path, size: int) -> bool:
 
 
 def capacity(path: Path) -> int:
-    """Bytes of the file system of a folder, which need not exist."""
+    """Returns the bytes of the file system of a folder, which need not exist."""
     absolute = path.absolute()
     for folder in (absolute, *absolute.parents):
         with suppress(OSError):  # it is not there, or cannot be accessed

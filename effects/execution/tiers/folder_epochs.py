@@ -104,7 +104,7 @@ class FolderEpochs:
         return self._now().all
 
     def of_tenant(self, name: str) -> int:
-        """A tenant's epoch; 0: never reset."""
+        """Returns a tenant's epoch; 0: never reset."""
         return self._now().tenants.get(_digest(name), 0)
 
     def raise_all(self) -> None:
@@ -117,8 +117,8 @@ class FolderEpochs:
         self._change(lambda now: evolve(now, tenants=now.tenants | new_epoch))
 
     def _now(self) -> _Epochs:
-        """The epochs now. Ours go on where the file cannot be read: it is then replaced
-        by whoever can write it.
+        """Returns the epochs now. Where the file cannot be read, this engine's own stay
+        in use, and the first engine that can write the file replaces it.
         """
         with self._lock:
             if self._look():
@@ -169,13 +169,13 @@ class FolderEpochs:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name in the folder is one that engines, or file systems, make."""
+    """Returns whether a name in the folder is one that engines, or file systems, make."""
     known = name.startswith("minfer-kv.") or _is_subfolder(name)
     return known or name == "lost+found"  # where the folder is a whole file system
 
 
 def _is_subfolder(name: str) -> bool:
-    """Whether a name is that of a folder of blocks."""
+    """Returns whether a name is that of a folder of blocks."""
     return len(name) == 2 and name.isalnum()
 
 

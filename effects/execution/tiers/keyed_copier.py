@@ -158,7 +158,7 @@ class _KeyedLane:
             self.store.note(fetches=self.loads, seconds=seconds)
 
     def _pieces(self, command: KeyedCommand) -> Sequence[Blocks]:
-        """The blocks of a transfer, as many at once as a slot has room for."""
+        """Returns the blocks of a transfer, as many at once as a slot has room for."""
         pieces, used = list[list[tuple[Key, Pages]]](), self.room
         for key, pages in zip(command.keys, command.pages, strict=True):
             used += len(pages)

@@ -71,7 +71,7 @@ class KeyedStore(Protocol):
         ...
 
     def totals(self) -> Mapping[str, float]:
-        """All counts so far."""
+        """Returns all counts so far."""
         ...
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ log: Final = logging.getLogger(START)
 
 
 def logged(report: Report) -> Report:
-    """The same, with the begin and the end of each stage logged."""
+    """Returns a report that also logs the begin and the end of each stage."""
     begin_times: dict[str, float] = {}  # stages, and when
 
     def note(progress: StartProgress) -> None:

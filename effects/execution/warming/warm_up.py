@@ -215,6 +215,6 @@ class WarmUp:
 
     @contextmanager
     def _step_context(self) -> Iterator[None]:
-        """A context as of steps."""
+        """Enter the context in which steps run."""
         with torch.inference_mode(), on(self.runner.stream):
             yield

@@ -102,7 +102,7 @@ class Inbox:
         self._last_arrival = self.clock()
 
     def slot(self, number: int, length: int) -> memoryview:
-        """The first `length` bytes of a slot."""
+        """Returns the first `length` bytes of a slot."""
         first = number * self.slot_bytes
         return self.memory[first : first + length]
 
@@ -122,8 +122,8 @@ class Inbox:
         self._grant_free()
 
     def granted(self, connection: int, slot: int, length: int) -> memoryview:
-        """The slot that a block is written to. Raises ValueError for one that is not the
-        connection's, or smaller.
+        """Returns the slot that a block is written to. Raises ValueError for one that is
+        not the connection's, or smaller.
         """
         with self._changed:
             slots = self._connections[connection].slots

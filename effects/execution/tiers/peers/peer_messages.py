@@ -71,7 +71,7 @@ _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Dec
 
 
 def terms_of(layout: bytes, secret: bytes) -> Terms:
-    """What sender and receiver have to have in common."""
+    """Returns what sender and receiver have to have in common."""
     return Terms(purpose="kv", version="2", layout=layout, secret=secret)
 
 

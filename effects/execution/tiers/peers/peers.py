@@ -119,7 +119,7 @@ class Peers:
                 self._wanted.popitem(last=False)
 
     def _names(self, keys: Keys) -> Iterator[Key]:
-        """The keys of what this rank sends of blocks."""
+        """Yields the keys of the slices of blocks that this rank sends."""
         for group in range(self.groups):
             for key in group_keys(keys, group):
                 for number in self.slices.sent:
@@ -214,7 +214,7 @@ class Peers:
 
 
 def _counts(senders: Iterable[Sender]) -> Counter[str]:
-    """What senders have sent so far, and could not send."""
+    """Returns what senders have sent so far, and could not send."""
     counts = Counter[str]()
     for sender in senders:
         counts.update(

@@ -219,7 +219,7 @@ class Sender:
                 self._connected.end(reason)
 
     def _connect(self) -> _Connected:
-        """Raises PeerError and OSError."""
+        """Open a connection. Raises PeerError and OSError."""
         sock = connect(self.address, terms_of(self.layout, self.secret), self.name)
         try:
             sock.settimeout(GREETING)
@@ -243,7 +243,7 @@ class Sender:
     def _from_welcome(
         self, sock: Socket, welcome: object, descriptors: Sequence[int]
     ) -> _Connected:
-        """Raises PeerError and OSError."""
+        """Returns the connection that a welcome opens. Raises PeerError and OSError."""
         if not isinstance(welcome, Welcome):
             raise PeerError("it is no engine that takes KV blocks")
         memory, writer = None, None
