@@ -14,7 +14,8 @@ spawned, by parents that may have loaded a model, a device or threads: ranks, in
 workers, and engines on a cluster's nodes.
 
 Only engines and fronts have a heartbeat here (a `limit`). A rank is watched by its
-messages (`crew`), and an input worker has a limited time for each body (`worker_pool`).
+messages (`worker_group`), and an input worker has a limited time for each body
+(`worker_pool`).
 
 What begins a child again is decided elsewhere: for a server's processes by the table in
 `process_ends`; an input worker is replaced by its pool; an engine ends with its rank.

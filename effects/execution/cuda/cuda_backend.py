@@ -91,7 +91,7 @@ class CudaBackend:
 
     def sample_divided(
         self,
-        part: Tensor,
+        logits_part: Tensor,
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
@@ -99,13 +99,13 @@ class CudaBackend:
     ) -> DrawnTokens | None:
         """Sample from the best tokens of all ranks' parts."""
         drawn = sample_divided(
-            logits=part,
+            logits=logits_part,
             rows=rows,
             values=device_rows.sampling,
             streams=device_rows.stream,
             positions=positions,
             vocab=device_rows.vocab,
-            first=ranks.place.part * part.shape[1],
+            first=ranks.place.part * logits_part.shape[1],
             exchange=ranks.gather,
         )
         return None if drawn is None else DrawnTokens(*drawn)

@@ -157,7 +157,7 @@ class Backend(Protocol):
 
     def sample_divided(
         self,
-        part: Tensor,
+        logits_part: Tensor,
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
