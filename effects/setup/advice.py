@@ -48,7 +48,7 @@ def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
     for a file that is not JSON.
     """
     file = read_optional(path)
-    found: dict[str, float] = {}
+    params: dict[str, float] = {}
     left_out = []
     for name in ADVISED:
         value = file.get(name)
@@ -58,14 +58,14 @@ def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
             continue
         try:
             SamplingParams(**{name: value})
-            found[name] = value
+            params[name] = value
         except ParameterError as error:
             left_out.append(str(error))
     if file.get("do_sample") is False:
-        found["temperature"] = 0
+        params["temperature"] = 0
     if left_out and warns:
         _log.warning("%s: left out what cannot be used: %s", path, "; ".join(left_out))
-    return found
+    return params
 
 
 def not_applied(path: Path) -> list[str]:
@@ -75,6 +75,6 @@ def not_applied(path: Path) -> list[str]:
     file = read_optional(path)
     return [
         name
-        for name, idle in NOT_APPLIED.items()
-        if file.get(name) is not None and file[name] not in idle
+        for name, no_effect_values in NOT_APPLIED.items()
+        if file.get(name) is not None and file[name] not in no_effect_values
     ]

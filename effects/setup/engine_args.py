@@ -243,15 +243,19 @@ class EngineArgs:
         )
 
     def with_blocks(self, count: int) -> "EngineArgs":
-        """Returns these settings for an engine that replaces one with so many KV blocks:
+        """Returns these settings for an engine that replaces one with `count` KV blocks:
         requests that it served, or that fronts accepted, need them, and free memory
         differs each time.
         """
         return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
 
 
-def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
+def engine_args(options: argparse.Namespace, **overrides: Any) -> EngineArgs:
     """Returns the given settings; others keep their defaults."""
     names = {setting.name for setting in fields(EngineArgs)}
-    given = {key: value for key, value in vars(options).items() if value is not None}
-    return EngineArgs(**{key: given[key] for key in given.keys() & names}, **more)
+    set_options = {
+        key: value for key, value in vars(options).items() if value is not None
+    }
+    return EngineArgs(
+        **{key: set_options[key] for key in set_options.keys() & names}, **overrides
+    )

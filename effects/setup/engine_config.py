@@ -15,7 +15,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
-BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+DEFAULT_BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
 # all decode rows wait for it.
 SCORED_COST: Final = {"cpu": 2, "cuda": 1}
@@ -65,8 +65,10 @@ def _groups(
     """Returns the model's cache groups; one for all layers beside a draft model, whose
     tables are the same.
     """
-    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
-    layout = one_group(spec) if modelled else cache_layout(spec)
+    has_draft_model = (
+        speculative is not None and speculative.speculation.drafter == DEVICE
+    )
+    layout = one_group(spec) if has_draft_model else cache_layout(spec)
     return layout.groups
 
 
@@ -76,10 +78,10 @@ def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> in
     Prompts are computed together with the next tokens of all decode rows, which wait for
     the whole step. If a GPU's outputs are streamed, the step's work is bounded.
     """
-    most = BATCHED_TOKENS[device.kind]
+    default = DEFAULT_BATCHED_TOKENS[device.kind]
     if device.kind != "cuda" or not args.streaming:
-        return most
-    fit = (
+        return default
+    streaming_budget = (
         int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
     )
-    return max(_BUDGET_MULTIPLE, min(most, fit))
+    return max(_BUDGET_MULTIPLE, min(default, streaming_budget))

@@ -53,21 +53,21 @@ def test_what_is_no_size_is_reported(text: str) -> None:
 )
 def test_lengths_are_read_as_vllm_reads_them(text: str, length: int) -> None:
     assert read_length(text) == length
-    assert LENGTH.right(length)
+    assert LENGTH.is_valid(length)
 
 
 @pytest.mark.parametrize("text", ["", "k", "4KB", "4KiB", "4.5.1k", "all", "-2", "-1k"])
 def test_what_is_no_length_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"write 4096, 4k .*or auto"):
         read_length(text)
-    assert [LENGTH.right(value) for value in (None, 2)] == [True] * 2
-    assert [LENGTH.right(value) for value in (1, 0, -2, True, "4k")] == [False] * 5
+    assert [LENGTH.is_valid(value) for value in (None, 2)] == [True] * 2
+    assert [LENGTH.is_valid(value) for value in (1, 0, -2, True, "4k")] == [False] * 5
 
 
 def test_whole_numbers_are_neither_flags_nor_too_large() -> None:
-    right = whole(2).right
-    assert [right(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
-    assert [right(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
+    is_valid = whole(2).is_valid
+    assert [is_valid(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
+    assert [is_valid(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
 
 
 def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
