@@ -16,10 +16,8 @@ DEAD_PEER_SECONDS: Final = (
 )
 _WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
 _CREDENTIALS: Final = struct.Struct("3i")  # Linux's ucred: process, user, group
-_KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = (
-    2,
-    3,
-)  # seconds until the first probe and between probes; probes
+_KEEPALIVE_SECONDS = 2  # until the first probe, and between probes
+_KEEPALIVE_PROBES = 3
 
 
 def read_port(text: str) -> Port:
