@@ -59,10 +59,10 @@ from minfer.kernels.attention_tunes import (
     PrefillTune,
     decode_tune,
     head_size_of,
-    known_dim,
     num_splits,
     padded,
     prefill_tune,
+    table_dim,
 )
 from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, dequantize
 from minfer.kernels.pdl import arrivals, early
@@ -282,7 +282,7 @@ def _launch(
     merge_rows = rows_tile
     if splits > 1:
         merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
-    at_once = MERGE_VALUES[known_dim(dim)] * THREADS * warps
+    at_once = MERGE_VALUES[table_dim(dim)] * THREADS * warps
     # For each range a result [dim], and the logarithm of its sum of exponentials.
     results = tokens * heads * splits if splits > 1 else 0
     partials = torch.empty(results * (dim + 1), dtype=torch.float32, device=q.device)

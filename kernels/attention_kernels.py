@@ -338,7 +338,7 @@ def _scan_sinks(
 
 
 @triton.jit
-def _in_float16(q):
+def _to_float16(q):
     """Queries [rows, dim_pad] in float16, and the power of two [rows] that they are
     divided by, so that none overflows: FP8 becomes float16 by one instruction for two
     numbers, and bfloat16 by five.
@@ -436,7 +436,7 @@ def attend(
     queries_tile = tl.load(q_pointers, mask=query_mask, other=0.0)
     unit = None
     if k_cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
-        queries_tile, unit = _in_float16(queries_tile)
+        queries_tile, unit = _to_float16(queries_tile)
     k_head = k_cache + kv_head * stride_head
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)

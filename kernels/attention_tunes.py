@@ -103,10 +103,10 @@ def head_size_of(q: Tensor, cache: Tensor) -> HeadSize:
 def head_size(query_bytes: int, cached_bytes: int, dim: int) -> HeadSize:
     """The key of the constants for elements of queries and of a cache of these bytes."""
     wide = query_bytes == 4
-    return HeadSize(4 if wide else cached_bytes, known_dim(dim))
+    return HeadSize(4 if wide else cached_bytes, table_dim(dim))
 
 
-def known_dim(dim: int) -> int:
+def table_dim(dim: int) -> int:
     """A head's dimensions, rounded to those of the tables of constants."""
     return min(max(power_from(dim), 64), 256)
 
@@ -121,9 +121,9 @@ def power_from(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def programs_at_once(programs: int, dim: int) -> int:
+def target_programs(programs: int, dim: int) -> int:
     """How many of `programs` programs a processor should hold at once."""
-    return PROGRAMS_AT_ONCE[known_dim(dim)] if programs >= MIN_PROGRAMS_AT_ONCE else 1
+    return PROGRAMS_AT_ONCE[table_dim(dim)] if programs >= MIN_PROGRAMS_AT_ONCE else 1
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
@@ -134,7 +134,7 @@ def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
     `MAX_RANGE_TOKENS`; at most one for 64 tokens.
     """
     programs = max(1, batch * kv_heads)
-    fill = PROCESSORS * programs_at_once(programs, dim) // programs
+    fill = PROCESSORS * target_programs(programs, dim) // programs
     num_ranges = max(fill, -(-max_context // MAX_RANGE_TOKENS))
     return max(1, min(num_ranges, -(-max_context // MIN_RANGE_TOKENS), MAX_SPLITS))
 

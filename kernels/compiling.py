@@ -2,10 +2,10 @@
 
 Theory. Triton compiles a kernel when it is first launched, in 0.1 to 1 s, once for each
 combination of its arguments' types, constants and divisibility. The launching code
-decides which combinations there are; so within `compiled`, launches compile the kernel
-and do not run it. There is a compiling thread for each processor: Triton's compiler and
-NVIDIA's assembler release the interpreter lock. Results are in Triton's cache
-(`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds them.
+decides which combinations there are; so within `compile_launches`, launches compile the
+kernel and do not run it. There is a compiling thread for each processor: Triton's
+compiler and NVIDIA's assembler release the interpreter lock. Results are in Triton's
+cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds them.
 """
 
 import os
@@ -24,25 +24,27 @@ from triton.runtime.jit import JITFunction
 _patch_lock: Final = threading.Lock()  # guards the patching of Triton's launch
 
 
-class Compiled(NamedTuple):
+class CompileResult(NamedTuple):
     """The results of compiling."""
 
-    wanted: int
+    requested: int
     compiled: int  # the others were in the cache on disk
     seconds: float
     failed: tuple[str, ...]  # the reasons of failures
 
 
-def compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
+def compile_launches(
+    launch: Callable[[], None], report: Callable[[int], None]
+) -> CompileResult:
     """Compile and load the kernels that `launch` launches on the current device. They do
     not run, and their outputs are zero. `report` is called with the number of kernels
     that are compiled. A kernel that cannot be compiled fails at its first launch.
     """
     with _patch_lock:
-        return _compiled(launch, report)
+        return _compile(launch, report)
 
 
-def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
+def _compile(launch: Callable[[], None], report: Callable[[int], None]) -> CompileResult:
     began, newly_compiled, run = time.monotonic(), list[str](), JITFunction.run
     handles, own_thread = dict[int, Any](), threading.get_ident()
 
@@ -81,7 +83,7 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
     with ThreadPoolExecutor(os.cpu_count(), "load", *device_setup) as loading:
         errors += filter(None, loading.map(_load, handles.values()))
     seconds = time.monotonic() - began
-    return Compiled(
+    return CompileResult(
         len(handles), len(newly_compiled), seconds, tuple(dict.fromkeys(errors))
     )
 

@@ -23,10 +23,9 @@ from torch import Tensor
 from minfer.kernels.leaves import Linear
 from minfer.kernels.plain import product_dtype
 
-BLOCKS: Final = (64, 32, 16)
-MIN_DEQUANTIZED_ROWS: Final = (
-    96  # rows from which dequantizing is faster, on an AMD EPYC with AVX2
-)
+BLOCK_SIZES: Final = (64, 32, 16)
+# From as many rows on dequantizing is faster, on an AMD EPYC with AVX2.
+MIN_DEQUANTIZED_ROWS: Final = 96
 MAX_DEQUANTIZED_NUMBERS: Final = 1 << 22  # numbers that are dequantized at once
 ZERO_POINT: Final = 8
 DESCRIPTION: Final = (
@@ -110,10 +109,10 @@ def _packed(numbers: Tensor) -> Tensor:
 def block_size() -> int:
     """Returns the outputs of a block of torch's layout; 0: they stand otherwise."""
     random = torch.Generator().manual_seed(0)
-    shape = (2 * max(BLOCKS), 64)
+    shape = (2 * max(BLOCK_SIZES), 64)
     numbers = torch.randint(0, 16, shape, generator=random, dtype=torch.int32)
     packed = _packed(numbers)
-    for block in BLOCKS:
+    for block in BLOCK_SIZES:
         halves = packed.view(-1, shape[1], block // 2)
         unpacked = torch.cat((halves & 15, halves >> 4), -1).transpose(1, 2)
         if torch.equal(unpacked.reshape(shape).int(), numbers):

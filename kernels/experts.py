@@ -67,7 +67,7 @@ from minfer.kernels.pdl import arrivals, early
 
 CHUNK: Final = 1024  # pairs of a program that groups them
 GROUP_WARPS: Final = 4
-COMBINED: Final = 1024  # elements of a program that combines: 8 a thread
+COMBINE_TILE: Final = 1024  # elements of a program that combines: 8 a thread
 COMBINE_WARPS: Final = 4
 
 
@@ -90,9 +90,9 @@ def add_experts(
     wide = x.element_size() > 2
     tune = tune or tune_of(tokens, top_k, experts, is_float32=wide)
     if isinstance(tune, FewTokensTune):
-        _few(residual, x, experts, choice, tune)
+        _launch_few_tokens(residual, x, experts, choice, tune)
     else:
-        _grouped(residual, x, experts, choice, tune)
+        _launch_grouped(residual, x, experts, choice, tune)
 
 
 def experts_hit(choice: ChosenExperts) -> Tensor:
@@ -118,12 +118,12 @@ def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
     return rows_contiguous and are_contiguous and on_triton(x)
 
 
-def _sizes(experts: Experts) -> tuple[int, int]:
+def _hidden_and_inner(experts: Experts) -> tuple[int, int]:
     """Returns the hidden and the inner size."""
     return experts.down.weight.shape[1], experts.down.inputs
 
 
-def _scaled(matrix: Linear, depth: int) -> int:
+def _scale_group(matrix: Linear, depth: int) -> int:
     """How many inputs share a scale, where sums over several matrices are not scaled at
     their end. A scale of all inputs is that of every pass.
     """
@@ -132,7 +132,7 @@ def _scaled(matrix: Linear, depth: int) -> int:
     return matrix.scheme.group or max(matrix.inputs, depth)
 
 
-def _few(
+def _launch_few_tokens(
     residual: Tensor,
     x: Tensor,
     experts: Experts,
@@ -140,7 +140,7 @@ def _few(
     tune: FewTokensTune,
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = _sizes(experts)
+    hidden, inter = _hidden_and_inner(experts)
     inner = x.new_empty(tokens * top_k, inter)
     gate_up_tune, down_tune = tune
     few_gate_up[tokens * top_k, triton.cdiv(inter, gate_up_tune.columns)](
@@ -155,7 +155,7 @@ def _few(
         top_k=top_k,
         columns=inter,
         size=hidden,
-        scaled=_scaled(experts.gate_up, gate_up_tune.depth),
+        scaled=_scale_group(experts.gate_up, gate_up_tune.depth),
         activation=experts.activation,
         cols=gate_up_tune.columns,
         depth=gate_up_tune.depth,
@@ -176,7 +176,7 @@ def _few(
         top_k=top_k,
         columns=hidden,
         size=inter,
-        scaled=_scaled(experts.down, down_tune.depth),
+        scaled=_scale_group(experts.down, down_tune.depth),
         cols=down_tune.columns,
         depth=down_tune.depth,
         ahead=down_tune.ahead,
@@ -185,7 +185,7 @@ def _few(
     )
 
 
-def _grouped(
+def _launch_grouped(
     residual: Tensor,
     x: Tensor,
     experts: Experts,
@@ -193,7 +193,7 @@ def _grouped(
     tune: ManyTokensTune,
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = _sizes(experts)
+    hidden, inter = _hidden_and_inner(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
@@ -206,7 +206,7 @@ def _grouped(
     )
     pair_outputs = x.new_empty(tokens * top_k, hidden)
     tiles.product(inner, 1, experts.down, None, pair_outputs, tune.down)
-    combine[tokens, triton.cdiv(hidden, COMBINED)](
+    combine[tokens, triton.cdiv(hidden, COMBINE_TILE)](
         pair_outputs=pair_outputs,
         residual=residual,
         residual_stride=residual.stride(0),
@@ -214,7 +214,7 @@ def _grouped(
         weights=choice.weights,
         size=hidden,
         top_k=top_k,
-        tile=COMBINED,
+        tile=COMBINE_TILE,
         num_warps=COMBINE_WARPS,
         launch_pdl=early(x),
     )

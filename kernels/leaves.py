@@ -304,8 +304,8 @@ class ExpertRouter:
     rule: RoutingRule
     # The first of this rank's experts, and how many it has: ids of chosen ones count from
     # there, and those of others are -1. None: it has all.
-    first: int = 0
-    held: int | None = None
+    first_local: int = 0
+    num_local: int | None = None
 
 
 @frozen(eq=False)

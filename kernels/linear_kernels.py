@@ -143,7 +143,7 @@ def product(
     factor = 1.0
     if scales is not None and group == 0:
         factor = tl.load(scales + line)
-    tiles = _early(leaf, norm, first, size, depth, group, stages, held_passes)
+    tiles = _load_early(leaf, norm, first, size, depth, group, stages, held_passes)
     follow()
     if add:
         start += tl.load(out_pointers, mask=out_mask, other=0.0)
@@ -194,7 +194,7 @@ def product(
 
 
 @triton.jit
-def _early(
+def _load_early(
     leaf,
     norm,
     first,

@@ -46,7 +46,7 @@ def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
 
 def linear(x: Tensor, matrix: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, in] -> [tokens, out]."""
-    if not (_are_few(x) and matrix.weight.is_contiguous()):
+    if not (_has_few_rows(x) and matrix.weight.is_contiguous()):
         return F.linear(x, matrix.weight, matrix.bias)
     product = torch.mm(matrix.weight, x.t()).t().contiguous()
     return product if matrix.bias is None else product.add_(matrix.bias)
@@ -58,7 +58,7 @@ def product_dtype(kind: torch.dtype) -> torch.dtype:
     return torch.float32 if kind is torch.bfloat16 and not fast else kind
 
 
-def _are_few(x: Tensor) -> bool:
+def _has_few_rows(x: Tensor) -> bool:
     return len(x) in FEW_ROWS and x.dtype is torch.float32
 
 
@@ -69,7 +69,7 @@ def norm_linear(x: Tensor, norm: Norm, matrix: Linear) -> Tensor:
 
 def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
-    if _are_few(x):
+    if _has_few_rows(x):
         residual.add_(linear(x, matrix))
         return
     residual.addmm_(x, matrix.weight.t())
@@ -147,13 +147,13 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
+def store_logits(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
     """Store logits of rows that are not the scratch row; see masked_logits.py."""
     is_stored = rows != scratch
     out[rows[is_stored].long()] = logits[is_stored]
 
 
-def hide(stored_logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+def mask_logits(stored_logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     """Logits of rows, without the tokens that are not allowed; see masked_logits.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : stored_logits.shape[1]]

@@ -23,23 +23,23 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     if rule.groups > rule.kept_groups:
         by_group = ranked.view(len(ranked), rule.groups, ranked.shape[1] // rule.groups)
         best = by_group.topk(1 + (rule.ranked_by == "best_two"), -1).values.sum(-1)
-        best_groups = _first_of(best, rule.kept_groups)
+        best_groups = _best_ids(best, rule.kept_groups)
         allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best_groups, True)
         ranked = by_group.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
-    ids = _first_of(ranked, rule.top_k)
+    ids = _best_ids(ranked, rule.top_k)
     weights = scores.gather(1, ids)
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     ids = ids.int()
-    if router.held is not None:
-        ids = ids - router.first
-        ids = ids.where((ids >= 0) & (ids < router.held), -1)
+    if router.num_local is not None:
+        ids = ids - router.first_local
+        ids = ids.where((ids >= 0) & (ids < router.num_local), -1)
     if real is not None:
         ids = ids.where(real[:, None], -1)
     return ChosenExperts(ids, weights * rule.scaling)
 
 
-def _first_of(scores: Tensor, count: int) -> Tensor:
+def _best_ids(scores: Tensor, count: int) -> Tensor:
     """Returns the ids of the largest scores, of equal ones the lowest."""
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     return order[:, :count]

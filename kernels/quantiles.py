@@ -42,7 +42,7 @@ class CandidateList(NamedTuple):
     logits: tl.tensor  # pointer to the row's
     ids: tl.tensor  # pointer to the list
     size: tl.tensor  # of the list
-    every: tl.tensor  # 1: all ids count, and there is no list
+    has_all: tl.tensor  # 1: all ids count, and there is no list
     bounds: DepthBounds
     temperature: tl.tensor
 
@@ -64,7 +64,7 @@ def load_candidates(candidates, start, tile: tl.constexpr):
     """Ids of a row's list, their mask, and their depth, which is never -0."""
     mask = start + tl.arange(0, tile) < candidates.size
     ids = start + tl.arange(0, tile)
-    length = tl.where(candidates.every > 0, 0, candidates.size)
+    length = tl.where(candidates.has_all > 0, 0, candidates.size)
     ids = tl.load(candidates.ids + ids, mask=ids < length, other=ids)
     x = tl.load(candidates.logits + ids, mask=mask, other=float("-inf"))
     return ids, mask, depth_of(x, candidates.bounds.largest, candidates.temperature)
@@ -284,7 +284,12 @@ def _select_bin(candidates, bin_index, tile: tl.constexpr):
         row_bounds.floor,
     )
     return CandidateList(
-        candidates.logits, behind, size, candidates.every, bounds, candidates.temperature
+        candidates.logits,
+        behind,
+        size,
+        candidates.has_all,
+        bounds,
+        candidates.temperature,
     )
 
 

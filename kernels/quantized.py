@@ -87,9 +87,9 @@ def dequantize(matrix: Linear) -> Tensor:
         wide = wide - (
             ZERO_POINT
             if matrix.zeros is None
-            else _spread(matrix.zeros, size, matrix.inputs)
+            else _repeat_groups(matrix.zeros, size, matrix.inputs)
         )
-    return wide * _spread(scales, size, matrix.inputs)
+    return wide * _repeat_groups(scales, size, matrix.inputs)
 
 
 def linear(x: Tensor, matrix: Linear) -> Tensor:
@@ -131,7 +131,7 @@ def _packed_leaf(matrix: Linear) -> Packed | None:
     return cpu_int4.pack(matrix) if matrix.scheme.is_int4 else None
 
 
-def described(scheme: Scheme) -> str:
+def product_description(scheme: Scheme) -> str:
     """Returns what multiplies a scheme's matrices on the CPU."""
     if scheme is INT8:
         return cpu_int8.description()
@@ -187,7 +187,9 @@ def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, matrix: Linear) -
         return F.linear(x.to(kind), weight, bias).to(x.dtype)
     numbers, scales = rounded
     if matrix.scheme.group:
-        wide = numbers.float() * _spread(scales, matrix.scheme.group, matrix.inputs)
+        wide = numbers.float() * _repeat_groups(
+            scales, matrix.scheme.group, matrix.inputs
+        )
         total = F.linear(wide, dequantize(matrix))
     else:
         # Sums of integers are exact in float64.
@@ -223,7 +225,7 @@ def _in_blocks(matrix: Tensor) -> Stored:
     by_output = (
         _scales(largest, FP8).repeat_interleave(size, -2)[..., :outputs, :].contiguous()
     )
-    wide = matrix.float() / _spread(by_output, size, inputs)
+    wide = matrix.float() / _repeat_groups(by_output, size, inputs)
     weight = to_8_bits(wide, FP8)
     return Stored(weight.view(*count, outputs, inputs), by_output, None)
 
@@ -277,6 +279,6 @@ def _unpacked(weight: Tensor) -> Tensor:
     return torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
 
 
-def _spread(groups: Tensor, size: int, inputs: int) -> Tensor:
+def _repeat_groups(groups: Tensor, size: int, inputs: int) -> Tensor:
     """Returns the value of each input's group."""
     return groups.repeat_interleave(size, -1)[..., :inputs]

@@ -16,9 +16,8 @@ from minfer.kernels.leaf_tiles import leaf_lines, load_tile, scaled_tile
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.pdl import early, follow
 
-WARP_ELEMENTS: Final = (
-    256  # elements of a row for each warp at once, in loads of 16 bytes
-)
+# Of a row for each warp at once, in loads of 16 bytes.
+WARP_ELEMENTS: Final = 256
 WARPS: Final = 8
 # Of a row, in the registers of `WARPS` warps; a longer row takes twice as many warps.
 MAX_TILES: Final = 12

@@ -44,20 +44,20 @@ def norm_linear(
     """
     tune = tune or tune_of(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix):
-        return _few(x, norm, matrix, tune)
-    if _in_8_bits(x, matrix):
+        return _product_of_few_tokens(x, norm, matrix, tune)
+    if _has_8_bit_library(x, matrix):
         return _rounded_product(x, norm, matrix)
-    return fused_linear.norm_linear(x, norm, _plain(matrix, x))
+    return fused_linear.norm_linear(x, norm, _dequantized(matrix, x))
 
 
 def linear(x: Tensor, matrix: Linear, tune: LinearTune | None = None) -> Tensor:
     """x @ weight.T + bias; else as above."""
     tune = tune or tune_of(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix):
-        return _few(x, None, matrix, tune)
-    if _in_8_bits(x, matrix):
+        return _product_of_few_tokens(x, None, matrix, tune)
+    if _has_8_bit_library(x, matrix):
         return _rounded_product(x, None, matrix)
-    return fused_linear.linear(x, _plain(matrix, x))
+    return fused_linear.linear(x, _dequantized(matrix, x))
 
 
 def linear_add(
@@ -67,10 +67,10 @@ def linear_add(
     tune = tune or tune_of(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix) and residual.is_contiguous():
         fused_linear.launch(x, matrix, tune, out=residual)
-    elif _in_8_bits(x, matrix):
+    elif _has_8_bit_library(x, matrix):
         _rounded_product(x, None, matrix, out=residual)
     else:
-        fused_linear.linear_add(residual, x, _plain(matrix, x))
+        fused_linear.linear_add(residual, x, _dequantized(matrix, x))
 
 
 def norm_gated(
@@ -89,14 +89,14 @@ def norm_gated(
     tune = tune or tune_of(x, gate_up, gated=True)
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
-        return _few(x, norm, gate_up, tune, gated=True)
-    if _in_8_bits(x, gate_up):
+        return _product_of_few_tokens(x, norm, gate_up, tune, gated=True)
+    if _has_8_bit_library(x, gate_up):
         if silu and _rounded_tune(x, gate_up, gated=True):
             return _rounded_product(x, norm, gate_up, gated=True)
         return gated_mul(_rounded_product(x, norm, gate_up), activation)
     if tune is not None and not silu:
         return gated_mul(norm_linear(x, norm, gate_up), activation)
-    return fused_linear.norm_gated(x, norm, _plain(gate_up, x), activation, fused)
+    return fused_linear.norm_gated(x, norm, _dequantized(gate_up, x), activation, fused)
 
 
 def feed(
@@ -119,8 +119,8 @@ def feed(
     if (
         uses_library
         and has_separate_gate
-        and _in_8_bits(x, gate_up)
-        and _in_8_bits(x, down)
+        and _has_8_bit_library(x, gate_up)
+        and _has_8_bit_library(x, down)
     ):
         gate_and_up = _rounded_product(x, norm, gate_up)
         rows = round_rows(gate_and_up, down.weight.dtype, activation=activation)
@@ -129,7 +129,7 @@ def feed(
         linear_add(out, norm_gated(x, norm, gate_up, activation, fused), down)
 
 
-def _few(
+def _product_of_few_tokens(
     x: Tensor, norm: Norm | None, matrix: Linear, tune: LinearTune, *, gated: bool = False
 ) -> Tensor:
     """The product by the kernel of few tokens, with the norm inside if there are so few
@@ -143,7 +143,7 @@ def _few(
     return fused_linear.launch(x, matrix, tune, norm=norm, gated=gated)
 
 
-def _in_8_bits(x: Tensor, matrix: Linear) -> bool:
+def _has_8_bit_library(x: Tensor, matrix: Linear) -> bool:
     """Whether a library multiplies numbers of 8 bits of such sizes."""
     if matrix.scheme.activations != "rows" or not x.is_cuda:
         return False
@@ -214,7 +214,7 @@ def _product_of_rounded(
     return total if out is None else out.add_(total)
 
 
-def _plain(matrix: Linear, x: Tensor) -> Linear:
+def _dequantized(matrix: Linear, x: Tensor) -> Linear:
     """The leaf with its matrix in the dtype of x."""
     weight = dequantized(matrix, x)
     return evolve(matrix, weight=weight, scheme=PLAIN, scales=None, zeros=None)

@@ -72,7 +72,7 @@ def tune_of(x: Tensor, matrix: Linear, *, gated: bool = False) -> LinearTune | N
     """The constants for x [tokens, inputs] and a leaf; None: a library multiplies."""
     if x.dtype is torch.float32:  # which tensor cores do not multiply
         return None
-    return _first_fitting(_rows(matrix.scheme, gated=gated), x, matrix)
+    return _first_fitting(_table_rows(matrix.scheme, gated=gated), x, matrix)
 
 
 def rounded_tune_of(
@@ -84,7 +84,7 @@ def rounded_tune_of(
     return _first_fitting(ROUNDED_TABLE[gated], x, matrix)
 
 
-def _rows(scheme: Scheme, *, gated: bool) -> list[TuneEntry]:
+def _table_rows(scheme: Scheme, *, gated: bool) -> list[TuneEntry]:
     rows = TABLE[scheme.bits, gated]
     return [*rows, FP8_BLOCKS_ENTRY] if scheme.activations == "groups" else rows
 

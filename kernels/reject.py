@@ -29,7 +29,7 @@ from minfer.kernels.sample_reference import (
     SamplingValues,
     comparable,
     first_largest,
-    kept_of,
+    kept_tokens,
     uniform,
     waiting,
 )
@@ -119,7 +119,7 @@ def probabilities(logits: Tensor, values: SamplingValues, *, filtered: bool) -> 
     mass = (-depth).double().exp()
     if filtered:
         rising, order = depth.sort(stable=True)
-        is_kept = kept_of(rising, order, values)
+        is_kept = kept_tokens(rising, order, values)
         mass *= torch.zeros_like(is_kept).scatter(1, order, is_kept)
     mass /= mass.sum(1, True)
     ids = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)[None]

@@ -168,8 +168,8 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         group_lanes=group_lanes,
         lanes=lanes,
         top_lanes=triton.next_power_of_2(rule.top_k),
-        first_local_expert=router.first,
-        num_local_experts=experts if router.held is None else router.held,
+        first_local_expert=router.first_local,
+        num_local_experts=experts if router.num_local is None else router.num_local,
         num_warps=max(1, group_lanes * lanes // WARP_SCORES),
         launch_pdl=early(x),
     )

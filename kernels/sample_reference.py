@@ -62,7 +62,7 @@ def reference(
     x = comparable(logits)
     largest = x.amax(1, True)
     depth, ids = ((largest - x) / values.divisor).sort(stable=True)
-    is_kept = kept_of(depth, ids, values)
+    is_kept = kept_tokens(depth, ids, values)
     times = waiting(streams[owner, None], positions[:, None].long(), ids)
     score = (-depth - times.log() * ~values.greedy).where(
         is_kept | values.greedy, -torch.inf
@@ -83,7 +83,7 @@ def first_largest(score: Tensor, ids: Tensor) -> Tensor:
     return ids.where(score == score.amax(1, True), vocab).amin(1, True)
 
 
-def kept_of(depth: Tensor, ids: Tensor, values: SamplingValues) -> Tensor:
+def kept_tokens(depth: Tensor, ids: Tensor, values: SamplingValues) -> Tensor:
     """The tokens that filters keep: depth [rows, vocab] is rising, of tokens `ids`."""
     likeliest = _kept_by_depth(depth, values.top_k, values.top_p, values.deepest)
     return _typical(depth, ids, likeliest, values.typical_p)

@@ -11,9 +11,8 @@ from minfer.effects.net.handshake import HANDSHAKE_SECONDS, RefusedError
 
 Port: TypeAlias = tuple[str, int]  # a host, or an address; empty: all of this machine
 Address: TypeAlias = Path | Port
-DEAD_PEER_SECONDS: Final = (
-    8  # seconds without any sign of the other machine: the connection is over
-)
+# Without any sign of the other machine for this long, a connection is over.
+DEAD_PEER_SECONDS: Final = 8
 _WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
 _CREDENTIALS: Final = struct.Struct("3i")  # Linux's ucred: process, user, group
 _KEEPALIVE_SECONDS = 2  # until the first probe, and between probes
@@ -111,10 +110,8 @@ def enable_keepalive(sock: Socket) -> None:
         ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
         ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        (
-            "TCP_USER_TIMEOUT",
-            DEAD_PEER_SECONDS * 1000,
-        ),  # what was sent is not acknowledged
+        # What was sent is not acknowledged.
+        ("TCP_USER_TIMEOUT", DEAD_PEER_SECONDS * 1000),
     ):
         if hasattr(socket, name):  # some systems have not all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-LOADING_FACTOR: Final = (
-    10  # times the limit: how long one that loads may hold its interpreter
-)
+# Times the limit: how long a process that loads may hold its interpreter.
+LOADING_FACTOR: Final = 10
 STOPPED_SECONDS: Final = 8.0  # seconds of silence of a stopped process
 HEARTBEAT_BYTES: Final = 1  # bytes of shared memory
 _MAX_GAP_SECONDS: Final = 2.0  # seconds at most that one look to the next counts for

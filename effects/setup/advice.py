@@ -43,7 +43,7 @@ NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {
 _log = logging.getLogger("minfer.model")
 
 
-def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
+def recommended_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
     """Returns the sampling parameters in generation_config.json. Raises CorruptFileError
     for a file that is not JSON.
     """
@@ -68,7 +68,7 @@ def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
     return params
 
 
-def not_applied(path: Path) -> list[str]:
+def unapplied_fields(path: Path) -> list[str]:
     """Returns the fields of generation_config.json that transformers applies and minfer
     does not.
     """

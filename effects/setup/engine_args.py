@@ -29,7 +29,7 @@ from minfer.effects.setup.option_values import (
     WORD,
     one_of,
     option,
-    whole,
+    whole_number,
 )
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
@@ -113,13 +113,13 @@ class EngineArgs:
         "let layers with full attention read only so many tokens, up to their own, so "
         "that a sequence's memory stops growing; models were not trained for it "
         "(default: all tokens)",
-        whole(2),
+        whole_number(2),
     )
     attention_sink_tokens: int = option(
         0,
         "first tokens of each sequence that are read beside --attention-window, as in "
         "StreamingLLM; 4 is usual (default: 0)",
-        whole(0),
+        whole_number(0),
     )
     block_size: int = option(
         64, "tokens of a block, in which the KV cache is given out (default: 64)", COUNT
@@ -212,7 +212,7 @@ class EngineArgs:
     journal_size: int = option(
         2**30, "what a run's journal may take (default: 1G)", BYTES
     )
-    seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
+    seed: int = option(0, "for all that is random (default: 0)", whole_number(-(2**63)))
     # Conversations: the template, variables that it gets with each, and the formats of
     # tool calls and reasoning (`Parsers`).
     chat_template: str | Path | CustomTemplate | None = field(

@@ -9,7 +9,7 @@ from minfer.effects.models.layout.cache_layout import cache_layout, one_group
 from minfer.effects.models.layout.shapes import parameter_count
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.option_values import policy_of
+from minfer.effects.setup.option_values import resolve_policy
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.speculation import DEVICE
@@ -53,7 +53,7 @@ def engine_config(
         max_waiting=args.max_waiting,
         late_masks=True,
         scored_cost=SCORED_COST[device.kind],
-        policy=policy_of(args.scheduling_policy),
+        policy=resolve_policy(args.scheduling_policy),
         speculation=None if speculative is None else speculative.speculation,
         groups=_groups(spec, speculative),
     )

@@ -21,7 +21,7 @@ from minfer.values.checks import MOST, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
-AS_FITS: Final = -1  # of `max_model_len`: as many tokens as fit into memory
+AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 
 
@@ -41,8 +41,8 @@ def read_length(text: str) -> int:
     """Returns a number of tokens as vLLM reads it: 4k is 4,000, 4K is 4,096; "auto" is
     -1.
     """
-    if text.strip() in ("auto", str(AS_FITS)):
-        return AS_FITS
+    if text.strip() in ("auto", str(AUTO_LENGTH)):
+        return AUTO_LENGTH
     length = None if "B" in text else _read_size(text)
     if length is None:
         raise argparse.ArgumentTypeError(
@@ -65,7 +65,7 @@ def _read_size(text: str) -> int | None:
 def _is_length(value: Any) -> bool:
     is_whole = is_number(value, whole=True)
     return value is None or (
-        is_whole and (value == AS_FITS or MIN_CONTEXT_TOKENS <= value <= MOST)
+        is_whole and (value == AUTO_LENGTH or MIN_CONTEXT_TOKENS <= value <= MOST)
     )
 
 
@@ -103,7 +103,7 @@ class OptionKind:
             )
 
 
-def whole(
+def whole_number(
     low: int = 1, metavar: str = "N", read: Callable[[str], int] = int
 ) -> OptionKind:
     """Returns the kind of whole numbers from `low` on, or None."""
@@ -150,7 +150,7 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def policy_of(policy: str | Policy) -> Policy:
+def resolve_policy(policy: str | Policy) -> Policy:
     """Returns a policy, also by its name. Raises ConfigError."""
     if isinstance(policy, str):
         return policy_named(policy)
@@ -166,14 +166,15 @@ def _policy_error(reason: str) -> ConfigError:
     return ConfigError(f"scheduling_policy must be a name or a policy; {reason}")
 
 
-COUNT: Final = whole()
+COUNT: Final = whole_number()
 LENGTH: Final = OptionKind(
-    f"a whole number from {MIN_CONTEXT_TOKENS} to 2^63 - 1, or {AS_FITS}: as many as fit",
+    f"a whole number from {MIN_CONTEXT_TOKENS} to 2^63 - 1, or {AUTO_LENGTH}: as many "
+    f"as fit",
     _is_length,
     "N",
     read_length,
 )
-BYTES: Final = whole(1, "BYTES", read_bytes)
+BYTES: Final = whole_number(1, "BYTES", read_bytes)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
 FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
@@ -191,7 +192,7 @@ SPECULATION: Final = OptionKind(
     read_json_object,
 )
 POLICY: Final = OptionKind(
-    "a name or a policy", lambda value: policy_of(value) is not None, "NAME"
+    "a name or a policy", lambda value: resolve_policy(value) is not None, "NAME"
 )
 
 

@@ -23,7 +23,7 @@ _MAX_HEAD_DIM: Final = 256
 _MAX_VOCAB_SIZE: Final = 1 << 20
 
 
-def fitting_length(
+def longest_fitting_context(
     args: EngineArgs,
     spec: ModelSpec,
     device: DeviceInfo,

@@ -37,7 +37,7 @@ from minfer.effects.models.config_reader import (
 )
 from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.setup.advice import advised_params
+from minfer.effects.setup.advice import recommended_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
@@ -48,10 +48,10 @@ from minfer.effects.setup.memory import (
     MemoryPlan,
     usable_memory,
 )
-from minfer.effects.setup.option_values import AS_FITS
+from minfer.effects.setup.option_values import AUTO_LENGTH
 from minfer.effects.setup.plans import (
     check_kernels,
-    fitting_length,
+    longest_fitting_context,
     memory_plans,
     prepare_draft,
 )
@@ -132,8 +132,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:
         limit //= args.parallel.ranks  # they share the machine's
-    if args.max_model_len == AS_FITS:
-        length = fitting_length(args, spec, device, folder, speculative, limit)
+    if args.max_model_len == AUTO_LENGTH:
+        length = longest_fitting_context(args, spec, device, folder, speculative, limit)
         args = evolve(args, max_model_len=length)
     config = engine_config(args, spec, device, folder, speculative)
     spec = _with_rope_factors(spec, config.max_model_len, args, config_name, warns=warns)
@@ -161,7 +161,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw_config, spec, folder),
-        default_params=advised_params(folder / "generation_config.json", warns=warns),
+        default_params=recommended_params(folder / "generation_config.json", warns=warns),
     )
 
 

@@ -345,8 +345,8 @@ def main(few: bool) -> None:
         sample.sample(*draws)
     draws = half(4, sample.SIZES.chunk), at, values, at.long(), at
     sample.sample_divided(*draws, vocab=VOCAB, first=0, exchange=lambda own: own)
-    masked_logits.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
-    masked_logits.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
+    masked_logits.mask_logits(half(9, VOCAB), at, ints(4, VOCAB // 32))
+    masked_logits.store_logits(half(8, VOCAB), at, half(9, VOCAB), 8)
     kept = shape.ShapingState.make(9, VOCAB, at.device)
     penalties = Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)

@@ -39,7 +39,7 @@ def describe_products(spec: ModelSpec) -> list[tuple[str, str]]:
     how = spec.quantization
     if how is None:
         return []
-    return [("matrix products", quantized.described(how.format.scheme))]
+    return [("matrix products", quantized.product_description(how.format.scheme))]
 
 
 @define(eq=False)
@@ -55,8 +55,8 @@ class CpuBackend:
     gather = staticmethod(plain.gather)
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
-    keep = staticmethod(plain.keep)
-    hide = staticmethod(plain.hide)
+    keep = staticmethod(plain.store_logits)
+    hide = staticmethod(plain.mask_logits)
     write_draft_inputs = staticmethod(plain.write_draft_inputs)
     accept_drafts = staticmethod(plain.accept_drafts)
 

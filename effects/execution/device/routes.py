@@ -28,9 +28,9 @@ from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blo
 from minfer.kernels.attention_tunes import (
     HeadSize,
     decode_tune,
-    known_dim,
     num_splits,
     power_from,
+    table_dim,
 )
 from minfer.kernels.experts_tunes import grouped_from
 from minfer.kernels.flash import flash_missing, flash_piece_missing
@@ -120,7 +120,7 @@ class GroupRoute:
         one = self.attention
         if not isinstance(one, GQA):
             return power_from(splits)
-        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
+        size = HeadSize(kv_dtype_bytes(self.kv.dtype), table_dim(one.head_dim))
         return decode_tune(size, rows * one.kv_heads, splits), splits > 1
 
     @property

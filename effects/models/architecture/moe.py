@@ -293,8 +293,8 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
             bias=make.vector(count) if keys.bias else None,
             correction=make.vector(count, "float32") if keys.correction else None,
             rule=sizes.rule,
-            first=0 if sizes.own is None else sizes.own.start,
-            held=None if sizes.own is None else len(sizes.own),
+            first_local=0 if sizes.own is None else sizes.own.start,
+            num_local=None if sizes.own is None else len(sizes.own),
         ),
         experts=Experts(
             gate_up=make.linear(sizes.gate_up),

@@ -6,11 +6,11 @@ import pytest
 
 from minfer.effects.setup.option_values import (
     LENGTH,
-    policy_of,
     read_bytes,
     read_json_object,
     read_length,
-    whole,
+    resolve_policy,
+    whole_number,
 )
 from minfer.policies.builtin import Priority
 from minfer.records.policy import FirstCome
@@ -65,19 +65,19 @@ def test_what_is_no_length_is_reported(text: str) -> None:
 
 
 def test_whole_numbers_are_neither_flags_nor_too_large() -> None:
-    is_valid = whole(2).is_valid
+    is_valid = whole_number(2).is_valid
     assert [is_valid(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
     assert [is_valid(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
 
 
 def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
-    assert policy_of("priority") == Priority()
+    assert resolve_policy("priority") == Priority()
     mine = FirstCome()
-    assert policy_of(mine) is mine
+    assert resolve_policy(mine) is mine
     with pytest.raises(ConfigError, match="is a class: make one of it"):
-        policy_of(FirstCome)  # type: ignore[arg-type]  # what is tested
+        resolve_policy(FirstCome)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match="lacks "):
-        policy_of(object())  # type: ignore[arg-type]  # what is tested
+        resolve_policy(object())  # type: ignore[arg-type]  # what is tested
 
 
 @pytest.mark.parametrize(
