@@ -100,7 +100,7 @@ class EngineArgs:
     )
     pipeline_parallel_size: int = option(
         1,
-        "groups of so many GPUs, each with some of the layers (default: 1)",
+        "groups of tensor parallel GPUs, each with some of the layers (default: 1)",
         COUNT,
     )
     enable_expert_parallel: bool = option(
@@ -110,7 +110,7 @@ class EngineArgs:
     )
     attention_window: int | None = option(
         None,
-        "let layers with full attention read only so many tokens, up to their own, so "
+        "let layers with full attention read only this many tokens, up to their own, so "
         "that a sequence's memory stops growing; models were not trained for it "
         "(default: all tokens)",
         whole_number(2),
