@@ -80,7 +80,7 @@ class PeerRanks(TorchRanks):
         if not self._is_small(part):
             return super().sum(part)
         if not self.is_silent:
-            peer_sum(part, self.buffer, two=self._reads_less(part))
+            peer_sum(part, self.buffer, two_shot=self._reads_less(part))
         return part
 
     def add_sum(self, residual: Tensor, part: Tensor) -> None:

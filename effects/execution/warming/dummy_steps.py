@@ -36,7 +36,12 @@ META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
-    | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
+    | {
+        1,
+        pdl.MAX_EARLY_ROWS,
+        rope.MIN_SHARED_PROGRAM_TOKENS - 1,
+        norm.MIN_SHARED_PROGRAM_ROWS - 1,
+    }
 )
 MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
@@ -102,7 +107,7 @@ def _lengths(budget: int) -> Iterator[StepShape]:
         for tokens in (
             longest,
             max(longest, BEYOND_MAX_CHUNKS),
-            max(longest, pdl.MOST + 1),
+            max(longest, pdl.MAX_EARLY_ROWS + 1),
         ):
             if tokens <= budget:
                 yield evolve(_prompts(tokens, 1), longest=longest)
@@ -196,7 +201,7 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
     """Launch what does not depend on a step's inputs: changes of rows, and all ways to
     sample.
     """
-    for pairs in (1, pdl.MOST):
+    for pairs in (1, pdl.MAX_EARLY_ROWS):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)

@@ -47,7 +47,7 @@ from minfer.effects.live.engine.open_rank import open_rank, open_store
 from minfer.effects.models.ranks import Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.version import __version__
 
 if TYPE_CHECKING:
@@ -216,6 +216,6 @@ def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
         return [{"OMP_NUM_THREADS": str(threads)}] * (count - 1)
     gpus = visible_gpus()
     return [
-        {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
+        {VISIBLE_VARIABLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
         for rank in range(1, count)
     ]

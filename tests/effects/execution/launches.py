@@ -33,7 +33,7 @@ from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place, Ranks
 from minfer.kernels import fused_linear
-from minfer.kernels.compiling import compiled
+from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request, SamplingParams
@@ -183,7 +183,9 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, found), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None)
+        compile_launches(
+            lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None
+        )
     return found
 
 
