@@ -36,8 +36,8 @@ from bench.results import run, show, spread
 from bench.structured import ENDLESS, vocabulary
 from bench.tool_calls import edits
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.device.step_shape import StepShape, most_draws
-from minfer.effects.execution.packing.inputs import most_words
+from minfer.effects.execution.device.step_shape import StepShape, max_draws
+from minfer.effects.execution.packing.inputs import max_words
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.read_back import HostSlot
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
@@ -137,7 +137,9 @@ class Work:
         draw = self.slot.draw
         if draw is None:
             raise AssertionError("this device draws no tokens")
-        count = len(draw.places) if draw.at is None else max(draw.at, default=-1) + 1
+        count = (
+            len(draw.entries) if draw.lines is None else max(draw.lines, default=-1) + 1
+        )
         drawn = self.slot.drawn.numpy()
         if self.lines is None:
             drawn[:count] = self.device.rng.integers(EOS + 1, VOCAB, count)
@@ -155,7 +157,7 @@ class Device:
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
         self.config, self.ranks, self.draft = config, SINGLE_RANK, None
-        self.several, self.parts_drafts, self.drafts = False, False, 0
+        self.has_other_ranks, self.separates_drafts, self.drafts = False, False, 0
         self.backend = SimpleNamespace(device=CPU)
         self.forward, self.late = forward, draws
         self.rng = np.random.default_rng(0)
@@ -166,8 +168,8 @@ class Device:
         self.sent = 0.0  # when masks were handed over last
         blocks = config.max_model_len // config.block_size
         self.rows = DeviceRows(config.max_num_seqs, blocks, VOCAB, CPU)
-        self.lines = most_draws(config.max_num_seqs)
-        self.room = most_words(self.rows, config.max_num_batched_tokens, self.lines)
+        self.lines = max_draws(config.max_num_seqs)
+        self.max_words = max_words(self.rows, config.max_num_batched_tokens, self.lines)
         self.spec = SimpleNamespace(vocab_size=VOCAB)
         self.stream = None
         self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
@@ -181,7 +183,7 @@ class Device:
     def padded(self, kind: StepShape) -> StepShape:
         return kind.padded() if kind.fits(CAPTURED) else kind
 
-    def take(self, plan: Plan) -> None:
+    def apply_changes(self, plan: Plan) -> None:
         for opened in plan.opens:
             self.rows.open(plan.rows[opened.index], opened)
         for grow in plan.grows:
@@ -230,9 +232,9 @@ class Paced(TorchExecutor):
         self.runner = device  # type: ignore[assignment]  # it stands in
         self.launcher = PlanLauncher(self.runner)
         self.launched_plans = deque()
-        self.at_once, self.in_one_thread = True, False
+        self.runs_at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
-        self.background = self.crew = self.copiers = None
+        self.background = self.workers = self.copiers = None
 
 
 class Front:

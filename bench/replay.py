@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import Any
 
 from bench.results import percentiles, run, show
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_writer import JournalWriter
@@ -49,7 +49,7 @@ def replayed(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Fixed(Dry):
+class Fixed(DryExecutor):
     """An executor that costs nothing: ids up to 150,000, drawn before."""
 
     def __init__(self) -> None:

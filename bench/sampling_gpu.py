@@ -91,11 +91,11 @@ def microseconds(sampler: Sampler, rows: int, lines: list[Tensor]) -> dict[str, 
     """Of a draw for all rows, by CUDA graphs of many."""
     device_rows = torch.arange(rows, dtype=torch.int32, device="cuda")
     positions = torch.full_like(device_rows, PROMPT + OUTPUT)
-    wants = sampler.rows.wants(range(rows))
+    needs = sampler.rows.sampling_needs(range(rows))
     turns = itertools.cycle(lines)
 
     def draw() -> None:
-        sampler.sample(next(turns), device_rows, positions, wants)
+        sampler.sample(next(turns), device_rows, positions, needs)
 
     for _ in lines:
         draw()

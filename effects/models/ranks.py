@@ -147,7 +147,7 @@ class Communicator(Protocol):
         """Add that sum to the residual stream [tokens, hidden]."""
         ...
 
-    def gather(self, columns: "Tensor") -> "Tensor":
+    def gather(self, local_columns: "Tensor") -> "Tensor":
         """Returns the columns of all tensor parallel ranks: of [rows, columns],
         [rows, ranks * columns].
         """
@@ -193,9 +193,9 @@ class SingleRank:
         """Add the only part."""
         residual.add_(partial)
 
-    def gather(self, columns: "Tensor") -> "Tensor":
+    def gather(self, local_columns: "Tensor") -> "Tensor":
         """Returns the only part."""
-        return columns
+        return local_columns
 
     def receive(self, tokens: int, into: "Tensor | None" = None) -> "Tensor":
         """There is no stage before."""

@@ -157,7 +157,7 @@ class Backend(Protocol):
 
     def sample_divided(
         self,
-        part: Tensor,
+        logits_part: Tensor,
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
@@ -210,13 +210,13 @@ class Backend(Protocol):
 
     def keep(self, logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
         """Keep logits of all rows but the scratch row; see
-        `kernels.masked_logits.keep`.
+        `kernels.masked_logits.store_logits`.
         """
         ...
 
     def hide(self, kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         """Returns the kept logits of rows with disallowed tokens masked; see
-        `kernels.masked_logits.hide`.
+        `kernels.masked_logits.mask_logits`.
         """
         ...
 

@@ -21,8 +21,8 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.models.ranks import RankInfo
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
-# one that is silent is killed before that (crew.py).
-LIMIT: Final = 60.0
+# one that is silent is killed before that (worker_group.py).
+SUM_SECONDS: Final = 60.0
 # Variables that name the network interface at which the sockets of gloo and NCCL listen.
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
@@ -72,25 +72,27 @@ class TorchRanks:
         if dist.is_initialized() and self.device.type == "cuda":
             dist.distributed_c10d._abort_process_group()
 
-    def sum(self, part: Tensor) -> Tensor:
+    def sum(self, partial: Tensor) -> Tensor:
         """See `Communicator.sum`."""
         if not self.is_silent and not self.rank_info.has_whole_matrices:
-            dist.all_reduce(part, group=self.tensor)
-        return part
+            dist.all_reduce(partial, group=self.tensor)
+        return partial
 
-    def add_sum(self, residual: Tensor, part: Tensor) -> None:
+    def add_sum(self, residual: Tensor, partial: Tensor) -> None:
         """See `Communicator.add_sum`."""
-        residual.add_(self.sum(part))
+        residual.add_(self.sum(partial))
 
-    def gather(self, part: Tensor) -> Tensor:
+    def gather(self, local_columns: Tensor) -> Tensor:
         """See `Communicator.gather`."""
-        count, (rows, columns) = self.rank_info.parallel.tensor, part.shape
-        found = part.new_empty(count, rows, columns)
+        count, (rows, columns) = self.rank_info.parallel.tensor, local_columns.shape
+        gathered = local_columns.new_empty(count, rows, columns)
         if self.is_silent:
-            found.zero_()
+            gathered.zero_()
         else:
-            GATHER(found.view(-1, columns), part.contiguous(), group=self.tensor)
-        return found.transpose(0, 1).reshape(rows, count * columns)
+            GATHER(
+                gathered.view(-1, columns), local_columns.contiguous(), group=self.tensor
+            )
+        return gathered.transpose(0, 1).reshape(rows, count * columns)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         """See `Communicator.receive`."""
@@ -112,24 +114,27 @@ class TorchRanks:
 
     def send_tokens(self, tokens: Tensor) -> None:
         """See `Communicator.send_tokens`. Nothing waits until they are received."""
-        self._sent = [one for one in self._sent if not one.is_completed()]
+        self._sent = [handle for handle in self._sent if not handle.is_completed()]
         stages = self.rank_info.parallel
         first = self.rank_info.rank + stages.tensor
-        each = range(first, stages.ranks, stages.tensor)
+        receivers = range(first, stages.ranks, stages.tensor)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             tokens.record_stream(self._stream)
         with on(self._stream):
-            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in each]
+            self._sent += [
+                dist.isend(tokens, dst=receiver, group=self.tokens)
+                for receiver in receivers
+            ]
 
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Communicator.receive_tokens`."""
-        found = torch.empty(lines, dtype=torch.int32, device=self.device)
-        dist.recv(found, src=self.rank_info.tensor_rank, group=self.tokens)
-        return found
+        tokens = torch.empty(lines, dtype=torch.int32, device=self.device)
+        dist.recv(tokens, src=self.rank_info.tensor_rank, group=self.tokens)
+        return tokens
 
 
-def joined(
+def join_ranks(
     rank_info: RankInfo,
     store: Path,
     device: torch.device,
@@ -146,7 +151,7 @@ def joined(
         )
     try:
         with _on_loopback():
-            return _connected(rank_info, store, device, hidden, dtype)
+            return _connect(rank_info, store, device, hidden, dtype)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
@@ -178,14 +183,14 @@ def _on_loopback() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _connected(
+def _connect(
     rank_info: RankInfo,
     store: Path,
     device: torch.device,
     hidden: int,
     dtype: torch.dtype,
 ) -> TorchRanks:
-    """See `joined`. Raises RuntimeError and ValueError."""
+    """See `join_ranks`. Raises RuntimeError and ValueError."""
     parallel = rank_info.parallel
     stores: Any = dist  # they are public, but torch's types do not say so
     dist.init_process_group(
@@ -194,7 +199,7 @@ def _connected(
         store=stores.FileStore(str(store), parallel.ranks),
         rank=rank_info.rank,
         world_size=parallel.ranks,
-        timeout=timedelta(seconds=LIMIT),
+        timeout=timedelta(seconds=SUM_SECONDS),
     )
     groups = [
         dist.new_group([*range(first, first + parallel.tensor)])

@@ -39,7 +39,7 @@ from minfer.effects.models.ranks import (
     SingleRank,
 )
 from minfer.kernels import fused_linear
-from minfer.kernels.compiling import compiled
+from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request, SamplingParams
@@ -58,7 +58,7 @@ LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
 HOPPER: Final = (9, 0)
-EXPAND_FROM: Final = 64  # and DEQUANTIZE_FROM: as no prompt here is long
+MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
 
 
 class FirstStage(SingleRank):
@@ -74,8 +74,8 @@ class FirstStage(SingleRank):
 class FirstPart(SingleRank):
     """Of two tensor parallel ranks, of which there is no other."""
 
-    def gather(self, part: Tensor) -> Tensor:
-        return torch.cat((part, part), 1)
+    def gather(self, local_columns: Tensor) -> Tensor:
+        return torch.cat((local_columns, local_columns), 1)
 
 
 @frozen
@@ -166,8 +166,8 @@ def executing(
     weights = random_weights(case.spec, case.spec.dtype, 0, rank_info=rank_info)
     spec = case.spec.for_rank(rank_info)
     with (
-        patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
-        patch.object(routes, "DEQUANTIZE_FROM", EXPAND_FROM),
+        patch.object(routes, "MIN_EXPAND_TOKENS", MIN_EXPAND_TOKENS),
+        patch.object(routes, "MIN_DEQUANTIZE_TOKENS", MIN_EXPAND_TOKENS),
         patch.object(routes, "captured_tokens", captured_tokens)
         if captured is None
         else patch.object(routes, "captured_tokens", lambda *_: captured),
@@ -189,7 +189,9 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, found), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.rehearsals), lambda _: None)
+        compile_launches(
+            lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None
+        )
     return found
 
 

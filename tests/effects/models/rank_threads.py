@@ -63,8 +63,8 @@ class ThreadRanks:
     def add_sum(self, residual: Tensor, partial: Tensor) -> None:
         residual.add_(self.sum(partial))
 
-    def gather(self, columns: Tensor) -> Tensor:
-        return torch.cat(self.stage.all(self.rank_info.tensor_rank, columns), 1)
+    def gather(self, local_columns: Tensor) -> Tensor:
+        return torch.cat(self.stage.all(self.rank_info.tensor_rank, local_columns), 1)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         hidden = self.entering.get(timeout=LIMIT)
