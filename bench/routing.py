@@ -266,7 +266,7 @@ def summed(reports: list[Report]) -> dict[str, Any]:
         every = DurationHistogram()
         for report in reports:
             every.update(report.spreads[name])
-        spreads[name] = {f"p{q}": every.at(q / 100) for q in (50, 90, 99)}
+        spreads[name] = {f"p{q}": every.quantile(q / 100) for q in (50, 90, 99)}
 
     def total(name: str) -> Any:
         return sum(each[name] for each in figures)

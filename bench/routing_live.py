@@ -248,7 +248,7 @@ def predicted(
     prompts = sum(report.sums["prompt"] for report in reports)
     return {
         "hit_share": sum(report.sums["hit"] for report in reports) / prompts,
-        "ttft": {"p50": ttft.at(0.5), "p90": ttft.at(0.9)},
+        "ttft": {"p50": ttft.quantile(0.5), "p90": ttft.quantile(0.9)},
     }
 
 

@@ -111,7 +111,7 @@ def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
         values = naive.spread(name)
         assert report.spreads[name].total() == len(values)
         for share in (0.5, 0.9, 0.99) if values else ():
-            assert report.spreads[name].at(share) == pytest.approx(
+            assert report.spreads[name].quantile(share) == pytest.approx(
                 nearest(values, share), rel=6e-4
             )
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
@@ -228,7 +228,7 @@ def test_who_comes_again_while_it_runs_came_when_it_did() -> None:
         report.see(turn)
     found = report.figures()
     assert found["ended"] == {"length": 2}
-    assert report.spreads["e2e"].at(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
+    assert report.spreads["e2e"].quantile(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
 
 
 def test_an_error_after_tokens_is_no_answer() -> None:
@@ -297,7 +297,7 @@ def test_a_sample_may_end_in_the_turn_in_which_its_request_is_cancelled() -> Non
     assert report.spreads["ttft"].total() == 2
     assert report.spreads["e2e"].total() == 1
     assert report.unfinished == 0
-    assert report.came == report.first == report.last == {}
+    assert report.arrived == report.first == report.last == {}
 
 
 def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
@@ -314,7 +314,7 @@ def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
     found = report.figures()
     assert found["ended"] == {"cancelled": 1, "length": 1}
     assert found["prompt_tokens"] == 12
-    assert report.spreads["ttft"].at(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
+    assert report.spreads["ttft"].quantile(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
     assert report.spreads["e2e"].total() == 1
     assert report.noted == report.real == {}
 
@@ -324,7 +324,7 @@ def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
     spread = DurationHistogram()
     spread.add(seconds)
     assert spread.total() == 1
-    assert math.isfinite(spread.at(1.0) or math.nan)
+    assert math.isfinite(spread.quantile(1.0) or math.nan)
 
 
 @pytest.mark.long
@@ -344,6 +344,6 @@ def test_percentiles_are_within_a_thousandth() -> None:
         spread.add(value)
     spread.add(0.0, 50)
     for share in (0.1, 0.5, 0.9, 0.99, 1.0):
-        assert spread.at(share) == pytest.approx(
+        assert spread.quantile(share) == pytest.approx(
             nearest([0.0] * 50 + values, share), rel=6e-4
         )
