@@ -37,19 +37,19 @@ def know_policies(module: str) -> str:
     """
     sys.path.append(os.getcwd())
     try:
-        found = vars(import_module(module))
+        members = vars(import_module(module))
     except Exception as error:  # any error of the import
         raise argparse.ArgumentTypeError(
             f"{module} cannot be imported: {error!r}"
         ) from None
-    for one in found.values():
-        if isinstance(one, type) and attrs.has(one):
-            _know(one, module)
+    for member in members.values():
+        if isinstance(member, type) and attrs.has(member):
+            _know(member, module)
     return module
 
 
-def _know(one: type, module: str) -> None:
-    kind: Any = attrs.resolve_types(one)
+def _know(policy_class: type, module: str) -> None:
+    kind: Any = attrs.resolve_types(policy_class)
     name = kind.__name__
     if RECORDS.setdefault(name, kind) is not kind:
         raise argparse.ArgumentTypeError(
