@@ -23,7 +23,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -262,6 +262,16 @@ def commit(tree: Path) -> str:
     return done.stdout.strip() or "?"
 
 
+def print_table(columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the figures of trees, by their commits, side by side."""
+    names = [*next(iter(columns.values()))]
+    width = max(map(len, names))
+    print(" " * width, *(f"{name:>24}" for name in columns))
+    for name in names:
+        cells = (f"{column[name]!s:>24}" for column in columns.values())
+        print(f"{name:<{width}}", *cells)
+
+
 def import_lines(tree: Path, *, every: bool) -> Iterator[str]:
     """The imports of cycles, and upward ones, on both levels; or `every` one."""
     found = file_imports(tree)
@@ -286,12 +296,7 @@ def main() -> int:
     if options.json:
         print(json.dumps(columns, indent=1))
         return 0
-    names = [*next(iter(columns.values()))]
-    width = max(map(len, names))
-    print(" " * width, *(f"{name:>24}" for name in columns))
-    for what in names:
-        cells = (f"{column[what]!s:>24}" for column in columns.values())
-        print(f"{what:<{width}}", *cells)
+    print_table(columns)
     for line in import_lines(HERE, every=options.arrows):
         print(line)
     return 0
