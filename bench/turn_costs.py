@@ -76,21 +76,26 @@ class Engine:
         for plan in self.state.inflight[len(self.state.inflight) - new :]:
             self.executor.launch(plan)
 
-    def request(self, length: int, **more: Any) -> Request:
+    def request(self, length: int, **overrides: Any) -> Request:
         self.made += 1
         prompt = tuple(
             (self.made * 7919 + 31 * i) % (VOCAB - 1) + 1 for i in range(length)
         )
         keys = block_keys(b"", prompt, self.config.block_size)
-        settings = {"max_tokens": MOST, "stop_ids": frozenset((0,)), "keys": keys, **more}
+        settings = {
+            "max_tokens": MOST,
+            "stop_ids": frozenset((0,)),
+            "keys": keys,
+            **overrides,
+        }
         return Request(id=f"r{self.made}", prompt=prompt, **settings)
 
     def fill(
-        self, rows: int, length: Callable[[int], int], turns: int = 70, **more: Any
+        self, rows: int, length: Callable[[int], int], turns: int = 70, **overrides: Any
     ) -> None:
         """Let `rows` sequences run, and `turns` pass once they do."""
-        count = rows // more.get("n", 1)
-        self.turn(*(Submit(self.request(length(i), **more)) for i in range(count)))
+        count = rows // overrides.get("n", 1)
+        self.turn(*(Submit(self.request(length(i), **overrides)) for i in range(count)))
         while (
             len(self.state.running) < rows
             or self.state.running.num_known_at_admission > self.state.running.scheduled
@@ -266,14 +271,14 @@ def multiples(name: str, repetitions: int) -> dict[str, Any]:
         pairs = [(steady.block(20), measure()) for _ in range(repetitions)]
     turn = median(ms for block, _ in pairs for ms in block)
     took = percentiles([ms for _, turns in pairs for ms in turns])[case.statistic]
-    each = [percentiles(ms)[case.statistic] / median(block) for block, ms in pairs]
+    ratios = [percentiles(ms)[case.statistic] / median(block) for block, ms in pairs]
     return {
         "what": case.what,
         "steady_ms": turn,
         "turn_ms": took,
         "multiple": took / turn,
-        "low": min(each),
-        "high": max(each),
+        "low": min(ratios),
+        "high": max(ratios),
         "aim": case.aim,
     }
 
@@ -288,14 +293,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.serve:
         serve({"multiples": multiples})
         return None
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in args.cases or CASES:
         for label, tree in _trees(args.before):
             with EngineWorker(tree, "bench.turn_costs") as worker:
                 figures = worker("multiples", name=name, repetitions=args.repetitions)
-            found.setdefault(name, {})[label] = figures
+            results.setdefault(name, {})[label] = figures
             show({"tree": label, **figures})
-    return None if args.cases else {"rows": ROWS, "block_size": BLOCK, "cases": found}
+    return None if args.cases else {"rows": ROWS, "block_size": BLOCK, "cases": results}
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ def mixed(sizes: Sizes, rng: random.Random, seconds: float) -> list[Work]:
     prefix = _tokens(rng, sizes.prefix)
     times = sorted(shapes.uniform(0, seconds) for _ in range(sizes.requests))
     work = []
-    for number, at in enumerate(times):
-        own = sizes.long if number % 8 == 7 else shapes.randint(*sizes.own)
-        prompt = prefix + _tokens(rng, own)
-        work.append(Work(prompt=prompt, output=shapes.randint(*sizes.output), at=at))
+    for number, arrival in enumerate(times):
+        length = sizes.long if number % 8 == 7 else shapes.randint(*sizes.own)
+        prompt = prefix + _tokens(rng, length)
+        work.append(Work(prompt=prompt, output=shapes.randint(*sizes.output), at=arrival))
     return work
 
 
@@ -75,8 +75,8 @@ def texts(
     times = sorted(rng.uniform(0, seconds) for _ in prompts)
     chosen = rng.sample(list(prompts), len(prompts))
     return [
-        Work(prompt=tuple(prompt), output=output, at=at)
-        for prompt, at in zip(chosen, times, strict=True)
+        Work(prompt=tuple(prompt), output=output, at=arrival)
+        for prompt, arrival in zip(chosen, times, strict=True)
     ]
 
 

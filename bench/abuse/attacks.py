@@ -146,8 +146,8 @@ async def drip_head(door: Door) -> None:
 async def drip_body(door: Door) -> None:
     """Promise a body, and send it one byte at a time."""
     reader, writer = await door.connect()
-    whole = request("/v1/completions", b" " * SLOW_BODY)
-    writer.write(whole[:-SLOW_BODY])
+    request_bytes = request("/v1/completions", b" " * SLOW_BODY)
+    writer.write(request_bytes[:-SLOW_BODY])
     await drip(door, reader, writer)
 
 
@@ -174,8 +174,8 @@ def flood(frame: Frame, first: bytes = b"") -> Attack:
     """An attack that sends a frame again and again over a WebSocket and reads nothing,
     until the server closes the connection.
     """
-    one = frame.serialize(mask=True)
-    data = one * (PART // len(one))
+    serialized = frame.serialize(mask=True)
+    data = serialized * (PART // len(serialized))
 
     async def attack(door: Door) -> None:
         reader, writer = await door.connect()
