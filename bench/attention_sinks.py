@@ -27,7 +27,7 @@ SCORED: Final = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
 
 def pieces(max_pieces: int) -> list[list[int]]:
-    """Up to so many pieces of `LENGTH` token ids, none of two files."""
+    """Up to `max_pieces` pieces of `LENGTH` token ids, none of two files."""
     encode, token_pieces = Tokenizer(bundled_folder()).encode, []
     for text in held_out_texts():
         ids = encode(text)

@@ -70,7 +70,7 @@ def searched(llm: Any, width: int, number: int) -> tuple[float, float]:
 
 def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
     """All widths, with both trees in turn."""
-    from bench.gpu_pairs import REST, read_answer, worker
+    from bench.gpu_pairs import REST_SECONDS, read_answer, worker
     from bench.results import show, spread
 
     results: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
         for process in workers:
             read_answer(process)
         if device != "cpu":
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
         for width in WIDTHS:
             runs = [_pair(workers, width, number) for number in range(WARM + PAIRS)][
                 WARM:

@@ -1,6 +1,6 @@
 """Clients that stream completions from a server, and the latencies that they measure.
 
-In a closed loop, each of so many clients sends one request after the other. In an open
+In a closed loop, each client sends one request after the other. In an open
 loop, requests are sent when they are due, answered or not. A request that fails ends the
 measurement.
 

@@ -114,7 +114,7 @@ class Coined:
         return getattr(self.inner, name)
 
     def set(self, acceptance: float) -> None:
-        """From now on so many drafts stand of those that are judged. Between requests."""
+        """From now on this share of the drafts is accepted. Between requests."""
         self.heads.fill_(round(acceptance * SIDES))
         if self.heads.is_cuda:
             wait(self.heads.device)  # steps are on another stream

@@ -41,8 +41,8 @@ from minfer.simulation.simulate import Coming, Simulation
 
 BLOCK = 64
 VOCAB = 32_000
-MOST = 8192  # output tokens of a steady decode: more than a run takes turns
-PARTS = 20  # blocks of turns that a case is measured in
+MAX_OUTPUT_TOKENS = 8192  # output tokens of a steady decode: more than a run takes turns
+BLOCKS_PER_CASE = 20  # blocks of turns that a case is measured in
 # Where two trees take turns. A process is up to 5 % slower than its twin as its memory
 # happens to lie, so the same is asked of fresh ones again and again.
 LIVES = 16
@@ -88,13 +88,13 @@ class Load:
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
         host: bool = False,
     ) -> None:
-        per_seq = (context + (512 if churn else MOST)) // block_size + 2
+        per_seq = (context + (512 if churn else MAX_OUTPUT_TOKENS)) // block_size + 2
         config = EngineConfig(
             num_blocks=sum(group.pages for group in groups)
             * (running * per_seq + idle_blocks + context // block_size + 64),
             groups=groups,
             block_size=block_size,
-            max_model_len=context + 2 * MOST,
+            max_model_len=context + 2 * MAX_OUTPUT_TOKENS,
             max_num_seqs=running,
             max_num_batched_tokens=max(8192, running + context),
             vocab_size=VOCAB,
@@ -159,7 +159,7 @@ class Load:
             id=str(self.made),
             prompt=prompt,
             stop_ids=frozenset((0,)),
-            max_tokens=self.rng.randint(1, 499) if self.churn else MOST,
+            max_tokens=self.rng.randint(1, 499) if self.churn else MAX_OUTPUT_TOKENS,
             keys=block_keys(
                 b"", prompt, self.block_size
             ),  # the edge's work, not the engine's
@@ -193,7 +193,7 @@ def measure_solo(
     """A turn's cost; the p99 includes every turn, low and high are medians of blocks."""
     load = Load(running, churn=churn, aligned=aligned, **settings)
     load.block(turns // 4)
-    blocks = [load.block(turns // PARTS) for _ in range(PARTS)]
+    blocks = [load.block(turns // BLOCKS_PER_CASE) for _ in range(BLOCKS_PER_CASE)]
     turn_ms, middle = percentiles([*chain(*blocks)]), [*map(median, blocks)]
     return {
         "running": running,
@@ -210,7 +210,10 @@ def measure_solo(
 
 def paired(name: str, loads: list[Load], turns: int) -> dict[str, Any]:
     """Medians of two workloads that take turns, in blocks, and their ratio."""
-    pairs = [[load.block(turns // PARTS) for load in loads] for _ in range(PARTS)]
+    pairs = [
+        [load.block(turns // BLOCKS_PER_CASE) for load in loads]
+        for _ in range(BLOCKS_PER_CASE)
+    ]
     first, second = (median(chain(*blocks)) for blocks in zip(*pairs, strict=True))
     ratios = [median(b) / median(a) for a, b in pairs]
     return {
@@ -234,9 +237,11 @@ def with_host_tier(running: int, context: int, turns: int) -> dict[str, Any]:
         load.settle()
         load.block(turns // 4)
     pairs = list[tuple[float, float]]()
-    for number in range(PARTS):
+    for number in range(BLOCKS_PER_CASE):
         order = (0, 1) if number % 2 else (1, 0)  # neither is always the second
-        took = {index: mean(loads[index].block(turns // PARTS)) for index in order}
+        took = {
+            index: mean(loads[index].block(turns // BLOCKS_PER_CASE)) for index in order
+        }
         pairs.append((took[0], took[1]))
     return {
         "running": running,

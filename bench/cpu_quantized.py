@@ -39,7 +39,9 @@ IDS: Final = range(10, 1900)
 FLAGS: Final = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8")
 
 Prompts = list[list[int]]
-Serve = Callable[[Prompts, int], Prompts]  # greedy tokens, so many of each prompt
+Serve = Callable[
+    [Prompts, int], Prompts
+]  # greedy tokens, and their number for each prompt
 
 
 def engine(folder: Path, level: str) -> LLM:

@@ -45,13 +45,13 @@ SERVERS: Final = {
     "disaggregated": ("--prefill", "1", "--decode", "1"),
     "replicas": ("--replicas", "2"),
 }
-SETTLES: Final = 25.0  # seconds in which idle GPU engines capture graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which idle GPU engines capture graphs
 WARM: Final = 4  # requests at once, before and after that
-FEW: Final = 32  # output tokens of these, and of single requests
-REPORTED: Final = 1.0  # seconds until engines have reported their last counts
+SHORT_OUTPUT_TOKENS: Final = 32  # output tokens of these, and of single requests
+REPORT_SECONDS: Final = 1.0  # seconds until engines have reported their last counts
 COUNTER: Final = re.compile(r"^minfer_(kv_\w+|routed)_total\{(.*)\} (\S+)$", re.MULTILINE)
 WHERE: Final = re.compile(r'(?:replica|why)="(.*?)"')  # of a request that was routed
-SHOWN: Final = (
+SHOWN_FIGURES: Final = (
     "median_ttft_ms",
     "p99_ttft_ms",
     "median_itl_ms",
@@ -76,7 +76,7 @@ class Bench:
         clients: int | None = None,
         due: Sequence[float] = (),
     ) -> list[RequestTimes]:
-        """Send so many requests, whose prompts follow from the seed; at once, if there
+        """Send `count` requests, whose prompts follow from the seed; at once, if there
         are neither clients nor due times.
         """
         shape = self.args.shape
@@ -94,7 +94,7 @@ class Bench:
 
     def counts(self) -> dict[str, float]:
         """The counters of KV blocks, and of where requests were sent, so far."""
-        time.sleep(REPORTED)
+        time.sleep(REPORT_SECONDS)
         text = httpx.get(f"{self.url}/metrics").text
         counters = dict[str, float]()
         for name, labels, value in COUNTER.findall(text):
@@ -105,10 +105,10 @@ class Bench:
 
     def warm_up(self) -> None:
         """Meet kernels and graphs that are not there yet."""
-        self.load("warm", WARM, FEW)
+        self.load("warm", WARM, SHORT_OUTPUT_TOKENS)
         if self.args.device == "cuda":
-            time.sleep(SETTLES)
-            self.load("warm again", WARM, FEW)
+            time.sleep(SETTLE_SECONDS)
+            self.load("warm again", WARM, SHORT_OUTPUT_TOKENS)
 
 
 def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -123,7 +123,7 @@ def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
 def idle(bench: Bench) -> dict[str, Any]:
     """Single requests, in parts. The first is not counted."""
     before = bench.counts()
-    requests = bench.load("idle", bench.args.idle + 1, FEW, clients=1)[1:]
+    requests = bench.load("idle", bench.args.idle + 1, SHORT_OUTPUT_TOKENS, clients=1)[1:]
     counts = changes(before, bench.counts())
     timings = [parts_of(request) for request in requests]
     spreads = {name: spread([timing[name] for timing in timings]) for name in timings[0]}
@@ -160,7 +160,7 @@ def loaded(bench: Bench, rate: float) -> dict[str, Any]:
 
 def options_of(args: argparse.Namespace, name: str, folder: Path) -> list[str]:
     """The options of a server."""
-    max_length = args.prompt + max(FEW, args.output)
+    max_length = args.prompt + max(SHORT_OUTPUT_TOKENS, args.output)
     options = [
         *SERVERS[name],
         "--device",
@@ -199,7 +199,7 @@ def brief(figures: dict[str, Any]) -> dict[str, Any]:
     """What is shown of a part."""
     if "goodput" not in figures:
         return figures
-    return {name: figures[name] for name in SHOWN}
+    return {name: figures[name] for name in SHOWN_FIGURES}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

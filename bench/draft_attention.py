@@ -25,8 +25,8 @@ from minfer.kernels.attention_tunes import num_splits
 BLOCK: Final = 16
 BATCHES: Final = (1, 8, 64)
 CONTEXTS: Final = (640, 4096, 32_768)
-MOST: Final = 1 << 20  # tokens of a batch: a layer of them has to fit
-CLOSE: Final = 2e-2  # bfloat16, sums in another order
+MAX_BATCH_TOKENS: Final = 1 << 20  # tokens of a batch: a layer of them has to fit
+TOLERANCE: Final = 2e-2  # bfloat16, sums in another order
 OPTIONS: Final[dict[str, Any]] = {
     "--shape": {"choices": [*SHAPES], "default": "7B"},
     "--drafts": {"type": int, "default": 4, "help": "of each row"},
@@ -104,11 +104,13 @@ class Work:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for rows in BATCHES:
-        for context in (length for length in CONTEXTS if rows * length <= MOST):
+        for context in (
+            length for length in CONTEXTS if rows * length <= MAX_BATCH_TOKENS
+        ):
             work = Work.of(args.shape, rows, context, args.drafts)
             ways = work.ways
             difference = (ways["chunks"]() - ways["lines"]()).abs().max().item()
-            if difference > CLOSE:
+            if difference > TOLERANCE:
                 raise RuntimeError(
                     f"{rows} rows of {context} tokens differ by {difference}"
                 )

@@ -35,8 +35,8 @@ SHAPE: Final = SHAPES["moe"]
 HIDDEN, INNER = SHAPE["hidden_size"], SHAPE["moe_intermediate_size"]
 ALL, TOP_K = SHAPE["num_experts"], SHAPE["num_experts_per_tok"]
 KIND: Final = torch.bfloat16
-COLD: Final = 3e8  # bytes of weights that a graph reads, at least
-CLOSE: Final = 0.02  # relative error of bfloat16
+MIN_COLD_BYTES: Final = 3e8  # bytes of weights that a graph reads, at least
+TOLERANCE: Final = 0.02  # relative error of bfloat16
 
 
 @frozen(eq=False)
@@ -119,7 +119,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         num_experts = ALL // ranks
         expert_bytes = 3 * INNER * HIDDEN * KIND.itemsize  # bytes of an expert
         layers = [
-            leaf(num_experts) for _ in range(1 + int(COLD / (num_experts * expert_bytes)))
+            leaf(num_experts)
+            for _ in range(1 + int(MIN_COLD_BYTES / (num_experts * expert_bytes)))
         ]
         for tokens in args.tokens:
             case = Case.of(tokens, num_experts)
@@ -134,7 +135,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             right = outputs["dense"].float()
             for name, output in outputs.items():
                 error = float((output.float() - right).norm() / right.norm())
-                if error > CLOSE:
+                if error > TOLERANCE:
                     raise RuntimeError(f"{name} is wrong by {error:.3f}")
             floor = 1e6 * case.hit * expert_bytes / speed
             figures = {

@@ -36,13 +36,13 @@ from bench.shapes import SHAPES, qwen
 
 MODEL: Final = "0.5B"
 CLIENTS: Final = (8, 64)
-EACH: Final = 8  # requests of a client, one after the other
+REQUESTS_PER_CLIENT: Final = 8  # requests of a client, one after the other
 TOKENS_IN: Final = 512
 TOKENS_OUT: Final = 128
-REST: Final = 4.0  # seconds before the last load
+REST_SECONDS: Final = 4.0  # seconds before the last load
 SEED: Final = 0
 CACHES: Final = ("empty", "full")
-LIMIT: Final = 100.0  # seconds of a part
+LIMIT_SECONDS: Final = 100.0  # seconds of a part
 CHILD: Final = "MINFER_FIRST_MINUTE"  # a part's job, in its process's environment
 WORDS: Final = range(1, 100_000)  # token ids of prompts
 SETTINGS: Final[dict[str, Any]] = {
@@ -99,7 +99,8 @@ async def load(
     graphs, compiled = len(captures.graphs), len(watch.compiled)
     missed = Counter(captures.launched)
     prompts = [
-        [rng.choices(WORDS, k=TOKENS_IN) for _ in range(EACH)] for _ in range(clients)
+        [rng.choices(WORDS, k=TOKENS_IN) for _ in range(REQUESTS_PER_CLIENT)]
+        for _ in range(clients)
     ]
     firsts = list[float]()
     begin = time.perf_counter()
@@ -122,7 +123,7 @@ async def loads(llm: Any, watch: Watch, clients: int) -> dict[str, Any]:
     rng, results = random.Random(SEED), dict[str, Any]()
     for name in ("first", "second", "rested"):
         if name == "rested":
-            await asyncio.sleep(REST)
+            await asyncio.sleep(REST_SECONDS)
         results[name] = await load(llm, rng, watch, clients)
     return results
 
@@ -175,10 +176,17 @@ def child(model: Path, clients: int, cache: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.first_minute"]
     try:
         process = subprocess.run(
-            command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+            command,
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"no end after {LIMIT:.0f} s: {error.stderr!r}") from error
+        raise RuntimeError(
+            f"no end after {LIMIT_SECONDS:.0f} s: {error.stderr!r}"
+        ) from error
     if process.returncode:
         raise RuntimeError(f"{process.stdout[-1000:]}\n{process.stderr[-6000:]}")
     result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])

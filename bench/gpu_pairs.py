@@ -33,7 +33,7 @@ WARM: Final = 2  # runs of each case that do not count
 PAIRS: Final = 5
 # Seconds before the first run: an idle engine captures graphs, which would slow the other
 # one down.
-REST: Final = 50.0
+REST_SECONDS: Final = 50.0
 # Bytes of KV cache of each engine: two of a 7B fit into 80 GB, and no case but "nano" of
 # a 7B has to preempt.
 CACHE: Final = 12 << 30
@@ -154,7 +154,7 @@ def paired(before: Path, folder: str, cases: tuple[str, ...]) -> dict[str, Any]:
         ]
         for process in workers:
             read_answer(process)
-        time.sleep(REST)
+        time.sleep(REST_SECONDS)
         for case in cases:
             runs: list[list[float]] = []
             for number in range(WARM + PAIRS):

@@ -41,7 +41,7 @@ Figures = dict[str, dict[str, Any]]
 Spans = defaultdict[str, list[Any]]  # calls by name
 SEED, BLOCK, STEPS = 0, 64, 64  # tokens of a KV block; decode steps that are timed
 BANDWIDTH: Final = 4.26e12  # bytes a second, read and written, measured on an H200
-COLD: Final = 256e6  # bytes after which nothing is left in the second-level cache
+MIN_COLD_BYTES: Final = 256e6  # after these the second-level cache has nothing left
 
 
 def figure(values: Sequence[float], unit: str, **extra: Any) -> dict[str, Any]:
@@ -397,7 +397,10 @@ def timed(
     """Microseconds of a function that moves `size` bytes, of arguments that no cache
     holds.
     """
-    calls = [partial(function, *build()) for _ in range(min(32, 1 + int(COLD // size)))]
+    calls = [
+        partial(function, *build())
+        for _ in range(min(32, 1 + int(MIN_COLD_BYTES // size)))
+    ]
     turns = itertools.cycle(calls)
     torch.cuda.synchronize()  # what follows is on another stream
     times: list[float] = do_bench_cudagraph(lambda: next(turns)(), return_mode="all")

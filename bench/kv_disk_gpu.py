@@ -43,10 +43,10 @@ from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
 PAGES: Final = 256
 BLOCK: Final = 64  # tokens
-OTHERS: Final = 3  # prompts that push one out
+NUM_FILLERS: Final = 3  # prompts that push one out
 HOST: Final = 8 << 30  # bytes
 DISK: Final = 64 << 30
-SETTLES: Final = 25.0  # seconds in which an idle GPU engine captures graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which an idle GPU engine captures graphs
 CHUNK: Final = 1 << 24  # bytes of a write or a read of the one large file
 
 BUNDLED: Final = "bundled"
@@ -83,7 +83,7 @@ def forget(folder: Path) -> None:
 
 
 def rate(size: int, work: Callable[[], object]) -> float:
-    """GB/s of a work on so many bytes."""
+    """GB/s of a work on `size` bytes."""
     begin = time.perf_counter()
     work()
     return size / (time.perf_counter() - begin) / 1e9
@@ -158,7 +158,7 @@ def served(llm: LLM, prompt: list[int]) -> float:
 
 
 def stored(llm: LLM, blocks: int) -> None:
-    """Wait until so many blocks are written."""
+    """Wait until `blocks` blocks are written."""
     while llm.worker.snapshot().totals.counts[STORED] < blocks:
         time.sleep(0.05)
 
@@ -211,7 +211,9 @@ def first_tokens(
     ) as llm:
         host = list[float]()
         for number in range(half):
-            fillers = [prompts[(number + offset) % count] for offset in range(OTHERS + 1)]
+            fillers = [
+                prompts[(number + offset) % count] for offset in range(NUM_FILLERS + 1)
+            ]
             for prompt in fillers:
                 served(llm, prompt)
             time.sleep(0.5)  # all is stored
@@ -262,6 +264,6 @@ if __name__ == "__main__":
             "--host": HOST,
             "--prompt": 16_384,
             "--repeats": 3,
-            "--settles": SETTLES,  # seconds
+            "--settles": SETTLE_SECONDS,  # seconds
         },
     )

@@ -33,9 +33,9 @@ RAW: Final = 1 << 30  # bytes of a copy of pinned memory
 PAGES: Final = 256
 PROMPT: Final = 16_384
 POOL: Final = 600  # blocks of 64 tokens: two such prompts
-OTHERS: Final = 3  # that push it out
+NUM_FILLERS: Final = 3  # that push it out
 HOST: Final = 8 << 30  # bytes
-SETTLES: Final = 25.0  # seconds in which an idle engine captures graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which an idle engine captures graphs
 
 
 def seconds(work: Callable[[], object], repeats: int) -> list[float]:
@@ -83,7 +83,7 @@ def copier_of(llm: LLM, *, settled: bool = False) -> PageCopier:
     copier = copiers.host
     assert copier is not None
     copier.growing.join()  # all host memory is pinned
-    time.sleep(SETTLES if torch.cuda.is_available() and not settled else 0.0)
+    time.sleep(SETTLE_SECONDS if torch.cuda.is_available() and not settled else 0.0)
     return copier
 
 
@@ -123,7 +123,7 @@ def first_tokens(lab: Lab, llm: LLM, repeats: int) -> dict[str, list[float]]:
     for number in range(repeats + 1):
         [prompt] = lab.prompts(1, PROMPT)
         took = [served([prompt]), served([prompt])]
-        served(lab.prompts(OTHERS, PROMPT))
+        served(lab.prompts(NUM_FILLERS, PROMPT))
         time.sleep(0.5)  # all is stored
         before = llm.worker.snapshot().totals.counts["kv_host_loaded_blocks"]
         took.append(served([prompt]))

@@ -22,7 +22,7 @@ import torch
 from attrs import evolve, frozen
 
 from bench.gpu_workloads import BLOCK, Lab, greedy
-from bench.kv_host_gpu import SETTLES
+from bench.kv_host_gpu import SETTLE_SECONDS
 from bench.results import percentiles, run, show
 from bench.shapes import SHAPES, TINY
 from minfer import AsyncLLM
@@ -149,6 +149,6 @@ if __name__ == "__main__":
             "--load": 0.9,
             "--pool": 750,  # blocks
             "--host": HOST,
-            "--settles": SETTLES,  # seconds
+            "--settles": SETTLE_SECONDS,  # seconds
         },
     )

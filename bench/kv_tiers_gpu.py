@@ -33,7 +33,7 @@ from attrs import evolve
 
 from bench import layers_gpu
 from bench.gpu_workloads import BLOCK, Lab, figure, greedy, rate, streamed
-from bench.kv_host_gpu import SETTLES, copier_of
+from bench.kv_host_gpu import SETTLE_SECONDS, copier_of
 from bench.layers_gpu import tiny
 from bench.results import percentiles, run, show, write
 from bench.shapes import SHAPES, TINY, qwen
@@ -45,8 +45,8 @@ from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE
 ROWS: Final = 64
 CONTEXT: Final = 1024  # tokens of a row that decodes
 TOKENS: Final = 512  # that it outputs
-PIECE: Final = 128  # pages of a transfer beside the steps
-KNOWN: Final = 16_384  # tokens of the prompt that comes again
+TRANSFER_PAGES: Final = 128  # pages of a transfer beside the steps
+REPEATED_PROMPT_TOKENS: Final = 16_384  # tokens of the prompt that comes again
 HOST: Final = 24 << 30  # bytes
 LENGTHS: Final = (1024, 2048, 4096, 8192, 16_384)
 POOL: Final = 640  # blocks, of which prompts that come again need twice as many
@@ -75,7 +75,7 @@ def opened(lab: Lab, shape: str, args: argparse.Namespace, **settings: Any) -> L
     if settings.get("kv_host_memory"):
         copier_of(llm)  # waits
     else:
-        time.sleep(SETTLES if args.gpu else 0.0)
+        time.sleep(SETTLE_SECONDS if args.gpu else 0.0)
     return llm
 
 
@@ -130,7 +130,7 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
     there were. What rows have there is overwritten, which changes no times.
     """
     ended, over = SimpleQueue[Moved | Lost](), threading.Event()
-    pages = tuple(range(pool - PIECE, pool))
+    pages = tuple(range(pool - TRANSFER_PAGES, pool))
     moves = [
         Move(way, bool(way), *((pages, pages) if way else (pages[::-1], pages)))
         for way in (0, 1)
@@ -143,7 +143,7 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
         while True:
             end = ended.get()
             assert isinstance(end, Moved), end
-            moved[0] += PIECE
+            moved[0] += TRANSFER_PAGES
             if over.is_set():
                 return
             copier.move(moves[end.number], ended.put)
@@ -359,7 +359,7 @@ if __name__ == "__main__":
             "--repeats": 3,
             "--host": HOST,
             "--context": CONTEXT,
-            "--known": KNOWN,
+            "--known": REPEATED_PROMPT_TOKENS,
             "--pool": POOL,
             "--lengths": {"type": lengths, "default": LENGTHS},
         },

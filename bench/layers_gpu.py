@@ -4,7 +4,7 @@
 
 Output tokens a second of 512 tokens in and 128 out, greedy, without prefix cache, prefill
 included; the experts that a decode step hits, beside E * (1 - (1 - k / E)^rows), which
-independent choices would; and the median of engine steps in which so many rows decode at
+independent choices would; and the median of engine steps in which some rows decode at
 32,000 tokens, and nothing is prefilled. Weights are random; embeddings and routers are
 drawn from N(0, 1), so that the residual stream is the token's own direction, and experts
 are hit independently.
@@ -155,7 +155,7 @@ class Model:
         return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
 
     def throughput(self, rows: int) -> dict[str, Any]:
-        """Returns tokens a second of so many requests at once."""
+        """Returns tokens a second of `rows` requests at once."""
         inputs, outputs = (64, 16) if self.small else (INPUTS, OUTPUTS)
         self.ask(min(rows, 8), inputs, 2)
         return {"rows": rows, "tok_s": spread([self.ask(rows, inputs, outputs)])}
@@ -188,7 +188,7 @@ class Model:
         del driver.executor.collect, driver.executor.launch
         pairs = zip(plans[1:], plans, ends[1:], ends, strict=False)
         gaps = [end - before for now, previous, end, before in pairs if now and previous]
-        # None: the cache does not hold so many contexts.
+        # None: the cache does not hold as many contexts.
         return {
             "rows": rows,
             "context": context,
@@ -196,7 +196,7 @@ class Model:
         }
 
     def hit(self, rows: int) -> dict[str, Any]:
-        """Returns how many experts a layer's step of so many decode rows hits: the mean
+        """Returns how many experts a layer's step of `rows` decode rows hits: the mean
         of all layers of some steps. The engine must run without graphs.
         """
         feeds = [layer.feed_forward for layer in self.model.spec.layers]

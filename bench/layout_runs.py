@@ -43,7 +43,7 @@ PERCENTILES: Final = (50, 90, 99)
 def simulation(
     layout: Layout, trace: ArrivalTrace, speed: float, gpus: int
 ) -> ReplicaSimulation:
-    """Engines on so many GPUs, and a router that knows what they cost."""
+    """Engines on `gpus` GPUs, and a router that knows what they cost."""
     steps = steps_of(layout)
     token = steps.prefill / PROMPT
     policy = Prefix(token=token, row=steps.position * 12_000)
@@ -80,14 +80,14 @@ def simulation(
 class Served:
     """A request that was served: its times, and its tokens."""
 
-    came: float
+    arrived: float
     first: float
     last: float
     tokens: int
 
     @property
     def ttft(self) -> float:
-        return self.first - self.came
+        return self.first - self.arrived
 
     @property
     def tpot(self) -> float:
@@ -96,18 +96,18 @@ class Served:
 
 
 class TooSlowError(Exception):
-    """So many requests have missed a limit that the rest does not matter."""
+    """Too many requests have missed a limit: the rest does not matter."""
 
 
 @define
 class Outcome:
     """What becomes of each request, folded over a simulation. Raises TooSlowError once
-    more than `most` of those that count have missed a limit; the first `warm` do not.
+    more than `max_failures` have missed a limit; the first `warm` do not count.
     """
 
     warm: int = 0
-    most: float = math.inf
-    came: dict[str, float] = Factory(dict)
+    max_failures: float = math.inf
+    arrived: dict[str, float] = Factory(dict)
     first: dict[str, float] = Factory(dict)
     served: dict[str, Served] = Factory(dict)
     late: int = 0  # first tokens
@@ -119,7 +119,7 @@ class Outcome:
         """Fold all of a run."""
         for event in run:
             if isinstance(event, RoutedArrival):
-                self.came.setdefault(event.request.id, event.time)
+                self.arrived.setdefault(event.request.id, event.time)
                 continue
             for reason in event.turn.transition.reasons:
                 if isinstance(reason, Admitted) and reason.id not in self.first:
@@ -128,7 +128,7 @@ class Outcome:
             for command in event.turn.transition.commands:
                 if isinstance(command, Emit):
                     self._emit(command, event.turn.transition.state.time)
-            if max(self.late, self.slow) > self.most:
+            if max(self.late, self.slow) > self.max_failures:
                 raise TooSlowError
         return self
 
@@ -137,11 +137,11 @@ class Outcome:
         for (name, _), tokens in zip(emit.ids, emit.tokens, strict=True):
             if tokens and name not in first:
                 first[name] = now
-                late = now - self.came[name] > TTFT
+                late = now - self.arrived[name] > TTFT
                 self.late += late and int(name) >= self.warm
         for finished in emit.finished:
             began = first.get(finished.id, now)
-            request = Served(self.came[finished.id], began, now, finished.length)
+            request = Served(self.arrived[finished.id], began, now, finished.length)
             self.served[finished.id] = request  # the second half of a request comes last
             self.slow += request.tpot > TPOT and int(finished.id) >= self.warm
 
@@ -153,8 +153,8 @@ def figures(
     machines: int = 1,
     percentile: int = 0,
 ) -> dict[str, Any]:
-    """Simulate so many machines; rates are those of all 16. Raises TooSlowError if that
-    percentile cannot keep the limits any more.
+    """Simulate `machines` machines; rates are those of all 16. Raises TooSlowError if
+    that percentile cannot keep the limits any more.
     """
     count = len(trace.rows)
     warm = int(WARM * count)
@@ -166,8 +166,8 @@ def figures(
     requests = [outcome.served[str(number)] for number in range(warm, count)]
     ttft = [request.ttft for request in requests]
     tpot = [request.tpot for request in requests if request.tokens > 1]
-    span = max(request.came for request in requests) - min(
-        request.came for request in requests
+    span = max(request.arrived for request in requests) - min(
+        request.arrived for request in requests
     )
     scale = MACHINES / machines
     good = [request.ttft <= TTFT and request.tpot <= TPOT for request in requests]

@@ -43,8 +43,8 @@ from bench.routing import TRACE
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
 from minfer.effects.runs.trace_files import read_trace
 
-STEP: Final = 1.1  # between rates until one keeps the limits, and one does not
-NEAR: Final = 1.05  # a bisection ends when the rates are so close
+RATE_RATIO: Final = 1.1  # between rates until one keeps the limits, and one does not
+MAX_RATE_RATIO: Final = 1.05  # a bisection ends when the rates are so close
 
 
 @frozen
@@ -63,7 +63,7 @@ def highest(trace: ArrivalTrace, search: Search) -> dict[str, Any]:
     best: dict[str, Any] | None = None
     low, high, speed, runs = 0.0, 0.0, search.start, 0
     name = f"p{search.percentile}"
-    while not low or not high or high / low > NEAR:
+    while not low or not high or high / low > MAX_RATE_RATIO:
         runs += 1
         try:
             result = figures(search.layout, trace, speed, percentile=search.percentile)
@@ -79,7 +79,7 @@ def highest(trace: ArrivalTrace, search: Search) -> dict[str, Any]:
         if low and high:
             speed = (low * high) ** 0.5
         else:
-            speed = high / STEP if high else low * STEP
+            speed = high / RATE_RATIO if high else low * RATE_RATIO
     return {
         "layout": search.layout.name,
         "percentile": search.percentile,

@@ -11,7 +11,7 @@ Times are in microseconds of the wall clock: medians and quartiles of turns. On 
 machine look at ratios of kinds within one run. `--front` adds a thread that computes in
 Python, as a client in the same process does for the text of each token.
 
-`--waves N` measures outputs that end instead: so many times, as many strict calls as a
+`--waves N` measures outputs that end instead: N times, as many strict calls as a
 batch has rows come at once, of 128 tokens each. That is done in alternation with the idle
 matchers that are kept now, and with those of before (`BEFORE`).
 """
@@ -321,7 +321,7 @@ class Bench:
         wrap(library, "unsafe_compute_mask_ptr", "library: masks")
 
     def turns(self, count: int) -> dict[str, Any]:
-        """So many, but for those in which a sample was paused."""
+        """`count` turns, without those in which a sample was paused."""
         times = defaultdict[str, list[float]](list)
         last = 0.0
         device = self.device
@@ -408,7 +408,7 @@ OUTPUT = 128  # tokens of a call
 
 
 def strict_calls(tools: int) -> StructuredOutputs:
-    """Calls of so many strict tools, in a form with markers as text."""
+    """Calls of `tools` strict tools, in a form with markers as text."""
     schema = arguments_schema(edits(bounded=False), "tools")
     callees = tuple(Callee(f"edit_{number:02}", schema) for number in range(tools))
     calling = Calling(format="hermes", callees=callees, must=True, token=lambda _: None)

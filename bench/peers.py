@@ -3,7 +3,7 @@ loopback, and, where it is installed, NIXL with what UCX finds here.
 
     python -m bench.peers
 
-One process sends blocks with so many threads, another one fetches them with as many into
+One process sends blocks with some threads, another one fetches them with as many into
 memory of its own, as engines do; from the first send to the last fetch. Beside it, what a
 copy in memory and a plain TCP connection, without checksums, come to with one thread.
 """
@@ -52,7 +52,7 @@ def keys_of(turn: int, count: int) -> list[bytes]:
 
 
 def in_threads(work: Callable[[bytes], None], keys: Sequence[bytes], count: int) -> None:
-    """Do work for each key, in so many threads."""
+    """Do work for each key, in `count` threads."""
 
     def some(first: int) -> None:
         for key in keys[first::count]:

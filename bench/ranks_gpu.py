@@ -3,7 +3,7 @@
     python -m bench.ranks_gpu --shape 7B --ranks 1,2 --stages 1,2
 
 For each number of tensor parallel ranks and of pipeline stages an engine is opened: a
-step of so many rows of 600 tokens that decode, on the GPU's clock, and the first token of
+step of some rows of 600 tokens that decode, on the GPU's clock, and the first token of
 a prompt of 8,192 tokens. Beside it a floor: the bytes that a rank reads in a step, at the
 bandwidth that a copy has here, and the sums over ranks alone, as many and as large, in a
 CUDA graph. With stages, each rank reads its weights for each micro-batch.
@@ -49,8 +49,8 @@ from minfer.effects.models.ranks import Parallel, Place
 CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192
 REPEATS: Final = 3
-COPIED: Final = 1 << 30  # bytes
-CAPTURING: Final = 60.0  # seconds in which graphs are captured, at most
+COPY_BYTES: Final = 1 << 30  # bytes
+CAPTURE_SECONDS: Final = 60.0  # seconds in which graphs are captured, at most
 
 
 def config_of(shape: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def config_of(shape: str) -> dict[str, Any]:
 
 def bandwidth() -> float:
     """Bytes a second that a GPU reads, by the copy of a large tensor."""
-    source = torch.empty(COPIED, dtype=torch.uint8, device="cuda")
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = list[float]()
     for _ in range(5):
@@ -72,11 +72,11 @@ def bandwidth() -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * COPIED / min(times)
+    return 2 * COPY_BYTES / min(times)
 
 
 def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
-    """us of a sum over so many ranks of [rows, hidden], in a graph."""
+    """us of a sum over `ranks` ranks of [rows, hidden], in a graph."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "bench.ranks_gpu_sums"]
     sizes = ",".join(map(str, rows))
@@ -95,7 +95,7 @@ def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
 
 
 def micro_batches(parallel: Parallel, rows: int) -> tuple[int, int]:
-    """How many micro-batches have some of so many rows, and the most rows of one."""
+    """How many micro-batches have some of `rows` rows, and the most rows of one."""
     count = min(parallel.pipeline, rows)
     return count, -(-rows // count)
 
@@ -175,7 +175,7 @@ def forwards(llm: LLM) -> Iterator[list[Forward]]:
 
 
 def bubble(computed: list[Forward], ms: float) -> dict[str, float]:
-    """What share of so many ms rank 0 does not compute."""
+    """What share of `ms` ms rank 0 does not compute."""
     graphs = sum(forward.by_graph for forward in computed) / max(1, len(computed))
     return {
         "bubble": 1 - sum(forward.ms for forward in computed) / ms,
@@ -184,7 +184,7 @@ def bubble(computed: list[Forward], ms: float) -> dict[str, float]:
 
 
 def steps(lab: Lab, llm: LLM, rows: int) -> tuple[list[float], dict[str, float]]:
-    """ms of decode steps of so many rows, and the bubble."""
+    """ms of decode steps of `rows` rows, and the bubble."""
     for_all, idle = list[float](), dict[str, float]()
     for _ in range(1 + REPEATS):
         with forwards(llm) as computed:
@@ -200,7 +200,7 @@ def await_graphs(llm: LLM) -> None:
     """Wait until graphs are captured, as they are while a server is idle."""
     background = executor_of(llm).background
     if background is not None and background.thread is not None:
-        background.thread.join(CAPTURING)
+        background.thread.join(CAPTURE_SECONDS)
 
 
 def prefill(lab: Lab, llm: LLM) -> tuple[list[float], dict[str, float]]:

@@ -2,8 +2,8 @@
 
 python -m bench.ranks_servers_gpu --parts replicas apart losses
 
-replicas   several replicas of so many ranks beside one: output tokens a second over HTTP,
-           of random weights, 512 tokens in and 128 out, so many clients for each replica;
+replicas   several replicas of some ranks beside one: output tokens a second over HTTP,
+           of random weights, 512 tokens in and 128 out, as many clients for each replica;
            with `--distributed ray`, Ray places the engines
 apart      engines that compute prompts and engines that decode, of other parallel
            sizes, and one engine that does both: the bundled model in float32, greedy
@@ -27,7 +27,7 @@ from bench.server_gpu import OUTPUT, PROMPT, load, serving
 from bench.shapes import SHAPES, TINY, qwen
 from tests.effects.serving.process_deaths import Load, Server, bodies, long_bodies, server
 
-SETTLES: Final = 15.0  # seconds in which idle engines capture graphs
+SETTLE_SECONDS: Final = 15.0  # seconds in which idle engines capture graphs
 RUNS: Final = 3
 EXACT: Final = ("--dtype=float32", "--num-gpu-blocks-override=256")
 SIZES: Final = [(2, 1), (1, 2)]  # ranks of an engine for prompts, and of one that decodes
@@ -47,12 +47,12 @@ def throughput(url: str, args: argparse.Namespace, replicas: int) -> list[float]
         rates.append(load(args, url, clients, seed)["output_throughput"])
         show({"replicas": replicas, "tokens/s": round(rates[-1])})
         if seed == 0:
-            time.sleep(SETTLES)
+            time.sleep(SETTLE_SECONDS)
     return sorted(rates[1:])
 
 
 def replicas(args: argparse.Namespace) -> dict[str, Any]:
-    """Different numbers of replicas of so many ranks, and the last beside the first."""
+    """Numbers of replicas of `args.ranks` ranks, and the last beside the first."""
     rates = dict[int, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), qwen(args.shape))

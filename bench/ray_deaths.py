@@ -46,9 +46,9 @@ from tests.effects.serving.process_deaths import (
 )
 
 KINDS: Final = ("engine", "actor", "node", "keeper", "front", "leave")
-LOOK: Final = 0.1  # seconds between two questions for the state
-LATE: Final = 300.0  # seconds for what takes a few, where others use the machine
-SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
+POLL_SECONDS: Final = 0.1  # seconds between two questions for the state
+MAX_WAIT_SECONDS: Final = 300.0  # it takes a few, unless others use the machine
+SERVER_OPTIONS: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
 
 
 @define(eq=False)
@@ -106,7 +106,7 @@ class Trial:
         self.joined.append(time.monotonic() - joined)
         if self.apart:
             return
-        async with asyncio.timeout(LATE):
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while not await self.runs(missing):
                 pass
         self.loaded.append(time.monotonic() - joined)
@@ -133,9 +133,9 @@ class Trial:
         """Kill a front."""
         del number
         ended, name = len(self.load.ended), self.rng.choice(FRONTS)
-        async with asyncio.timeout(LATE):
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while len(self.load.ended) == ended:  # or the same request is cut each time
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
         await self.server.successor(name, self.server.kill(name))
         await self.server.until_ready()
 
@@ -145,8 +145,8 @@ class Trial:
         await self.until_ready(self.replicas)
 
     async def until_ready(self, count: int) -> None:
-        """Wait until so many engines are ready."""
-        async with asyncio.timeout(LATE):
+        """Wait until `count` engines are ready."""
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while len(await self.unready()) != self.replicas - count:
                 pass
 
@@ -165,7 +165,7 @@ class Trial:
 
     async def health(self) -> list[dict[str, Any]]:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 answer = await self.client.get(f"{self.server.url}/health")
                 return list(answer.json()["replicas"])
@@ -210,7 +210,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rng = Random(f"{args.seed} {count} {kind}")
             with (
                 ray_nodes(count, hooks=False) as nodes,
-                server("--distributed=ray", *SAID, *_engines(count, args)) as served,
+                server(
+                    "--distributed=ray", *SERVER_OPTIONS, *_engines(count, args)
+                ) as served,
             ):
                 served.drain()
                 load = RetriedLoad(served.url, asked, right=right, rest=args.rest)
@@ -231,7 +233,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _right(asked: list[dict[str, Any]]) -> list[ClientAnswer]:
     """What one engine says, without a cluster."""
-    with server(*SAID) as single:
+    with server(*SERVER_OPTIONS) as single:
         single.drain()
         load = Load(single.url, asked)
         asyncio.run(load.learn())

@@ -29,9 +29,9 @@ from tests.effects.serving.dying_engine import DIES
 from tests.effects.serving.process_deaths import SOON, Load, Server, bodies, server
 from tests.effects.serving.test_process_deaths import CRASHING_REQUESTS, LIMITED
 
-LOOK = 0.01  # seconds from one look at /ready to the next
-WELL = 8  # looks in a row, each at any API server process, that find all ready
-AGAIN = 6  # times that the same request is sent again
+POLL_SECONDS = 0.01  # seconds from one look at /ready to the next
+READY_POLLS = 8  # looks in a row, each at any API server process, that find all ready
+RETRIES = 6  # times that the same request is sent again
 DIED = re.compile(rf"{DIES} (\d+) other rows")
 COMPLETIONS = "completions"
 
@@ -76,7 +76,7 @@ class Trial:
             seconds = await self.unready(client, asking)
             ended = time.monotonic() - started
             answer = await asking
-            retries = [(await client.post(url, json=body)).json() for _ in range(AGAIN)]
+            retries = [(await client.post(url, json=body)).json() for _ in range(RETRIES)]
         deaths = DIED.findall("".join(self.lines[before:]))
         return {
             "status": answer.status_code,
@@ -94,7 +94,7 @@ class Trial:
         are ready, as all API server processes say.
         """
         total, last, well = 0.0, time.monotonic(), 0
-        while well < WELL:
+        while well < READY_POLLS:
             health = await client.get(f"{self.server.url}/health")
             ready = await client.get(f"{self.server.url}/ready")
             now = time.monotonic()
@@ -103,7 +103,7 @@ class Trial:
             up, _, num_replicas = health.json().get("ready", "1 of 1").split()[:3]
             all_ready = ready.status_code == 200 and up == num_replicas
             well = well + 1 if asking.done() and all_ready else 0
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
         return total
 
 

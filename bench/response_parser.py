@@ -25,7 +25,7 @@ from bench.results import run, show, spread
 from minfer.effects.text.tools.deltas import Arguments, CallStart, ContentDelta
 from minfer.effects.text.tools.formats import Parsing
 
-TOKEN: Final = 4  # characters
+CHARACTERS_PER_TOKEN: Final = 4  # characters
 STREAMS: Final = 256
 LENGTHS: Final = (1_000, 4_000, 16_000)  # tokens of an answer
 NAMES: Final = ("get_weather", "write_file")
@@ -83,7 +83,10 @@ BROKEN: Final = {
 
 def pieces(text: str) -> list[str]:
     """A text cut into tokens."""
-    return [text[start : start + TOKEN] for start in range(0, len(text), TOKEN)]
+    return [
+        text[start : start + CHARACTERS_PER_TOKEN]
+        for start in range(0, len(text), CHARACTERS_PER_TOKEN)
+    ]
 
 
 def minfer_feed() -> Feed:

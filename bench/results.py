@@ -113,7 +113,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def canvas(
     width: float, height: float
 ) -> Any:  # of matplotlib, which few benchmarks need
-    """A figure of so many inches; as SVG, the same data gives the same file."""
+    """A figure of this size in inches; as SVG, the same data gives the same file."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 

@@ -40,10 +40,10 @@ from minfer.routing.policies import Prefix
 from minfer.routing.state import RouterConfig
 
 CHUNKS: Final = 200  # of a stream
-GAP: Final = 0.002  # seconds between two chunks
+GAP_SECONDS: Final = 0.002  # seconds between two chunks
 TURN: Final = "What follows is a paragraph of a conversation, of common length. " * 8
 TURNS: Final = (1, 16)  # messages of a prompt
-PART: Final = 300  # decisions that are timed together
+DECISIONS_PER_RUN: Final = 300  # decisions that are timed together
 STREAMS: Final = (1, 16)  # at once
 _EVENT: Final = b"data: "
 _HEAD: Final = (
@@ -80,7 +80,7 @@ async def stream(writer: asyncio.StreamWriter) -> None:
     """Write chunks, each with the time."""
     writer.write(_HEAD)
     for _ in range(CHUNKS):
-        await asyncio.sleep(GAP)
+        await asyncio.sleep(GAP_SECONDS)
         text = f"data: {time.monotonic():.6f}\n\n".encode()
         writer.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
     writer.write(b"0\r\n\r\n")
@@ -97,7 +97,7 @@ async def backend() -> None:
 
 
 def body_of(number: int, turns: int, *, streams: bool) -> bytes:
-    """A conversation of its own, of so many messages."""
+    """A conversation of its own, of `turns` messages."""
     roles = itertools.cycle(("user", "assistant"))
     messages = [
         {"role": next(roles), "content": f"{number} {turn} {TURN}"}
@@ -142,9 +142,9 @@ def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
         times = []
         for _ in range(args.repeats):
             begin = time.process_time()
-            for _ in range(PART):
+            for _ in range(DECISIONS_PER_RUN):
                 act()
-            times.append((time.process_time() - begin) / PART)
+            times.append((time.process_time() - begin) / DECISIONS_PER_RUN)
         return min(times)
 
     def placing(folder: Path | None) -> float:
@@ -234,7 +234,7 @@ async def requests(
 async def chunks(
     urls: dict[str, str], router: int, args: argparse.Namespace, streams: int
 ) -> dict[str, Any]:
-    """Delays of the events of so many streams at once."""
+    """Delays of the events of `streams` streams at once."""
     delays: dict[str, list[float]] = {name: [] for name in urls}
     chunk_counts = dict.fromkeys(urls, 0)
     busy = list[float]()

@@ -1,7 +1,7 @@
 """What routing costs by the number of replicas, and what engines tell a router: what
 breaks first as a server grows to 1,000 GPUs.
 
-`replicas`: a million keys over so many replicas, published in messages of the blocks of a
+`replicas`: a million keys over some replicas, published in messages of the blocks of a
 step; a quarter of the documents are shared by 16 replicas as far as their first blocks,
 and eight of them by all. The processor's time of a decision, of a key that is published
 or evicted, of a report of a load, and of reading such a message; bytes for each key.
@@ -43,7 +43,7 @@ from minfer.routing.router import apply, initial_router
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.replicas import RoutedArrival
 
-STEP: Final = 32  # blocks of a step of 2,048 tokens
+BLOCKS_PER_STEP: Final = 32  # blocks of a step of 2,048 tokens
 SHARED: Final = 16  # replicas that share a document
 LARGE: Final = 1000  # GPUs
 KEY: Final = 65  # bytes of a key itself
@@ -63,8 +63,10 @@ def filled(
     state = apply(config, initial_router(config), joined).state
     begin, before = time.thread_time(), resident()
     for number, keys in enumerate(all_keys):
-        for start in range(0, len(keys), STEP):
-            event = BlocksPublished(replicas[number % count], keys[start : start + STEP])
+        for start in range(0, len(keys), BLOCKS_PER_STEP):
+            event = BlocksPublished(
+                replicas[number % count], keys[start : start + BLOCKS_PER_STEP]
+            )
             state = apply(config, state, (event,)).state
     figures = {
         "publish_us": 1e6 * (time.thread_time() - begin) / KEYS,
@@ -91,13 +93,15 @@ def of_replicas(count: int, decisions: int) -> dict[str, Any]:
         state, figures = filled(config, all_keys, count)
         rng, replica = random.Random(2), names(count)[-1]
         turned = state
-        keys = [tuple(rng.randbytes(32) for _ in range(STEP)) for _ in range(200)]
+        keys = [
+            tuple(rng.randbytes(32) for _ in range(BLOCKS_PER_STEP)) for _ in range(200)
+        ]
         begin = time.thread_time()
         for batch in keys:
             turned = apply(config, turned, (BlocksPublished(replica, batch),)).state
         for batch in keys:
             turned = apply(config, turned, (BlocksEvicted(replica, batch),)).state
-        took = (time.thread_time() - begin) / (2 * STEP * len(keys))
+        took = (time.thread_time() - begin) / (2 * BLOCKS_PER_STEP * len(keys))
         report = LoadReport(replica, 1, 20, 2000, 1000)
         text = msgspec.msgpack.encode(CachedKeys(published=keys[0], evicted=keys[1]))
         reader = msgspec.msgpack.Decoder(CachedKeys)
@@ -105,8 +109,10 @@ def of_replicas(count: int, decisions: int) -> dict[str, Any]:
             "replicas": count,
             "publish_or_evict_us": 1e6 * took,
             "report_us": 1e6 * seconds_of(lambda: apply(config, state, (report,)), 2000),
-            "read_us": 1e6 * seconds_of(lambda: reader.decode(text), 2000) / (2 * STEP),
-            "message_bytes_per_key": len(text) / (2 * STEP),
+            "read_us": 1e6
+            * seconds_of(lambda: reader.decode(text), 2000)
+            / (2 * BLOCKS_PER_STEP),
+            "message_bytes_per_key": len(text) / (2 * BLOCKS_PER_STEP),
         }
         figures |= decided(config, state, all_keys, decisions)
     show(figures)
@@ -162,7 +168,7 @@ def of_fronts() -> dict[str, float]:
 def limits(
     replicas: list[dict[str, Any]], engine: dict[str, Any], front: dict[str, float]
 ) -> dict[str, Any]:
-    """Of `LARGE` GPUs with a replica each. `full_at`: with so many GPUs it takes a whole
+    """Of `LARGE` GPUs with a replica each. `full_at`: with as many GPUs it takes a whole
     core of each front, or all that one front can do.
     """
     largest = max(replicas, key=lambda result: result["replicas"])

@@ -70,7 +70,7 @@ REPLICAS: Final = 16
 LIVE: Final = 256  # requests at any time
 WAITING: Final = 32  # of these, at first
 TENANT_REQUESTS: Final = 900
-PART: Final = 250  # decisions that are timed together
+DECISIONS_PER_MEDIAN: Final = 250  # decisions that are timed together
 # An H200's pool for a 7B, as in results/mooncake.json.
 TRACE: Final = {  # an option
     "type": Path,
@@ -88,7 +88,7 @@ ENGINE: Final = EngineConfig(
 
 @frozen
 class Load:
-    """A trace over so many replicas, so many times as fast as it was recorded."""
+    """A trace over `replicas` replicas, `speed` times as fast as it was recorded."""
 
     replicas: int
     speed: float
@@ -186,7 +186,8 @@ def decided(
             running.append(waiting.popleft())
             state = apply(config, state, (Started(running[-1]),)).state
     medians = [
-        percentiles(took[start : start + PART])["p50"] for start in range(0, count, PART)
+        percentiles(took[start : start + DECISIONS_PER_MEDIAN])["p50"]
+        for start in range(0, count, DECISIONS_PER_MEDIAN)
     ]
     return {
         "decision_us": percentiles(took),

@@ -34,7 +34,7 @@ SPREAD: Final = 4.5  # of logits: as peaked as a model's
 
 
 def serve(device: str, vocab: int) -> None:
-    """Answer with microseconds of a draw for so many rows at a temperature."""
+    """Answer with microseconds of a draw for some rows at a temperature."""
     import torch
 
     torch.manual_seed(0)

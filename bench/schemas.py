@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 NAMES = ("id", "name", "size", "path", "mode", "lines", "ok", "next", "kind", "é")
 FORMATS = ("date", "time", "uuid", "ipv4", "email")
 PATTERNS = ("^[a-z]{1,8}$", "^v[0-9]+\\.[0-9]{1,2}$", "^(GET|PUT) /[a-z/]{1,9}$", "^#")
-DEEPEST = 3
+MAX_DEPTH = 3
 
 
 @define
@@ -44,7 +44,7 @@ class Maker:
             self.one_of,
             self.all_of,
         ]
-        return self.rng.choice(leaves if depth >= DEEPEST else leaves + inner)(depth)
+        return self.rng.choice(leaves if depth >= MAX_DEPTH else leaves + inner)(depth)
 
     def string(self, _: int) -> Schema:
         match self.rng.randrange(4):

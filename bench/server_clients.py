@@ -44,7 +44,7 @@ def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
 
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
-    """So many clients at once, each with so many requests in a row."""
+    """`clients` clients at once, each with `requests` requests in a row."""
     plan = LoadPlan(
         url=url,
         prompt_tokens=PROMPT,

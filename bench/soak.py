@@ -27,10 +27,10 @@ from attrs import field, frozen
 from bench.abuse.server import Server, served
 from bench.results import ROOT, run, show
 
-EVERY: Final = 5.0  # seconds between two notes
-WARM_UP: Final = 1 / 6  # of the whole time
+NOTE_SECONDS: Final = 5.0  # seconds between two notes
+WARM_UP_SHARE: Final = 1 / 6  # of the whole time
 CLIENTS: Final = 8
-PAUSE: Final = 0.3  # seconds at most between two requests of a client
+MAX_PAUSE_SECONDS: Final = 0.3  # seconds at most between two requests of a client
 OPTIONS: Final = ["--num-gpu-blocks-override", "160", "--api-processes", "2"]
 WORDS: Final = ("def", "class", "return", "self", "value", "name", "path", "list", "read")
 
@@ -127,7 +127,7 @@ async def client(mix: Mix) -> None:
             await mix.dice.choice(KINDS)(mix)
         except httpx.HTTPError as error:
             mix.answers[type(error).__name__] += 1
-        await asyncio.sleep(mix.dice.random() * PAUSE)
+        await asyncio.sleep(mix.dice.random() * MAX_PAUSE_SECONDS)
 
 
 @frozen
@@ -176,7 +176,7 @@ async def watch(server: Server, seconds: float, mix: Mix) -> list[Note]:
     tasks = [asyncio.ensure_future(client(mix)) for _ in range(CLIENTS)]
     notes: list[Note] = []
     while time.monotonic() - began < seconds:
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(NOTE_SECONDS)
         notes.append(await asyncio.to_thread(note, server, began))
         if len(notes) % 12 == 0:
             whole_memory = sum(notes[-1].memory.values())
@@ -184,7 +184,7 @@ async def watch(server: Server, seconds: float, mix: Mix) -> list[Note]:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(2 * EVERY)
+    await asyncio.sleep(2 * NOTE_SECONDS)
     return [*notes, await asyncio.to_thread(note, server, began)]
 
 
@@ -199,7 +199,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 return await watch(server, seconds, mix), mix
 
         notes, mix = asyncio.run(soak())
-    *under_load, after = [entry for entry in notes if entry.time > WARM_UP * seconds]
+    *under_load, after = [
+        entry for entry in notes if entry.time > WARM_UP_SHARE * seconds
+    ]
     names = sorted(set.intersection(*(set(entry.memory) for entry in under_load)))
     figures = {
         "minutes": args.minutes,

@@ -232,7 +232,7 @@ if __name__ == "__main__":
         "--sparse": {
             "type": int,
             "default": 8,
-            "help": "of so many prompts one is for the pure functions",
+            "help": "of as many prompts one is for the pure functions",
         },
         "--seed": 0,
     }

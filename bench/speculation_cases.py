@@ -21,7 +21,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 
 PLAIN: Final = "without"
 DRAFTS: Final = 4  # always
-MOST_DRAFTS: Final = 8  # where there are as many as pay
+MAX_DRAFTS: Final = 8  # where there are as many as pay
 ACCEPTANCES: Final = (0.5, 0.7, 0.9)
 BATCHES: Final = (1, 8, 32, 64)
 PERIOD: Final = 64  # tokens after which a text that goes round is where it was
@@ -75,7 +75,7 @@ def speculative_config(method: str, *, adaptive: bool, **extra: Any) -> dict[str
     """A speculative configuration."""
     return {
         "method": method,
-        "num_speculative_tokens": MOST_DRAFTS if adaptive else DRAFTS,
+        "num_speculative_tokens": MAX_DRAFTS if adaptive else DRAFTS,
         "adaptive": adaptive,
         **extra,
     }
@@ -168,7 +168,7 @@ def _random(
     ways: Mapping[str, Way],
     sizes: tuple[int, int],
 ) -> Part:
-    """Batches of requests of so many tokens in and out."""
+    """Batches of requests with `sizes` tokens in and out."""
     length, tokens = sizes
 
     def prompts(batch: int, rng: random.Random) -> Prompts:

@@ -40,7 +40,7 @@ from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
 from minfer.effects.live.engine.interpreter import paused_collector
 
-SETTLED: Final = 90.0  # seconds, at most, until an engine has its graphs
+MAX_SETTLE_SECONDS: Final = 90.0  # seconds, at most, until an engine has its graphs
 WARM: Final = 2  # rounds of each case that do not count
 # vLLM 0.26.0 on an H200, the same shapes and lengths, by batch: tokens a second without
 # drafts, with 4 at 0.7 and with 6 at 0.9 (by place, a, a^2 ... of all that are proposed).
@@ -50,7 +50,7 @@ VLLM: Final = {
     "batch 32": (4894, 3666, 4673),
     "batch 64": (7783, 5107, 6956),
 }
-SHOWN: Final = {1: "at 0.7, 4 drafts", 2: "at 0.9, 6 drafts"}  # columns of it
+PEER_COLUMNS: Final = {1: "at 0.7, 4 drafts", 2: "at 0.9, 6 drafts"}  # columns of it
 IN_PART: Final = {"cpu": ("bundled", "ngram"), "cuda": ("set", "circle")}
 
 
@@ -118,7 +118,7 @@ def settle(llm: LLM) -> None:
     executor: Any = llm.worker.driver.executor
     background = executor.background
     if background is not None and background.thread is not None:
-        background.thread.join(SETTLED)
+        background.thread.join(MAX_SETTLE_SECONDS)
 
 
 @define
@@ -132,7 +132,7 @@ class Rounds:
     warm: int = 0
 
     def go_on(self, pairs: int, keep: Callable[[], None]) -> bool:
-        """Rounds until there are so many; false if there is no time left."""
+        """Rounds until there are `pairs`; false if there is no time left."""
         took = 0.0
         while len(self.rates[PLAIN]) < pairs:
             begin = time.monotonic()
@@ -183,7 +183,8 @@ def table(cases: Mapping[str, Any], peer: Mapping[str, tuple[int, ...]]) -> None
         if name in peer:
             baseline = peer[name][0]
             ratios = {
-                SHOWN[way_index]: peer[name][way_index] / baseline for way_index in SHOWN
+                PEER_COLUMNS[way_index]: peer[name][way_index] / baseline
+                for way_index in PEER_COLUMNS
             }
             show({f"    vLLM 0.26.0, {baseline} tok/s without": ratios})
 

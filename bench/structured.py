@@ -1,6 +1,6 @@
 """Outputs that must look like something: that they do, and what it costs.
 
-Without a shape, on the CPU: so many generations of the bundled model under JSON schemas
+Without a shape, on the CPU: --count generations of the bundled model under JSON schemas
 by a seed, regular expressions, grammars and choices. Whatever ends by itself is held
 against the constraint by independent code (jsonschema, `re`, a parser of its own); what
 was cut must be a beginning of it.
@@ -32,7 +32,7 @@ from bench.schemas import Maker
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
-MOST_TOKENS = 800
+MAX_TOKENS = 800
 AT_ONCE = 64
 PROMPT = "def main():\n    "
 
@@ -208,7 +208,7 @@ def compiles(llm: LLM, case: Case) -> bool:
 def params(case: Case, seed: int) -> SamplingParams:
     return SamplingParams(
         temperature=1,
-        max_tokens=MOST_TOKENS,
+        max_tokens=MAX_TOKENS,
         seed=seed,
         structured_outputs=case.constraint,
     )

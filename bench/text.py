@@ -33,7 +33,7 @@ LENGTH: Final = 1000  # characters of a stop string
 TOKENS: Final = 256  # of an answer
 NEVER: Final = "§"  # no answer has it
 PROMPT: Final = "def find_file(name, path):\n"
-SHARE: Final = 10  # of a long answer, its first tokens and its last are this part
+ENDS_SHARE: Final = 10  # of a long answer, its first tokens and its last are this part
 LONG: Final = 100_000  # tokens of a long answer
 TEXT: Final = "café “日本語” नमस्ते مرحبا 👩\u200d👩\u200d👧 🇩🇪 def f(x):\n    return x\n"
 
@@ -116,7 +116,7 @@ def flatness(repetitions: int) -> dict[str, Any]:
 def _flat(
     way: Callable[[], Callable[[int], object]], ids: list[int], repetitions: int
 ) -> dict[str, Any]:
-    size = len(ids) // SHARE
+    size = len(ids) // ENDS_SHARE
     ratios, costs = [], []
     for _ in range(repetitions + 1):
         push = way()

@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from bench.core_step import BLOCK, MOST, VOCAB, Load, MadeUp
+from bench.core_step import BLOCK, MAX_OUTPUT_TOKENS, VOCAB, Load, MadeUp
 from bench.results import percentiles, run, show
 from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
@@ -31,7 +31,7 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, initial
 
 ROWS = 1024
-LINE = 9_500  # samples that wait while others are cancelled
+WAITING_SAMPLES = 9_500  # samples that wait while others are cancelled
 USES = 1_000_000
 STORM = 300  # turns
 Measure = Callable[[], list[float]]  # milliseconds of one repetition's turns
@@ -83,7 +83,7 @@ class Engine:
         )
         keys = block_keys(b"", prompt, self.config.block_size)
         settings = {
-            "max_tokens": MOST,
+            "max_tokens": MAX_OUTPUT_TOKENS,
             "stop_ids": frozenset((0,)),
             "keys": keys,
             **overrides,
@@ -138,7 +138,7 @@ def _crowd(engine: Engine) -> None:
     change.take(pool.available - 64)  # as if others had them
     engine.state = evolve(engine.state, blocks=change.done())
     large = engine.request(128 * BLOCK)
-    engine.turn(*(Submit(evolve(large, id=f"waits {i}")) for i in range(LINE)))
+    engine.turn(*(Submit(evolve(large, id=f"waits {i}")) for i in range(WAITING_SAMPLES)))
 
 
 def cancels_of_two() -> Measure:
@@ -244,10 +244,14 @@ class Case:
 CASES = {
     "cancels": Case("1,024 cancels of running requests", cancels, 12),
     "cancels_of_two": Case(
-        f"500 cancels of n = 2, one sample over, {LINE:,} waiting", cancels_of_two, 12
+        f"500 cancels of n = 2, one sample over, {WAITING_SAMPLES:,} waiting",
+        cancels_of_two,
+        12,
     ),
     "cancels_in_line": Case(
-        f"500 cancels of n = 2 in a line of {LINE + 1000:,}", cancels_in_line, 12
+        f"500 cancels of n = 2 in a line of {WAITING_SAMPLES + 1000:,}",
+        cancels_in_line,
+        12,
     ),
     "submits": Case("10,000 submits", submits, 120),
     "failed_step": Case("a failed step, rows of 2,000 tokens", failed_step, 18),

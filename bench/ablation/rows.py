@@ -31,7 +31,7 @@ class Place:
     prompts: tuple[tuple[int, ...], ...]  # of real text, for drafts; none on a GPU
 
     def pages(self, size: int) -> Options:
-        """A pool of blocks of so many tokens."""
+        """A pool of blocks of `size` tokens."""
         return {"block_size": size, "num_gpu_blocks_override": self.pool // size}
 
 

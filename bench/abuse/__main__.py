@@ -36,9 +36,9 @@ from bench.abuse.server import Server, pinned, served, write_checkpoint
 from bench.results import ROOT, show, write
 
 SECONDS: Final = 6.0  # of each attack
-WARM_UP: Final = 15.0  # seconds
-CALM: Final = 40.0  # seconds at most until nothing of an attack is left
-SLICE: Final = 0.01  # seconds: what the control burns and rests in
+WARM_UP_SECONDS: Final = 15.0  # seconds
+MAX_CALM_SECONDS: Final = 40.0  # seconds at most until nothing of an attack is left
+SLICE_SECONDS: Final = 0.01  # seconds: what the control burns and rests in
 BENCH: Final = [sys.executable, "-m"]
 
 
@@ -118,7 +118,7 @@ class Siege:
         }
 
     def control(self, processors: float) -> dict[str, Any]:
-        """The same figures while so many processors' time is burnt, and nothing sent."""
+        """The same figures while `processors` cores are busy, and nothing is sent."""
         self.neighbours.seen()
         self._attackers("--burn", str(processors))
         return self.neighbours.seen()
@@ -138,7 +138,7 @@ class Siege:
     def calm(self) -> float | None:
         """Seconds until only the neighbours are served; None: not in time."""
         began = time.monotonic()
-        while (spent := time.monotonic() - began) < CALM:
+        while (spent := time.monotonic() - began) < MAX_CALM_SECONDS:
             try:
                 load = self.server.load()
             except OSError:  # it does not answer in time
@@ -164,10 +164,10 @@ def burn(processors: float, seconds: float) -> None:
     """Spend this share of one processor's time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        slice_end = time.monotonic() + SLICE * min(processors, 1.0)
+        slice_end = time.monotonic() + SLICE_SECONDS * min(processors, 1.0)
         while time.monotonic() < slice_end:
             pass
-        time.sleep(SLICE * max(0.0, 1.0 - processors))
+        time.sleep(SLICE_SECONDS * max(0.0, 1.0 - processors))
 
 
 def attack_as_child(options: argparse.Namespace) -> None:
@@ -183,7 +183,7 @@ def attack_as_child(options: argparse.Namespace) -> None:
 
 
 def cores_of(counts: Sequence[int]) -> Cores:
-    """So many processors for the server, its neighbours and the attackers, in order."""
+    """Processors for the server, its neighbours and the attackers, in order."""
     if not counts:
         return Cores()
     processors = sorted(os.sched_getaffinity(0))
@@ -238,7 +238,7 @@ def siege(options: argparse.Namespace) -> list[dict[str, Any]]:
             served(options.tree.resolve(), cores.server, server_options)
         )
         crowd = neighbours(stack, server.port, options, cores)
-        time.sleep(WARM_UP)
+        time.sleep(WARM_UP_SECONDS)
         scene = Siege(server, crowd, cores, options.seconds, options.after)
         for name in options.attacks:
             row = scene.attack(name)

@@ -16,9 +16,9 @@ from attrs import define, field
 from bench.abuse.attacks import HOST, request
 
 TOKENS: Final = 512  # of an answer
-BREAK: Final = 5.0  # seconds until a client whose connection broke tries again
+RETRY_SECONDS: Final = 5.0  # seconds until a client whose connection broke tries again
 END: Final = b"0\r\n\r\n"  # of an answer in chunks
-PROBE_EVERY: Final = 0.1  # seconds
+PROBE_SECONDS: Final = 0.1  # seconds
 HEALTH: Final = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
 PROBE: Final = {"prompt": [i % 999 for i in range(1600)], "max_tokens": 1}
 
@@ -77,7 +77,7 @@ async def client(port: int, number: int, seen: Seen) -> None:
             await stream(port, number, seen)
         except OSError:
             seen.broken += 1
-            await asyncio.sleep(BREAK)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def probe(port: int, seen: Seen, name: str, data: bytes) -> None:
@@ -94,7 +94,7 @@ async def probe(port: int, seen: Seen, name: str, data: bytes) -> None:
         except OSError:
             seen.broken += 1
         getattr(seen, name).append(time.perf_counter() - began)
-        await asyncio.sleep(PROBE_EVERY)
+        await asyncio.sleep(PROBE_SECONDS)
 
 
 async def main(port: int, first: int, streams: int) -> None:

@@ -18,7 +18,7 @@ from bench.results import ROOT
 from bench.shapes import qwen
 
 BUNDLED: Final = ROOT / "effects" / "bundled" / "target"
-ANSWER: Final = 20.0  # seconds
+ANSWER_SECONDS: Final = 20.0  # seconds
 GAUGES: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 # A template that a request can send round in circles.
 LOOP: Final = (
@@ -48,7 +48,7 @@ class Server:
     def load(self) -> dict[str, float]:
         """Requests and blocks, from its metrics."""
         url = f"http://127.0.0.1:{self.port}/metrics"
-        with urllib.request.urlopen(url, timeout=ANSWER) as answer:  # our own
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # our own
             text = answer.read().decode()
         gauges = {}
         for name in GAUGES:
