@@ -59,13 +59,13 @@ Serve = Callable[[list[Arrival]], list[list[int]]]  # gives the output tokens of
 async def continuous(llm: AsyncLLM, work: list[Arrival]) -> list[list[int]]:
     """As minfer serves: each request joins when it comes."""
 
-    async def one(arrival: Arrival) -> list[int]:
+    async def output_tokens(arrival: Arrival) -> list[int]:
         await asyncio.sleep(arrival.at)
         params = SamplingParams(temperature=0, max_tokens=arrival.tokens, ignore_eos=True)
         outputs = [o async for o in llm.generate(arrival.prompt, params, streaming=False)]
         return list(outputs[0].outputs[0].token_ids)
 
-    return await asyncio.gather(*map(one, work))
+    return await asyncio.gather(*map(output_tokens, work))
 
 
 def static_batches(

@@ -58,7 +58,7 @@ async def replayed(llm: AsyncLLM, work: list[Asked], speed: float) -> list[float
     """ms to the first token of each request, which arrive `speed` times as fast."""
     began = time.perf_counter()
 
-    async def one(asked: Asked) -> float:
+    async def first_token_ms(asked: Asked) -> float:
         await asyncio.sleep(max(0.0, asked.at / speed - (time.perf_counter() - began)))
         begin, first_token = time.perf_counter(), 0.0
         prompt = {"prompt_token_ids": asked.tokens}
@@ -66,7 +66,7 @@ async def replayed(llm: AsyncLLM, work: list[Asked], speed: float) -> list[float
             first_token = first_token or time.perf_counter()
         return 1e3 * (first_token - begin)
 
-    return [*await asyncio.gather(*map(one, work))]
+    return [*await asyncio.gather(*map(first_token_ms, work))]
 
 
 async def served(llm: AsyncLLM, work: list[Asked], speed: float) -> dict[str, Any]:

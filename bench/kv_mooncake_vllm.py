@@ -34,7 +34,7 @@ class Replay:
     prompts: int = 0
     sent: int = 0
 
-    async def one(self, asked: Asked, due: float) -> float:
+    async def first_token_ms(self, asked: Asked, due: float) -> float:
         """ms to the first token of a request, sent when it is due."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -66,7 +66,7 @@ class Replay:
         self.cached = self.prompts = 0
         return [
             *await asyncio.gather(
-                *(self.one(asked, began + asked.at / speed) for asked in work)
+                *(self.first_token_ms(asked, began + asked.at / speed) for asked in work)
             )
         ]
 

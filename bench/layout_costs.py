@@ -129,13 +129,14 @@ def four_ranks() -> Steps:
     """
     single, double = one_rank(), two_ranks()
 
-    def four(seconds_of_one: float, seconds_of_two: float) -> float:
+    def extrapolate(seconds_of_one: float, seconds_of_two: float) -> float:
         return seconds_of_one / 4 + 1.5 * (seconds_of_two - seconds_of_one / 2)
 
     decode = {
-        rows: four(single.decode[rows], took) for rows, took in double.decode.items()
+        rows: extrapolate(single.decode[rows], took)
+        for rows, took in double.decode.items()
     }
-    prefill = four(single.prefill, double.prefill)
+    prefill = extrapolate(single.prefill, double.prefill)
     return Steps(decode, prefill, single.pair / 4, position(DENSE, 4))
 
 

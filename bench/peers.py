@@ -54,11 +54,13 @@ def keys_of(turn: int, count: int) -> list[bytes]:
 def in_threads(work: Callable[[bytes], None], keys: Sequence[bytes], count: int) -> None:
     """Do work for each key, in `count` threads."""
 
-    def some(first: int) -> None:
+    def work_on_share(first: int) -> None:
         for key in keys[first::count]:
             work(key)
 
-    threads = [threading.Thread(target=some, args=(first,)) for first in range(count)]
+    threads = [
+        threading.Thread(target=work_on_share, args=(first,)) for first in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

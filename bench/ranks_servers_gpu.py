@@ -114,7 +114,7 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
         served.drain()
         load = Load(served.url, bodies(2, 100))
 
-        async def all_of_them() -> None:
+        async def lose_ranks() -> None:
             await served.until_ready()
             await load.learn()
             async with load.clients():
@@ -132,7 +132,7 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
                     }
                     show({name: seconds[name]})
 
-        asyncio.run(all_of_them())
+        asyncio.run(lose_ranks())
     ends = {"requests": len(load.ended), "lost": len(load.lost())}
     return {"seconds": seconds, **ends, "different": len(load.different())}
 

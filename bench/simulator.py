@@ -101,7 +101,7 @@ def serve(
     driver, turns, report = llm.worker.driver, Kept(), Report(llm.setup.config)
     driver.record, begin = turns, driver.clock() + 0.1
 
-    async def one(arrival: float, request: Request) -> None:
+    async def serve_request(arrival: float, request: Request) -> None:
         params = SamplingParams(
             temperature=0, max_tokens=request.max_tokens, ignore_eos=True
         )
@@ -115,15 +115,17 @@ def serve(
         ):
             pass
 
-    async def every() -> None:
+    async def serve_all() -> None:
         arrivals = (
             (arrival, event)
             for arrival, event in trace.arrivals(64)
             if isinstance(event, Request)
         )
-        await asyncio.gather(*(one(arrival, request) for arrival, request in arrivals))
+        await asyncio.gather(
+            *(serve_request(arrival, request) for arrival, request in arrivals)
+        )
 
-    asyncio.run(every())
+    asyncio.run(serve_all())
     driver.record = None
     return [*measured_steps(report.seen(turns))], latencies(report)
 

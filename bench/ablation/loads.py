@@ -95,11 +95,11 @@ async def _run(llm: AsyncLLM, work: Sequence[Work], *, recomputed: bool) -> Run:
     answer = _token_by_token if recomputed else _streamed
     begin = time.perf_counter()
 
-    async def one(item: Work) -> list[float]:
+    async def token_times(item: Work) -> list[float]:
         await asyncio.sleep(item.at)
         return await answer(llm, item)
 
-    times = await asyncio.gather(*map(one, work))
+    times = await asyncio.gather(*map(token_times, work))
     seconds = time.perf_counter() - begin
     gaps = [b - a for row in times for a, b in pairwise(row[1:])]
     middle, high = numpy.percentile(gaps, [50, 99])

@@ -109,7 +109,7 @@ def routing_lines(
         times = decision["deferred"]
         waited = f", after it was deferred {times:,} times" if times else ""
         reason = (
-            _why(decision["placed"])
+            _placement_reason(decision["placed"])
             if decision["placed"]
             else "sent there without a decision"
         )
@@ -120,7 +120,7 @@ def routing_lines(
         yield f"  {request} to {target}{waited}: {reason}{end}"
 
 
-def _why(placed: dict[str, Any]) -> str:
+def _placement_reason(placed: dict[str, Any]) -> str:
     """Why a replica was chosen, with its expected cost and those of the others."""
     words = str(placed["why"])
     if placed["override"]:

@@ -80,7 +80,7 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
         compared = agreement and {**asdict(agreement), "holds": agreement.holds}
         print(json.dumps({"runs": results, "routers": routed, "agreement": compared}))
     else:
-        print("\n".join(_sums(results, routed, agreement)))
+        print("\n".join(_totals(results, routed, agreement)))
     diverged = any(router["divergence"] for router in routed)
     disagree = agreement is not None and not agreement.holds
     return max(
@@ -169,7 +169,7 @@ def _say_nothing(lines: Iterator[str]) -> None:
 def _engine_lines(results: Results) -> Iterator[str]:
     machine = results["about"].get("machine")
     counts = f"{results['turns']:,} turns, {results['samples']:,} samples"
-    outcome = _how(results, bool(results["divergence"] or results["raised"]))
+    outcome = _outcome(results, bool(results["divergence"] or results["raised"]))
     name = f"{results['run']} on {machine}" if machine else results["run"]
     yield _LINE.format(name=name, what=counts, how=outcome)
     if results["raised"]:
@@ -180,17 +180,17 @@ def _engine_lines(results: Results) -> Iterator[str]:
 
 def _router_lines(results: Results) -> Iterator[str]:
     counts = f"{results['turns']:,} turns, {results['placed']:,} placed"
-    outcome = _how(results, bool(results["divergence"]))
+    outcome = _outcome(results, bool(results["divergence"]))
     yield _LINE.format(name=f"{results['run']}{ROUTERS}", what=counts, how=outcome)
     if results["divergence"]:
         yield from replay_routing.divergence_lines(results["divergence"])
 
 
-def _how(results: Results, wrong: bool) -> str:
+def _outcome(results: Results, wrong: bool) -> str:
     return "not as recorded" if wrong else f"verified{_ENDS[results['closed']]}"
 
 
-def _sums(
+def _totals(
     runs: Sequence[Results], routers: Sequence[Results], agreement: Agreement | None
 ) -> Iterator[str]:
     """The totals of all journals, and the comparison."""
