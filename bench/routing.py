@@ -257,9 +257,9 @@ def reported(
     reports = {name: Report(config) for name in replicas}
     for event in simulation.run():
         if not isinstance(event, RoutedArrival):
-            reports[event.replica].see(event.turn)
+            reports[event.replica].fold(event.turn)
         elif event.routed.replica is not None:
-            reports[event.routed.replica].arrives(event.request.id, event.time)
+            reports[event.routed.replica].note_arrival(event.request.id, event.time)
     return [*reports.values()]
 
 

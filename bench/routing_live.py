@@ -212,7 +212,7 @@ def recorded(folder: Path) -> Recorded:
         config, report = journal.config, Report(journal.config)
         steps += measured_steps(iter(all_turns))
         submitted = dict[str, float]()
-        for turn in report.seen(all_turns):
+        for turn in report.fold_turns(all_turns):
             now = turn.transition.state.time
             for event in turn.events:
                 if isinstance(event, Submit):

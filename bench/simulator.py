@@ -109,7 +109,7 @@ def serve(
         prompt = {"prompt_token_ids": ids, "cache_salt": salt}
         while (left := begin + arrival - driver.clock()) > 0:
             await asyncio.sleep(left)
-        report.arrives(request.id, driver.clock())
+        report.note_arrival(request.id, driver.clock())
         async for _ in llm.generate(
             prompt, params, streaming=False, request_id=request.id
         ):
@@ -127,15 +127,18 @@ def serve(
 
     asyncio.run(serve_all())
     driver.record = None
-    return [*measured_steps(report.seen(turns))], latencies(report)
+    return [*measured_steps(report.fold_turns(turns))], latencies(report)
 
 
 def simulated(
     trace: ArrivalTrace, config: EngineConfig, cost: CostModel
 ) -> dict[str, float]:
     report = Report(config)
-    arrivals = report.note(trace.arrivals(config.block_size))
-    deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
+    arrivals = report.note_arrivals(trace.arrivals(config.block_size))
+    deque(
+        report.fold_turns(Simulation(config, Simulated(), cost, arrivals).turns()),
+        maxlen=0,
+    )
     return latencies(report)
 
 

@@ -18,9 +18,9 @@ from minfer.effects.cli.options import (
     structured_options,
 )
 from minfer.effects.cli.standard_streams import (
+    accept_any_text,
     print_message,
     show_stats,
-    take_any_text,
     write,
 )
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = llm_settings(options)
     search = _search(options)
-    take_any_text()
+    accept_any_text()
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
     if options.model is None and sys.stderr.isatty():

@@ -20,7 +20,7 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
     """Add `--policies`."""
     parser.add_argument(
         "--policies",
-        type=know_policies,
+        type=register_policies,
         metavar="MODULE",
         default=default,
         help="a Python module with scheduling policies of your own, found as if it were "
@@ -29,7 +29,7 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
     )
 
 
-def know_policies(module: str) -> str:
+def register_policies(module: str) -> str:
     """Register a module's classes by their names; returns the module's name.
 
     Raises ArgumentTypeError if it cannot be imported, or has a class with the name of one
@@ -44,11 +44,11 @@ def know_policies(module: str) -> str:
         ) from None
     for member in members.values():
         if isinstance(member, type) and attrs.has(member):
-            _know(member, module)
+            _register(member, module)
     return module
 
 
-def _know(policy_class: type, module: str) -> None:
+def _register(policy_class: type, module: str) -> None:
     kind: Any = attrs.resolve_types(policy_class)
     name = kind.__name__
     if RECORDS.setdefault(name, kind) is not kind:

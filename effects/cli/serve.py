@@ -379,8 +379,8 @@ def complete(options: argparse.Namespace) -> None:
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:
-        seats = options.max_num_seqs or EngineArgs().max_num_seqs
-        options.max_waiting = WAITING_PER_SEQ * seats
+        max_num_seqs = options.max_num_seqs or EngineArgs().max_num_seqs
+        options.max_waiting = WAITING_PER_SEQ * max_num_seqs
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
 

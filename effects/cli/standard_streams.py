@@ -30,7 +30,7 @@ def print_message(text: str) -> None:
     print(f"minfer: {text}", file=sys.stderr, flush=True)
 
 
-def take_any_text() -> None:
+def accept_any_text() -> None:
     """Have no text end the program.
 
     Neither a terminal that is not Unicode nor input that is not UTF-8 does: errors of the

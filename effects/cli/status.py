@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
             "the API key (--api-key, or MINFER_API_KEY) has a line break or another "
             "character that no key has"
         )
-    server = _Server(_base(options.url), key)
+    server = _Server(_address(options.url), key)
     status = _status_in_time(server)
     print("\n".join(_lines(server.base, status)))
     return 0 if status["status"] == _READY else UNREADY
@@ -110,7 +110,7 @@ class _Server:
         """GET `path`; returns the HTTP status and the body. Raises ConfigError."""
         head = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            request = Request(self.base + path, headers=head)  # noqa: S310 - see `_base`
+            request = Request(self.base + path, headers=head)  # noqa: S310 - see `_address`
             try:
                 answer = build_opener(_NoRedirects).open(
                     request, timeout=_TIMEOUT_SECONDS
@@ -157,7 +157,8 @@ def _status_of(server: _Server) -> dict[str, Any]:
     status = server.ask("/ready")
     if "version" in status:
         return status
-    return {**status, **_of_router(server)}  # or of a server that still loads its model
+    # It may also be a server that still loads its model.
+    return {**status, **_router_status(server)}
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -167,7 +168,7 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _base(url: str) -> str:
+def _address(url: str) -> str:
     """The address of a server, without /v1. Raises ConfigError."""
     try:
         address = urlsplit(url if "://" in url else f"http://{url}")
@@ -183,7 +184,7 @@ def _base(url: str) -> str:
     return address.geturl().rstrip("/").removesuffix("/v1")
 
 
-def _of_router(server: _Server) -> Mapping[str, Any]:
+def _router_status(server: _Server) -> Mapping[str, Any]:
     """A router's figures, under the names that a server has; empty if it is no router.
     Raises ConfigError.
     """

@@ -31,9 +31,9 @@ from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_routing import (
     place_lines,
+    place_of,
     routing_lines,
     routing_of,
-    where_of,
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
@@ -131,7 +131,7 @@ def explain(options: argparse.Namespace) -> int:
     ids = {request_of(explanation["id"]) for explanation in explanations} or {name}
     routing = routing_of(options.file, ids)
     if not (explanations or routing):
-        raise _unknown(options.file, runs, name)
+        raise _unknown_request(options.file, runs, name)
     if options.json:
         first, *other_explanations = explanations or [{}]
         print(json.dumps({**first, "others": other_explanations, "routing": routing}))
@@ -148,7 +148,7 @@ def explain(options: argparse.Namespace) -> int:
     return code
 
 
-def _unknown(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
+def _unknown_request(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
     """The error for a request that is in no journal of a folder."""
     ids = list[str]()
     for run in runs:
@@ -182,7 +182,7 @@ def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
     explanations = _requests_in(journal, name)
     if not explanations:
         journal.asked(whole=True)  # raises if it is where the file is damaged
-    return [{**explanation, **where_of(run, journal)} for explanation in explanations]
+    return [{**explanation, **place_of(run, journal)} for explanation in explanations]
 
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:

@@ -36,13 +36,13 @@ _ENDS: Final = {  # by how it left a replica, and whether its first token came f
 }
 
 
-def where_of(run: RunFiles, journal: Journal) -> dict[str, str]:
+def place_of(run: RunFiles, journal: Journal) -> dict[str, str]:
     """The replica and the machine of a run, each empty if it is not known."""
     return {"replica": run.replica, "machine": machine_of(journal)}
 
 
 def place_lines(place: Mapping[str, str]) -> Iterator[str]:
-    """A line with the results of `where_of`; none if neither is known."""
+    """A line with the results of `place_of`; none if neither is known."""
     phrases = [f"at replica {place['replica']}"] if place["replica"] else []
     phrases += [f"on machine {place['machine']}"] if place["machine"] else []
     if phrases:
@@ -76,12 +76,12 @@ def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
         decisions += [
             _figures(file.stem, request)
             for request in requests.all
-            if _is_of(request, ids)
+            if _is_about(request, ids)
         ]
     return decisions
 
 
-def _is_of(request: RoutedRequest, ids: Collection[str]) -> bool:
+def _is_about(request: RoutedRequest, ids: Collection[str]) -> bool:
     """Whether it is one of these requests, a prompt of one of these answers, or a beam of
     a request that a router placed.
     """
@@ -96,7 +96,7 @@ def _figures(router: str, request: RoutedRequest) -> dict[str, Any]:
 def routing_lines(
     routing: list[dict[str, Any]], places: Iterable[Mapping[str, str]]
 ) -> Iterator[str]:
-    """Lines of text for the results of `routing_of`; `places` are results of `where_of`,
+    """Lines of text for the results of `routing_of`; `places` are results of `place_of`,
     from which the machines are taken.
     """
     machines = {place["replica"]: place["machine"] for place in places}

@@ -182,7 +182,7 @@ def _report_from(
     """Pass all turns on; `report` gets those from `first_turn` on."""
     for turn in turns:
         if turn.number >= first_turn:
-            report.see(turn)
+            report.fold(turn)
         yield turn
 
 
@@ -194,10 +194,10 @@ def _fork_figures(
     """
     report = Report(forked.config)
     for since, request in forked.handed:  # they have waited, and may have had tokens
-        report.arrives(request.id, since)
+        report.note_arrival(request.id, since)
         if request.output:
             report.last[request.id, 0] = begin
-    turns = report.seen(forked.turns)
+    turns = report.fold_turns(forked.turns)
     if save:
         write_journal(save, forked.config, islice(turns, skip, None))
     deque(turns, maxlen=0)

@@ -35,7 +35,7 @@ def verify_run(journal: Journal, end_turn: int | None = None) -> Results:
     begin = time.perf_counter()
     with paused_collector():
         try:
-            deque(report.seen(journal.turns(until=end_turn)), maxlen=0)
+            deque(report.fold_turns(journal.turns(until=end_turn)), maxlen=0)
         except DivergenceError as error:
             divergence = asdict(error.divergence)
         except EngineRaisedError as error:

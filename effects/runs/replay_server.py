@@ -39,7 +39,7 @@ from minfer.journal.agreement import (
 from minfer.journal.format import JournalError
 from minfer.journal.routed_requests import RoutedRequests
 
-Say: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
+PrintLines: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
 _MAX_SHOWN: Final = 5  # disagreements of each kind, at most, that are printed
 _MISSING: Final = "{id!r} got tokens from replica {replica}, and is not in its journal"
 _UNSENT: Final = "{id!r} is in a journal of replica {replica}, where no router sent it"
@@ -60,11 +60,11 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
     )
-    say = _say_nothing if options.json else _say
+    print_lines = _print_nothing if options.json else _print_all
     routers = _Routers()
-    files = sorted(folder.glob(f"*{ROUTERS}"), key=_prefills)
+    files = sorted(folder.glob(f"*{ROUTERS}"), key=_is_prefill_router)
     routed, routers_code = _each_router(files, routers)
-    engines, replicas = _Engines(say), replica_runs_in(folder)
+    engines, replicas = _Engines(print_lines), replica_runs_in(folder)
     root_runs = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
     runs = [
         *root_runs,
@@ -72,7 +72,7 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     ]
     results, code = read_each(runs, engines.verify)
     for router in routed:
-        say(_router_lines(router))
+        print_lines(_router_lines(router))
     agreement = None
     if routers.records:
         agreement = compare(routers.records, engines.records(replicas))
@@ -105,21 +105,21 @@ def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Resul
 class _Engines:
     """Replays runs of engines, and keeps what is compared with the routers' journals."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._asked = dict[str, list[EngineRequest]]()  # by run
-        self._whole = dict[str, bool]()
+    def __init__(self, print_lines: PrintLines) -> None:
+        self._print_lines = print_lines
+        self._requests = dict[str, list[EngineRequest]]()  # by run
+        self._from_start = dict[str, bool]()
 
     def verify(self, run: RunFiles) -> Results:
         """Replay a run; returns the results. Raises JournalError."""
         journal = run.open()
         names = [(name, request_of(name)) for name in journal.asked()]
-        self._asked[run.name] = [
+        self._requests[run.name] = [
             EngineRequest(request_id, request_id != name) for name, request_id in names
         ]
         results = {"run": run.name, **replay_run.verify_run(journal)}
-        self._whole[run.name] = journal.segments[0].head.turn == 0
-        self._say(_engine_lines(results))
+        self._from_start[run.name] = journal.segments[0].head.turn == 0
+        self._print_lines(_engine_lines(results))
         return results
 
     def records(
@@ -128,8 +128,8 @@ class _Engines:
         """The requests of each replica, in the order of its runs, by its number."""
         return {
             name: ReplicaRecord(
-                [request for run in runs for request in self._asked.get(run.name, ())],
-                all(self._whole.get(run.name, False) for run in runs),
+                [request for run in runs for request in self._requests.get(run.name, ())],
+                all(self._from_start.get(run.name, False) for run in runs),
             )
             for name, runs in replicas.items()
         }
@@ -148,21 +148,23 @@ class _Routers:
             results = replay_routing.verify_router(file, requests)
             is_whole = results["closed"] and not results["divergence"]
         finally:
-            record = RouterRecord(file.name, requests.all, is_whole, _prefills(file))
+            record = RouterRecord(
+                file.name, requests.all, is_whole, _is_prefill_router(file)
+            )
             self.records.append(record)
         return results
 
 
-def _prefills(file: Path) -> bool:
+def _is_prefill_router(file: Path) -> bool:
     """Whether the file is that of a router of engines that only prefill."""
     return file.stem.endswith(PREFILL_ROUTER)
 
 
-def _say(lines: Iterator[str]) -> None:
+def _print_all(lines: Iterator[str]) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _say_nothing(lines: Iterator[str]) -> None:
+def _print_nothing(lines: Iterator[str]) -> None:
     del lines
 
 

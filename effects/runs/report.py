@@ -53,8 +53,8 @@ class Report:
     arrival, and the others within `tpot` seconds each on average.
 
     A sample's arrival is the turn in which its request came, or the real arrival, if
-    that went through `note`. Samples of which a journal shows only the end count as
-    ended, but in no latency.
+    that went through `note_arrivals`. Samples of which a journal shows only the end count
+    as ended, but in no latency.
 
     The events of a request in one turn may come in any order: some of its samples end
     with a step, others are cancelled, and its id is used again. So no fact here depends
@@ -82,24 +82,24 @@ class Report:
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
-    def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    def note_arrivals(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """Pass arrivals on, and note their times."""
         for time, event in arrivals:
             if isinstance(event, Request):
-                self.arrives(event.id, time)
+                self.note_arrival(event.id, time)
             yield time, event
 
-    def arrives(self, name: str, time: float) -> None:
+    def note_arrival(self, name: str, time: float) -> None:
         """Note the arrival of a request before it enters the engine."""
         self.noted.setdefault(name, deque()).append(time)
 
-    def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+    def fold_turns(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """Pass turns on, and fold them."""
         for turn in turns:
-            self.see(turn)
+            self.fold(turn)
             yield turn
 
-    def see(self, turn: Turn) -> None:
+    def fold(self, turn: Turn) -> None:
         """Fold a turn."""
         before, after = turn.before, turn.transition.state
         if self.state is None:

@@ -132,10 +132,10 @@ def _simulate(options: argparse.Namespace) -> int:
         print(runs.titles)
     best = None
     if options.find:
-        best = find(options.find, max(trace.sizes), cases[0], runs.good)
+        best = find(options.find, max(trace.sizes), cases[0], runs.run_case)
     else:
         for case in cases:
-            runs.good(case)
+            runs.run_case(case)
     if options.json:
         results = {
             "trace": options.trace,
@@ -167,12 +167,12 @@ def _heading(
     else:
         yield "sizes and the policy that no option gives are those of the recorded run"
     yield LEGEND
-    yield _goodness(options.slo_ttft, options.slo_tpot)
+    yield _good_columns(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.scheduling_policy and options.mix is None:
         yield "no request has a client, a priority or a deadline; --mix SEED draws some"
 
 
-def _goodness(ttft: float, tpot: float) -> str:
+def _good_columns(ttft: float, tpot: float) -> str:
     """The meaning of the columns about a service level."""
     level = []
     if ttft < math.inf:
@@ -210,7 +210,7 @@ class _Runs:
         """The table's first line."""
         return "  ".join(f"{column.title:>8}" for column in self.columns)
 
-    def good(self, case: Case) -> bool:
+    def run_case(self, case: Case) -> bool:
         """Run a case; whether enough of its requests were good."""
         figures = run(self.trace, case, self.cost, self.options)
         self.figures.append(figures)
@@ -241,10 +241,10 @@ def run(
         config,
         Simulated(trace.lengths, guesses=guesses),
         cost,
-        report.note(shown),
+        report.note_arrivals(shown),
         guesses=guesses,
     )
-    turns = report.seen(simulation.turns())
+    turns = report.fold_turns(simulation.turns())
     begin = time.perf_counter()
     with paused_collector():
         if options.journal is None:

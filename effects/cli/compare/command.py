@@ -101,7 +101,7 @@ def _number_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--tokens",
-        type=_several,
+        type=_count_from_two,
         default=2048,
         metavar="N",
         help="most tokens of the text; the base's probabilities take 4 bytes x "
@@ -124,7 +124,7 @@ def _number_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--output-len",
-        type=_several,
+        type=_count_from_two,
         default=64,
         metavar="N",
         help="output tokens of each of them, from 2 (default: %(default)s)",
@@ -139,7 +139,7 @@ def _count(text: str, minimum: int = 1) -> int:
     return int(text)
 
 
-def _several(text: str) -> int:
+def _count_from_two(text: str) -> int:
     return _count(text, 2)
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minfer.effects.cli.verify.dequantized import Dequantized
-from minfer.effects.cli.verify.findings import Check, judged
+from minfer.effects.cli.verify.findings import Check, judge
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import read_optional, shards
 from minfer.effects.text.tokenizer import Tokenizer
@@ -15,7 +15,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 MAX_WEIGHT: Final = 1e6  # of a weight; trained ones stay below 1e3
 
 
-def tensors(copy: Dequantized, spec: ModelSpec) -> Check:
+def check_tensors(copy: Dequantized, spec: ModelSpec) -> Check:
     """Check for numbers that no training produces: NaN, infinities, constant matrices,
     rows of zeros, which rounding may also produce.
     """
@@ -27,7 +27,7 @@ def tensors(copy: Dequantized, spec: ModelSpec) -> Check:
             rows = 0 if name in copy.quantized else spec.vocab_size
             wrong = _damage(stored.float(), rows)
             bad += [f"{name} {wrong}"] if wrong else []
-    return judged("tensors", bad, f"{count} tensors")
+    return judge("tensors", bad, f"{count} tensors")
 
 
 def _damage(tensor: Tensor, vocabulary: int) -> str:
@@ -46,7 +46,7 @@ def _damage(tensor: Tensor, vocabulary: int) -> str:
     return ""
 
 
-def ids(folder: Path, tokenizer: Tokenizer, spec: ModelSpec) -> Check:
+def check_ids(folder: Path, tokenizer: Tokenizer, spec: ModelSpec) -> Check:
     """Token ids must have an embedding, and the configs must agree where
     sequences end.
     """
@@ -69,6 +69,6 @@ def ids(folder: Path, tokenizer: Tokenizer, spec: ModelSpec) -> Check:
     ]
     if ends and not set.intersection(*ends):
         bad.append(f"the configs end sequences with {ends}")
-    return judged(
+    return judge(
         "ids", bad, f"{spec.vocab_size} embeddings, ends {list(tokenizer.eos_ids)}"
     )

@@ -12,8 +12,8 @@ from attrs import asdict, evolve, frozen
 from minfer.effects.cli.verify import checkpoint_checks, logit_differences, tokens
 from minfer.effects.cli.verify.dequantized import Dequantized, write_dequantized
 from minfer.effects.cli.verify.findings import FAILED, RANDOM, SKIPPED, Check
-from minfer.effects.cli.verify.known_differences import differences
-from minfer.effects.cli.verify.passages import CODE, PROSE, prompts
+from minfer.effects.cli.verify.known_differences import list_differences
+from minfer.effects.cli.verify.passages import CODE, PROSE, cut_prompts
 from minfer.effects.cli.verify.randomness import looks_random
 from minfer.effects.cli.verify.reference import (
     load_reference,
@@ -84,7 +84,7 @@ def _compare(compared: Compared, count: int, max_tokens: int) -> Iterator[Check]
     with LLM(**asdict(single, recurse=False)) as llm:
         tokenizer = Tokenizer(compared.folder)
         if not compared.is_random:
-            yield checkpoint_checks.tensors(compared.reference, compared.spec)
+            yield checkpoint_checks.check_tensors(compared.reference, compared.spec)
         yield from _texts(compared, tokenizer)
         length = compared.args.max_model_len or MAX_CONTEXT_TOKENS
         # Ids without an embedding are found by the check of ids.
@@ -97,25 +97,27 @@ def _compare(compared: Compared, count: int, max_tokens: int) -> Iterator[Check]
             for text in (CODE, PROSE)
         ]
         passages = [ids[: length // 2] for ids in passages]
-        texts = prompts(passages, count)
+        texts = cut_prompts(passages, count)
         plain = reference_logits(evolve(compared.reference, scheme=None), "float32")
         exact = [plain(ids) for ids in texts]
         if compared.reference.scheme is None:
-            yield logit_differences.float32(llm, texts, exact)
-            yield logit_differences.greedy(llm, plain, texts, max_tokens)
+            yield logit_differences.check_float32(llm, texts, exact)
+            yield logit_differences.check_greedy(llm, plain, texts, max_tokens)
         else:
             reference = reference_logits(compared.reference, "float32")
             rounded_logits = [reference(ids) for ids in texts]
-            yield logit_differences.rounded(llm, texts, exact, rounded_logits)
+            yield logit_differences.check_rounded(llm, texts, exact, rounded_logits)
             off = float((torch.cat(rounded_logits) - torch.cat(exact)).abs().max())
-            yield logit_differences.greedy(llm, reference, texts, max_tokens, off)
+            yield logit_differences.check_greedy(llm, reference, texts, max_tokens, off)
         if not compared.is_random:
             yield _sanity(llm, passages, compared.reference.folder)
     if compared.spec.dtype != "float32":
         reference = reference_logits(compared.reference, compared.spec.dtype)
         with LLM(**asdict(compared.args, recurse=False)) as llm:
             packed = logit_differences.packed_logits(llm, texts)
-            yield logit_differences.half(exact, packed, [reference(ids) for ids in texts])
+            yield logit_differences.check_half(
+                exact, packed, [reference(ids) for ids in texts]
+            )
 
 
 def _texts(compared: Compared, tokenizer: Tokenizer) -> Iterator[Check]:
@@ -125,15 +127,15 @@ def _texts(compared: Compared, tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("tokenizer", SKIPPED, reason)
         return
     reference_tokenizer = load_reference(transformers.AutoTokenizer, compared.folder)
-    yield checkpoint_checks.ids(compared.folder, tokenizer, compared.spec)
-    yield tokens.template(tokenizer, reference_tokenizer)
-    yield from tokens.tokenizer(compared.folder, tokenizer, reference_tokenizer)
-    yield from differences(compared.folder)
+    yield checkpoint_checks.check_ids(compared.folder, tokenizer, compared.spec)
+    yield tokens.check_template(tokenizer, reference_tokenizer)
+    yield from tokens.check_tokenizer(compared.folder, tokenizer, reference_tokenizer)
+    yield from list_differences(compared.folder)
 
 
 def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:
     """The check of text's probability; random weights are not at fault."""
-    check = logit_differences.sanity(llm, passages)
+    check = logit_differences.check_sanity(llm, passages)
     if check.state != FAILED or not looks_random(folder):
         return check
     return Check(check.name, RANDOM, f"the weights are random; {check.figures}")

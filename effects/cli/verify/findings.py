@@ -21,7 +21,7 @@ class Check:
     figures: str
 
 
-def judged(name: str, bad: Sequence[str], figures: str) -> Check:
+def judge(name: str, bad: Sequence[str], figures: str) -> Check:
     """A finding that fails if anything is `bad`; it shows the first of these."""
     if not bad:
         return Check(name, PASSED, figures)

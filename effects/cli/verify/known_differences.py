@@ -121,7 +121,7 @@ DIFFERENCES: Final = (
 )
 
 
-def differences(folder: Path) -> Iterator[Check]:
+def list_differences(folder: Path) -> Iterator[Check]:
     """A note for each row of the list that matters to a checkpoint."""
     for row in DIFFERENCES:
         if seen := row.seen(folder):

@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.cli.verify.findings import Check, judged
+from minfer.effects.cli.verify.findings import Check, judge
 from minfer.effects.cli.verify.reference import Logits
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
@@ -51,7 +51,7 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
     return [torch.cat(text_chunks) for text_chunks in chunks]
 
 
-def float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
+def check_float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
     """minfer's float32 logits against transformers', which are `exact`."""
     expected = torch.cat(exact)
     actual = torch.cat(packed_logits(llm, texts))
@@ -59,10 +59,10 @@ def float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
     allowed = FLOAT32 * float(expected.std())
     figures = f"{len(expected)} positions of {len(texts)} prompts off by {gap:.2g}"
     bad = [] if gap <= allowed else [f"allowed is {allowed:.2g}"]
-    return judged("logits float32", bad, figures)
+    return judge("logits float32", bad, figures)
 
 
-def rounded(
+def check_rounded(
     llm: LLM, texts: list[list[int]], exact: list[Tensor], reference_logits: list[Tensor]
 ) -> Check:
     """minfer's float32 logits where activations are rounded to 8 bits, against those of
@@ -72,11 +72,11 @@ def rounded(
     rounded, and each such difference causes more of them in the next layer. So logits
     cannot be equal; their divergence from those without rounding is compared.
     """
-    check = half(exact, packed_logits(llm, texts), reference_logits)
+    check = check_half(exact, packed_logits(llm, texts), reference_logits)
     return evolve(check, name="logits float32")
 
 
-def greedy(
+def check_greedy(
     llm: LLM,
     reference: Logits,
     texts: list[list[int]],
@@ -113,10 +113,10 @@ def greedy(
                 error = output.outputs[0].error
                 bad.append(f"prompt {i} ends after {len(generated)} tokens: {error}")
     figures = f"{count} tokens, {ties} ties, {hits} prompt tokens cached"
-    return judged("greedy text", bad, figures)
+    return judge("greedy text", bad, figures)
 
 
-def sanity(llm: LLM, passages: list[list[int]]) -> Check:
+def check_sanity(llm: LLM, passages: list[list[int]]) -> Check:
     """Text must be likelier than its tokens shuffled or a uniform guess; one of the
     passages must be likelier when it is repeated.
 
@@ -145,10 +145,10 @@ def sanity(llm: LLM, passages: list[list[int]]) -> Check:
         bad.append("text is not clearly more probable")
     if repeated >= MAX_REPEATED_RATIO * first:
         bad.append("repeated text is not clearly more probable")
-    return judged("sanity", bad, figures)
+    return judge("sanity", bad, figures)
 
 
-def half(
+def check_half(
     exact: list[Tensor], logits: list[Tensor], reference_logits: list[Tensor]
 ) -> Check:
     """Divergence from float32 (Kullback-Leibler, nats a token), minfer's and
@@ -167,7 +167,7 @@ def half(
         f"{divergence[1]:.1%}; "
         f"transformers {reference_divergence[0]:.2g}, {reference_divergence[1]:.1%}"
     )
-    return judged("logits half", bad, figures)
+    return judge("logits half", bad, figures)
 
 
 def _divergence(expected: Tensor, logits: list[Tensor]) -> tuple[float, float]:

@@ -49,7 +49,7 @@ TOOLS: Final = (
 )
 
 
-def prompts(passages: list[list[int]], count: int) -> list[list[int]]:
+def cut_prompts(passages: list[list[int]], count: int) -> list[list[int]]:
     """Cut prompts of 20 to 67 tokens out of passages in turn, each from another place."""
     halves = [len(ids) // 2 for ids in passages]
     cuts = []

@@ -7,14 +7,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.cli.verify.findings import NOTE, SKIPPED, Check, judged
+from minfer.effects.cli.verify.findings import NOTE, SKIPPED, Check, judge
 from minfer.effects.cli.verify.passages import TALKS, TEXTS, TOOLS
 from minfer.effects.text.chat_templates import ChatOptions, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES, PLAIN
 
 
-def tokenizer(
+def check_tokenizer(
     folder: Path, minfer_tokenizer: Tokenizer, reference: Any
 ) -> Iterator[Check]:
     """Token ids, text of token ids, and special tokens.
@@ -26,7 +26,7 @@ def tokenizer(
     texts = [*TEXTS, *(f"a {token} b{token}" for token in named)]
     is_known = type(reference).__name__ in {*CLASSES, PLAIN}
     is_known = is_known or not (folder / "tokenizer.json").is_file()
-    differ = [] if is_known else _as_the_file_says(folder, reference, texts)
+    differ = [] if is_known else _apply_tokenizer_file(folder, reference, texts)
     if differ:
         reason = (
             f"{type(reference).__name__} of transformers brings a normalizer or "
@@ -37,15 +37,17 @@ def tokenizer(
         yield Check("tokenizer class", NOTE, f"{reason}: {such}")
     bad = []
     for text in texts:
-        bad += _there_and_back(text, minfer_tokenizer, reference)
+        bad += _round_trip_errors(text, minfer_tokenizer, reference)
     # Classes make up special tokens that are not named.
     for name, token in minfer_tokenizer.special_tokens.items():
         expected = getattr(reference, name)
         bad += [] if expected == token else [f"{name} is {token!r} and not {expected!r}"]
-    yield judged("tokenizer", bad, f"{len(texts)} texts there and back, special tokens")
+    yield judge("tokenizer", bad, f"{len(texts)} texts there and back, special tokens")
 
 
-def _as_the_file_says(folder: Path, reference: Any, texts: Sequence[str]) -> list[str]:
+def _apply_tokenizer_file(
+    folder: Path, reference: Any, texts: Sequence[str]
+) -> list[str]:
     """Have their tokenizer follow tokenizer.json; returns the texts to which that makes a
     difference.
     """
@@ -62,7 +64,9 @@ def _as_the_file_says(folder: Path, reference: Any, texts: Sequence[str]) -> lis
     ]
 
 
-def _there_and_back(text: str, minfer_tokenizer: Tokenizer, reference: Any) -> list[str]:
+def _round_trip_errors(
+    text: str, minfer_tokenizer: Tokenizer, reference: Any
+) -> list[str]:
     """The differences in a text's ids, or in their decoded text."""
     bad = []
     ids = reference.encode(text)
@@ -77,7 +81,7 @@ def _there_and_back(text: str, minfer_tokenizer: Tokenizer, reference: Any) -> l
     return bad
 
 
-def template(minfer_tokenizer: Tokenizer, reference: Any) -> Check:
+def check_template(minfer_tokenizer: Tokenizer, reference: Any) -> Check:
     """Compare conversations rendered by both; refusing one is a result too."""
     if minfer_tokenizer.all_templates is None:
         return Check("chat template", SKIPPED, "the model has none")
@@ -94,4 +98,4 @@ def template(minfer_tokenizer: Tokenizer, reference: Any) -> Check:
         with suppress(Exception):
             expected = reference.apply_chat_template(talk, tokenize=False, **options)
         bad += [] if rendered == expected else [f"{rendered!r} and not {expected!r}"]
-    return judged("chat template", bad, f"{len(ways) * len(TALKS)} conversations")
+    return judge("chat template", bad, f"{len(ways) * len(TALKS)} conversations")

@@ -68,7 +68,7 @@ _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
 
 class Run:
-    """The columns of a run: `take` its turns in order."""
+    """The columns of a run: call `add_turn` with its turns in order."""
 
     def __init__(self) -> None:
         self.first = 0  # number of the first turn
@@ -84,7 +84,7 @@ class Run:
         self.cached = 0
         self.prompt = 0
 
-    def take(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Add a turn."""
         state = turn.transition.state
         if not self.time:

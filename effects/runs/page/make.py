@@ -34,7 +34,7 @@ def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:
     """The page of a run named `name`. Raises ViewError if there are no turns."""
     run = Run()
     for turn in turns:
-        run.take(turn)
+        run.add_turn(turn)
     if not run.time:
         raise ViewError(f"{name} holds no turns yet: there is nothing to show")
     data = zlib.compress(_packed(name, config, run), _ZLIB_LEVEL)
