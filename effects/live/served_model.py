@@ -4,15 +4,15 @@ of `LLM` and `AsyncLLM`.
 
 import contextlib
 import gc
+import inspect
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import attrs
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.warming.start_progress import (
     Report,
     ignore_progress,
@@ -45,8 +45,7 @@ from minfer.effects.live.input_processing.template_settings import (
     parsers_of,
     template_settings,
 )
-from minfer.effects.setup.custom_template import CustomTemplate
-from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
+from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -54,14 +53,34 @@ from minfer.effects.text.output_processor import OutputProcessor, Sink
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.effects.text.tools.table import TOOLS
-from minfer.records.policy import Policy
 from minfer.records.request import SamplingParams
-from minfer.records.tiers import BY_COST
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import Tools
     from minfer.effects.text.user_tokenizer import UserTokenizer
+
+
+P = ParamSpec("P")
+
+
+def _with_parameters_of(
+    record: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Returns a decorator of an `__init__` that passes its `**settings` on to `record`:
+    type checkers, `help` and `inspect.signature` see the parameters of `record`.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        parameters = dict(inspect.signature(init).parameters)
+        parameters.popitem()  # **settings
+        for name, parameter in inspect.signature(record).parameters.items():
+            parameters.setdefault(name, parameter)
+        signature = inspect.Signature([*parameters.values()])
+        init.__signature__ = signature  # type: ignore[attr-defined]
+        return init
+
+    return decorate
 
 
 class ServedModel(Renders):
@@ -93,101 +112,10 @@ class ServedModel(Renders):
     client: EngineClient
     front: Front
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        dtype: str = "auto",
-        kv_cache_dtype: str = "auto",
-        quantization: str | None = None,
-        device: str = "auto",
-        load_format: str = "auto",
-        max_model_len: int | None = None,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        enable_expert_parallel: bool = False,
-        attention_window: int | None = None,
-        attention_sink_tokens: int = 0,
-        block_size: int = 64,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        gpu_memory_utilization: float | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        kv_host_memory: int | None = None,
-        kv_host_choice: str = BY_COST,
-        kv_disk: str | Path | None = None,
-        kv_disk_size: int | None = None,
-        kv_disk_choice: str = BY_COST,
-        enable_prefix_caching: bool = True,
-        scheduling_policy: str | Policy = "fcfs",
-        steps_in_flight: int = 2,
-        speculative_config: Speculative = None,
-        enforce_eager: bool = False,
-        journal: str | Path | None = None,
-        journal_redact: bool = False,
-        journal_size: int = 2**30,
-        seed: int = 0,
-        chat_template: str | Path | CustomTemplate | None = None,
-        default_chat_template_kwargs: Mapping[str, Any] | None = None,
-        tool_call_parser: str = "auto",
-        reasoning_parser: str = "auto",
-        kv_disk_secret: str = "",
-        kv_peers: PeerPlan | None = None,
-        skip_tokenizer_init: bool = False,
-        max_waiting: int = 2**20,
-        executor: str = "torch",
-        streaming: bool = False,
-        check_steps: bool = False,
-        **unknown: Never,
-    ) -> None:
-        _check_unknown(type(self).__name__, unknown)
-        args = EngineArgs(
-            model=model,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            quantization=quantization,
-            device=device,
-            load_format=load_format,
-            max_model_len=max_model_len,
-            tensor_parallel_size=tensor_parallel_size,
-            pipeline_parallel_size=pipeline_parallel_size,
-            enable_expert_parallel=enable_expert_parallel,
-            attention_window=attention_window,
-            attention_sink_tokens=attention_sink_tokens,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            kv_host_memory=kv_host_memory,
-            kv_host_choice=kv_host_choice,
-            kv_disk=kv_disk,
-            kv_disk_size=kv_disk_size,
-            kv_disk_choice=kv_disk_choice,
-            enable_prefix_caching=enable_prefix_caching,
-            scheduling_policy=scheduling_policy,
-            steps_in_flight=steps_in_flight,
-            speculative_config=speculative_config,
-            enforce_eager=enforce_eager,
-            journal=journal,
-            journal_redact=journal_redact,
-            journal_size=journal_size,
-            seed=seed,
-            chat_template=chat_template,
-            default_chat_template_kwargs=default_chat_template_kwargs,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            kv_disk_secret=kv_disk_secret,
-            kv_peers=kv_peers,
-            skip_tokenizer_init=skip_tokenizer_init,
-            max_waiting=max_waiting,
-            executor=executor,
-            streaming=streaming,
-            check_steps=check_steps,
-        )
-        self._open(args)
+    @_with_parameters_of(EngineArgs)
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        _check_known(type(self).__name__, settings)
+        self._open(EngineArgs(model=model, **settings))
 
     @classmethod
     def opened(cls, args: EngineArgs, report: Report) -> Self:
@@ -380,11 +308,13 @@ class ServedModel(Renders):
         )
 
 
-def _check_unknown(owner: str, unknown: Mapping[str, object]) -> None:
+def _check_known(owner: str, settings: Iterable[str]) -> None:
     """Raise TypeError for unknown settings, with the known ones."""
-    for name in unknown.keys() & REMOVED.keys():
+    known = attrs.fields_dict(EngineArgs)
+    unknown = set(settings) - known.keys()
+    for name in unknown & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
     if unknown:
-        known = sorted(attrs.fields_dict(EngineArgs))
-        what = f"{owner} has no setting {min(unknown)!r}"
-        raise TypeError(f"{what}; it has {', '.join(known)}")
+        raise TypeError(
+            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(known))}"
+        )
