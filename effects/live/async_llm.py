@@ -20,8 +20,8 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.input_processing.input_processor import (
     OverloadedError,
     RequestError,
+    SchedulingHints,
     TokenizedPrompt,
-    Urgency,
     params_for,
 )
 from minfer.effects.live.input_processing.prompts import Prompt
@@ -61,7 +61,7 @@ class AsyncLLM(ServedModel):
         sampling_params: SamplingParams | BeamSearchParams | None = None,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
         streaming: bool = True,
         shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
@@ -106,7 +106,7 @@ class AsyncLLM(ServedModel):
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -136,7 +136,7 @@ class AsyncLLM(ServedModel):
         pooling: str = LAST,
         normalize: bool = True,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
     ) -> EmbeddingOutput:
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
@@ -152,7 +152,7 @@ class AsyncLLM(ServedModel):
         pooling: str = LAST,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
     ) -> AsyncGenerator[RequestOutput]:
         """Make a vector like `embed`, in the form of `generate`: one output, whose only
         sample has no token, and the vector as it was computed.
@@ -164,7 +164,7 @@ class AsyncLLM(ServedModel):
         prompt: Prompt | TokenizedPrompt,
         pooling: str,
         request_id: str | None,
-        urgency: Urgency,
+        urgency: SchedulingHints,
     ) -> tuple[OutputProcessor, asyncio.Event]:
         _check_id(request_id)
         ready = asyncio.Event()

@@ -24,7 +24,7 @@ from minfer.effects.live.beams.beam_search import (
     searches_for,
 )
 from minfer.effects.live.input_processing import input_processor
-from minfer.effects.live.input_processing.input_processor import TokenizedPrompt
+from minfer.effects.live.input_processing.input_processor import Params, TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools
 
 Prompts = Prompt | Sequence[Prompt]
-Params = SamplingParams | Sequence[SamplingParams] | None
 Priorities = Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
@@ -60,7 +59,7 @@ class LLM(ServedModel):
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         use_tqdm: Progress = True,
         priority: Priorities = None,
@@ -103,7 +102,7 @@ class LLM(ServedModel):
     def chat(
         self,
         messages: "Conversations",
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         use_tqdm: Progress = True,
         tools: "Tools | None" = None,
@@ -136,7 +135,7 @@ class LLM(ServedModel):
     def stream(
         self,
         prompts: Prompts,
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         priority: Priorities = None,
     ) -> Generator[RequestOutput]:
@@ -155,7 +154,7 @@ class LLM(ServedModel):
     def stream_chat(
         self,
         messages: "Conversations",
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
@@ -189,7 +188,7 @@ class LLM(ServedModel):
         `generate`; a prompt that fails has no vector but an error.
         """
         inputs = as_list(prompts)
-        urgencies = input_processor.urgencies_for(priority, len(inputs))
+        urgencies = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
@@ -250,7 +249,7 @@ class LLM(ServedModel):
     def _make_chat_batch(
         self,
         messages: "Conversations",
-        params: Params,
+        params: Params | None,
         how: "ChatOptions",
         *,
         streaming: bool = False,
@@ -266,7 +265,7 @@ class LLM(ServedModel):
     def _make_checked_batch(
         self,
         inputs: Sequence[Prompt | TokenizedPrompt],
-        params: Params,
+        params: Params | None,
         priority: Priorities,
         *,
         streaming: bool = False,
@@ -286,7 +285,7 @@ class LLM(ServedModel):
         streaming: bool = False,
     ) -> RequestBatch:
         """Make the requests for prompts, with the parameters of each."""
-        urgencies = input_processor.urgencies_for(priority, len(inputs))
+        urgencies = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count

@@ -30,8 +30,8 @@ from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import (
     RequestInput,
+    SchedulingHints,
     TokenizedPrompt,
-    Urgency,
 )
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
@@ -264,7 +264,7 @@ class ServedModel(Renders):
         params: SamplingParams | BeamSearchParams | str,
         *,
         count: int,
-        urgency: Urgency,
+        urgency: SchedulingHints,
         streaming: bool = False,
         name: str = "",
         shown: Iterable[str] = (),

@@ -12,7 +12,7 @@ from minfer.effects.cluster.link.crash_rule import (
     SampleHistory,
     SoloDeaths,
 )
-from minfer.effects.live.live_requests import LiveRequest
+from minfer.effects.live.request_registry import RequestRecord
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
@@ -41,7 +41,7 @@ class FrontRequest:
     """A request, and its results so far."""
 
     request: Request
-    record: LiveRequest
+    record: RequestRecord
     tokens: list[list[int]]  # new ones, by sample
     histories: list[SampleHistory]  # likewise
     replica: int | None = None  # the one that has it
@@ -60,7 +60,7 @@ class FrontRequest:
     handover: Handover | None = None  # if its prompt is, or was, computed by another one
 
     @classmethod
-    def of(cls, record: LiveRequest) -> "FrontRequest":
+    def of(cls, record: RequestRecord) -> "FrontRequest":
         """Returns a request without results."""
         request = record.request
         tokens: list[list[int]] = [[] for _ in range(request.n)]

@@ -23,15 +23,15 @@ from minfer.effects.cluster.engine_client.front_request import FrontRequest
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import EndKind
 from minfer.effects.live.client import RequestReason, TurnOutputs
-from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import request_of
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 
 
 @frozen
-class _Batch:
+class _BatchRows:
     """The last outputs of an engine that had a batch: its samples, and for each the
     request and its sample, if that is on this engine.
     """
@@ -40,16 +40,16 @@ class _Batch:
     rows: tuple[tuple[FrontRequest, int] | None, ...] = ()
 
 
-_NO_BATCH: Final = _Batch()
+_NO_BATCH: Final = _BatchRows()
 
 
 class FrontRequests:
     """The requests of a front that have not ended."""
 
-    def __init__(self, live: LiveRequests) -> None:
+    def __init__(self, live: RequestRegistry) -> None:
         self._live = live
         self._requests: dict[str, FrontRequest] = {}  # by id, in the order of arrival
-        self._batches: dict[int, _Batch] = {}  # by replica
+        self._batches: dict[int, _BatchRows] = {}  # by replica
         # Those that are on no replica, by id, in the order in which they came to be so.
         self.unplaced: dict[str, FrontRequest] = {}
         # Where rounds of beam searches ran: their KV is there, and their queue place.
@@ -71,7 +71,7 @@ class FrontRequests:
     def add(self, request: Request) -> FrontRequest:
         """Add a request, under an id that no other one has; it is on no replica yet."""
         record = self._live.add(request)
-        record.stage = Stage.SUBMITTED
+        record.stage = RequestStage.SUBMITTED
         kept = self._requests[request.id] = FrontRequest.of(record)
         self.unplaced[request.id] = kept
         return kept
@@ -114,7 +114,7 @@ class FrontRequests:
             rows = [row and (None if row[0] is kept else row) for row in batch.rows]
             pairs = zip(batch.ids, rows, strict=True)
             ids = [one if row else ("", one[1]) for one, row in pairs]
-            self._batches[kept.replica] = _Batch(tuple(ids), tuple(rows))
+            self._batches[kept.replica] = _BatchRows(tuple(ids), tuple(rows))
         kept.leave_engine()
         self.unplaced[kept.request.id] = kept
         return names
@@ -210,7 +210,7 @@ class FrontRequests:
         self._requests.clear()
         self.unplaced.clear()
 
-    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _Batch:
+    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _BatchRows:
         """Returns a new batch, with the requests of its rows."""
         batch: list[SampleId] = []
         rows: list[tuple[FrontRequest, int] | None] = []
@@ -223,7 +223,7 @@ class FrontRequests:
                 sample = _own_sample(kept, name, number)
                 batch.append((kept.request.id, sample))
                 rows.append((kept, sample))
-        return _Batch(tuple(batch), tuple(rows))
+        return _BatchRows(tuple(batch), tuple(rows))
 
     def _named_by(self, name: str, replica: int) -> FrontRequest | None:
         """Returns the request that a name on a link is of: its own id, or a new one if it

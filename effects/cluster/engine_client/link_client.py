@@ -21,7 +21,7 @@ from typing import Final, Never, TypeVar, cast
 
 from attrs import frozen
 
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
 from minfer.effects.net.addresses import CUT, Address, where
@@ -73,7 +73,7 @@ class LinkedEngine:
 class LinkClient(asyncio.Protocol):
     """A front's end of one link, in its event loop."""
 
-    def __init__(self, remote: Remote, replica: int) -> None:
+    def __init__(self, remote: RemoteEngine, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self.heard = time.monotonic()  # when the engine last sent something
         self.cut = False  # by this front, or the network: no engine has ended
@@ -122,7 +122,7 @@ class LinkClient(asyncio.Protocol):
         self._transport.write(frame(wire.encode(message)))
 
 
-async def keep_linked(remote: Remote, engine: LinkedEngine) -> Never:
+async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
     """Keep a link to an engine, with a new one when it is over, until the task is
     cancelled. If the engine has no address for `PLACED` seconds, nothing waits for it any
     more.
@@ -140,7 +140,7 @@ async def keep_linked(remote: Remote, engine: LinkedEngine) -> Never:
 
 
 async def _link_once(
-    remote: Remote, engine: LinkedEngine, address: Address, said: str
+    remote: RemoteEngine, engine: LinkedEngine, address: Address, said: str
 ) -> str:
     """Link an engine, if it lets this front in, until the link is over; returns why it
     does not. What was `said` already is not logged again.

@@ -53,8 +53,8 @@ from minfer.effects.cluster.engine_client.request_sender import (
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist
 from minfer.effects.live.client import TurnOutputs
-from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.records.messages import Finished
 from minfer.routing.messages import (
     Ended,
@@ -72,7 +72,7 @@ class Placement:
 
     def __init__(
         self,
-        live: LiveRequests,
+        live: RequestRegistry,
         replicas: Sequence[ReplicaLink],
         router: FrontRouter | None,
         prefill: PrefillFirst | None = None,

@@ -1,14 +1,15 @@
-"""A front's questions to all others about a request, by way of an engine's host.
+"""A front's questions to all others about a request, by way of an engine server.
 
-    front 0 --- SendQuery ----> host --- ReceivedQuery ---> front 1, front 2, ...
-            <-- QueryAnswer ---      <-- SendAnswer ------
+    front 0 --- SendQuery ----> engine --- ReceivedQuery ---> front 1, front 2, ...
+            <-- QueryAnswer --- server <-- SendAnswer ------
 
 Any front may get a connection, so a question about a request may come to a front that
-does not have it. The host passes messages on and keeps nothing of them: each names the
-front that asks, and how many others were asked. The first answer that is not empty ends a
-question; if all are empty, the last one does. A caller waits as long as it wants, and
-then forgets its question. Where there are several engines, a question goes over the
-oldest link, at whose other end most fronts are, and its answers come back that way.
+does not have it. The engine server passes messages on and keeps nothing of them: each
+names the front that asks, and how many others were asked. The first answer that is not
+empty ends a question; if all are empty, the last one does. A caller waits as long as it
+wants, and then forgets its question. Where there are several engines, a question goes
+over the oldest link, at whose other end most fronts are, and its answers come back that
+way.
 """
 
 import secrets

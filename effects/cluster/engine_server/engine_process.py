@@ -21,9 +21,9 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.link_server import LinkServer
-from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.execution.contract import Executor, crew_of
@@ -84,41 +84,41 @@ def run_engine(
     bound_products()
     of_others = outside is not None and not outside.own
     known = None if of_others else fronts
-    host = Host(known, died, beat, block_size=args.block_size)
-    server = LinkServer(host)
-    server.start()
+    engine_server = EngineServer(known, died, beat, block_size=args.block_size)
+    link_server = LinkServer(engine_server)
+    link_server.start()
     if outside is None:
-        server.let_in(listen_at(path), own_terms())
+        link_server.let_in(listen_at(path), own_terms())
     elif outside.own:
-        server.let_in(outside.sock, own_terms(outside.secret))
-    host.report("loading the model")
+        link_server.let_in(outside.sock, own_terms(outside.secret))
+    engine_server.report("loading the model")
     start_log.info("loading the model")
     args = _as_before(args, path)
 
     def report(progress: StartProgress) -> None:
-        host.report(progress.stage, progress.done, progress.total)
+        engine_server.report(progress.stage, progress.done, progress.total)
 
     with contextlib.closing(ServedModel.opened(args, report)) as model:
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
-        news = None
+        publisher = None
         if routed:
             driver = model.worker.driver
-            news = ReplicaNews(driver.config, lambda: driver.state)
-            model.worker.on_turn = host.note_turn
-        host.open(model.client, _facts(model.setup), news)
+            publisher = CacheEventPublisher(driver.config, lambda: driver.state)
+            model.worker.on_turn = engine_server.note_turn
+        engine_server.open(model.client, _facts(model.setup), publisher)
         if outside is not None and not outside.own:
-            server.let_in(outside.sock, _terms(outside, model.setup))
+            link_server.let_in(outside.sock, _terms(outside, model.setup))
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
         while not over.wait(EVERY):
             trim.look()
         if not causes:  # else a request may be why it broke
-            host.end()
-        server.close()
+            engine_server.end()
+        link_server.close()
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
     return BROKEN if causes else 0

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
@@ -39,10 +39,10 @@ _start_log = logging.getLogger(START)  # what it says is shown
 
 
 class LinkServer:
-    """Links of fronts to a host, in a thread of their own."""
+    """Links of fronts to an engine server, in a thread of their own."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, engine_server: EngineServer) -> None:
+        self._engine_server = engine_server
         self._listeners = list[Listener]()
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -97,7 +97,9 @@ class LinkServer:
             self._serve(links)
         except BaseException as error:  # any error: the engine is unreachable then
             log.exception("the thread of the links broke")
-            self._host.hear(EngineDied((), f"the thread of the links broke: {error!r}"))
+            self._engine_server.hear(
+                EngineDied((), f"the thread of the links broke: {error!r}")
+            )
         finally:
             for listener in self._listeners:
                 listener.close()
@@ -132,15 +134,15 @@ class LinkServer:
                     self._drop(link)
             now = time.monotonic()
             if now >= ticked + TICK:
-                self._host.tick()
+                self._engine_server.tick()
                 ticked = now
 
     def _add(self, connection: Socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
-        link = _Link(connection, self._host, self.wake)
+        link = _Link(connection, self._engine_server, self.wake)
         self._selector.register(connection, link.watched, link)
         links.add(link)
-        self._host.join(link.session)
+        self._engine_server.join(link.session)
 
     def _watch(self, link: "_Link") -> None:
         """Wait for a writable socket only while bytes are kept for it."""
@@ -152,17 +154,19 @@ class LinkServer:
     def _drop(self, link: "_Link") -> None:
         self._selector.unregister(link.connection)
         link.connection.close()
-        self._host.leave(link.session)
+        self._engine_server.leave(link.session)
 
 
 class _Link:
     """One front's link, at the engine's end."""
 
-    def __init__(self, connection: Socket, host: Host, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: Socket, engine_server: EngineServer, wake: Callable[[], None]
+    ) -> None:
         self.connection = connection
         self.session = Session(self.send)
         self.watched = selectors.EVENT_READ  # what the selector waits for
-        self._host = host
+        self._engine_server = engine_server
         self._wake = wake
         self._frames = FrameReader(wire.LARGEST)
         self._lock = threading.Lock()  # guards the attributes below
@@ -203,7 +207,7 @@ class _Link:
             self._over = True
         try:
             for message in self._frames.feed(data):
-                self._host.receive(self.session, wire.read_to_engine(message))
+                self._engine_server.receive(self.session, wire.read_to_engine(message))
         except PeerError as error:
             log.warning("a front's link is cut: %s", error)
             self._over = True

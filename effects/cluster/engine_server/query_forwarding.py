@@ -11,8 +11,8 @@ def pass_on(
     message: wire.SendQuery | wire.SendAnswer,
     sessions: Sequence[Session],
 ) -> None:
-    """At the host: pass the question of a front on to all others, or an answer to the
-    front that asked.
+    """At the engine server: pass the question of a front on to all others, or an answer
+    to the front that asked.
     """
     if isinstance(message, wire.SendAnswer):
         for one in sessions:

@@ -22,7 +22,7 @@ from minfer.effects.cluster.ray.engine_plan import (
     KEEPER_TIMEOUT,
     STOP_TIMEOUT,
     EnginePlan,
-    EngineState,
+    EngineProcessState,
     read_report,
 )
 from minfer.effects.net.child import STOP, Child, spawn_child
@@ -47,7 +47,7 @@ class EngineActor:
         end = self._end_without_keeper
         threading.Thread(target=end, args=[own], daemon=True).start()
 
-    def keep(self, version: str, plan: EnginePlan) -> EngineState:
+    def keep(self, version: str, plan: EnginePlan) -> EngineProcessState:
         """Start the engine unless it has been started, and kill it if it hangs; returns
         its state. `version` is that of the server's minfer: if the node has another one,
         no engine is started, and the state says why.
@@ -61,7 +61,9 @@ class EngineActor:
         )
         if version != __version__:
             why = f"it has minfer {__version__}, and the server has {version}"
-            return EngineState(node=node.name, actor=self._id, code=CANNOT_START, why=why)
+            return EngineProcessState(
+                node=node.name, actor=self._id, code=CANNOT_START, why=why
+            )
         if self._engine is None:
             self._keeper_timeout = plan.keeper_timeout
             self._engine = _Engine.started(plan, host)
@@ -118,7 +120,7 @@ class _Engine:
                 plans.send(plan)
         return cls(child, folder, opened=opened)
 
-    def state(self, node: _Node, actor: str) -> EngineState:
+    def state(self, node: _Node, actor: str) -> EngineProcessState:
         """Its state; kills it if it hangs."""
         code = self.child.poll()  # first: what it reports before its end is read then
         report = read_report(self.folder)
@@ -126,7 +128,7 @@ class _Engine:
         if code is None and self.child.hangs(time.monotonic(), ready=is_ready):
             self._hung = True
             self.child.kill()
-        return EngineState(
+        return EngineProcessState(
             node=node.name,
             node_id=node.id,
             actor=actor,

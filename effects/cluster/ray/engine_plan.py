@@ -50,7 +50,7 @@ class EnginePlan:
 
 
 @frozen(kw_only=True)
-class EngineState:
+class EngineProcessState:
     """The state of an engine's process on a node, as its actor knows it."""
 
     node: str  # for messages

@@ -35,7 +35,7 @@ _log = logging.getLogger("minfer.cluster")
 
 
 @frozen(kw_only=True)
-class Node:
+class ClusterNode:
     """A node of the cluster."""
 
     id: str
@@ -95,10 +95,10 @@ def _check_address(address: str) -> None:
     socket.create_connection(port, CONNECT_TIMEOUT).close()
 
 
-def nodes() -> list[Node]:
+def nodes() -> list[ClusterNode]:
     """The nodes that are alive."""
     return [
-        Node(
+        ClusterNode(
             id=one["NodeID"],
             name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
             f"{one['NodeID'][:8]})",
@@ -110,7 +110,7 @@ def nodes() -> list[Node]:
     ]
 
 
-def warn_of_open_ports(found: Sequence[Node]) -> None:
+def warn_of_open_ports(found: Sequence[ClusterNode]) -> None:
     """Log a warning if other machines may run code on the nodes through Ray's ports:
     token authentication is off, and the address of a node is not private. Machines in the
     same private network are not checked.
@@ -164,7 +164,7 @@ def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
     )
 
 
-def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
+def needs(args: EngineArgs, found: Sequence[ClusterNode]) -> dict[str, float]:
     """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
     With `--device auto`, GPUs if any of the nodes has one.
     """
@@ -174,7 +174,7 @@ def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
     return {GPU if on_gpus else CPU: args.parallel.ranks}
 
 
-def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
+def check_nodes(args: EngineArgs, found: Sequence[ClusterNode]) -> None:
     """Raise ConfigError if no node has the resources of a replica, or if one that has
     them lacks this version of minfer, or cannot read the model. The error names each such
     node.
@@ -214,8 +214,8 @@ def _version_check() -> Callable[[str], str]:
 
 
 def _asked(
-    able: Sequence[Node], check: Callable[[Any], str], about: object
-) -> list[tuple[Node, str]]:
+    able: Sequence[ClusterNode], check: Callable[[Any], str], about: object
+) -> list[tuple[ClusterNode, str]]:
     """Run a check on each of these nodes; returns those with a result that is not empty,
     or that failed, with the result or the error.
     """
@@ -242,5 +242,5 @@ def _answer(asked: Any) -> str:
         return without_breaks(error)[-300:]
 
 
-def _has_gpu(node: Node) -> bool:
+def _has_gpu(node: ClusterNode) -> bool:
     return node.has({GPU: 1})

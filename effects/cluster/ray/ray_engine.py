@@ -25,7 +25,11 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 from minfer.effects.cluster.processes.engine_address import EngineAddress, note_address
 from minfer.effects.cluster.ray.engine_actor import EngineActor
-from minfer.effects.cluster.ray.engine_plan import CANNOT_START, EnginePlan, EngineState
+from minfer.effects.cluster.ray.engine_plan import (
+    CANNOT_START,
+    EnginePlan,
+    EngineProcessState,
+)
 from minfer.effects.cluster.ray.ray_cluster import CPU, GPU
 from minfer.version import __version__
 
@@ -92,7 +96,8 @@ class RayEngine:
     plan: EnginePlan
     path: Path  # the file with its address is beside this
     place: EnginePlace
-    state: EngineState | None = None  # the latest; None: unknown since it was started
+    # The latest; None: unknown since it was started.
+    state: EngineProcessState | None = None
     actor: Any = field(init=False)
     _ended: str = ""  # the actor's process whose engine has ended
     _calls: list[_Call] = field(factory=list)  # that are pending
@@ -137,11 +142,11 @@ class RayEngine:
         with suppress(RayError):
             ray.kill(self.actor, no_restart=False)
 
-    def _answer(self, now: float) -> EngineState | RayError | None:
+    def _answer(self, now: float) -> EngineProcessState | RayError | None:
         """The first answer of the pending calls; None if there is none yet."""
         for call in [*self._calls]:
             try:
-                state: EngineState = ray.get(call.answer, timeout=0)
+                state: EngineProcessState = ray.get(call.answer, timeout=0)
             except GetTimeoutError:
                 if now > call.made + CALL_TIMEOUT:
                     self._calls.remove(call)
@@ -149,7 +154,7 @@ class RayEngine:
                 continue
             except RayTaskError as error:  # e.g. the node has another version of minfer
                 why = str(error.cause or error).splitlines()[-1]
-                state = EngineState(node="its node", code=CANNOT_START, why=why)
+                state = EngineProcessState(node="its node", code=CANNOT_START, why=why)
             except RayError as error:
                 self._calls.remove(call)
                 return error
@@ -157,7 +162,7 @@ class RayEngine:
             return state
         return None
 
-    def _note(self, answer: EngineState | RayError) -> ActorEngineEnd | None:
+    def _note(self, answer: EngineProcessState | RayError) -> ActorEngineEnd | None:
         if isinstance(answer, RayError):
             if isinstance(answer, ActorDiedError):  # perhaps for good: make another
                 self.actor = self.place.actor()
@@ -176,7 +181,7 @@ class RayEngine:
                 self.plan = evolve(self.plan, blocks=answer.blocks)
         return None
 
-    def _note_end(self, answer: EngineState, code: int) -> ActorEngineEnd:
+    def _note_end(self, answer: EngineProcessState, code: int) -> ActorEngineEnd:
         self.state = answer
         if answer.blocks is None:  # it was never ready
             # The next node may not have memory for as many blocks.

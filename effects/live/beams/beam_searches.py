@@ -29,7 +29,7 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.live_requests import Stage
+from minfer.effects.live.request_registry import RequestStage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
@@ -137,7 +137,7 @@ class BeamSearches:
     def _begin(self, request: SearchRequest) -> tuple[Request, ...]:
         """Register a search; returns the requests of its first round."""
         record = self._requests.add(request)
-        record.stage = Stage.SEARCHING
+        record.stage = RequestStage.SEARCHING
         search = LiveSearch(request, SearchRounds.of(request))
         self._searches[request.id] = search
         return self._next_round(search)

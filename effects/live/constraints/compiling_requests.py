@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from attrs import frozen
 
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.text.grammars.grammar_library import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.request import Request
@@ -33,7 +33,7 @@ class PendingBatch:
 class CompilingRequests:
     """The waiting requests. Its caller holds a lock, which `then` may take again."""
 
-    def __init__(self, grammars: Grammars | None, live: LiveRequests) -> None:
+    def __init__(self, grammars: Grammars | None, live: RequestRegistry) -> None:
         self._grammars = grammars
         self._pending: dict[str, PendingBatch] = {}  # by request id
         self.live = live
@@ -63,7 +63,7 @@ class CompilingRequests:
         pending = PendingBatch(tuple(requests), unfinished)
         for request in requests:
             self._pending[request.id] = pending
-            self.live[request.id].stage = Stage.COMPILING
+            self.live[request.id].stage = RequestStage.COMPILING
         _when_all_done(unfinished, lambda: then([one.id for one in pending.batch]))
         return True
 
@@ -75,7 +75,7 @@ class CompilingRequests:
                 found.append(pending.batch)
                 for request in pending.batch:
                     del self._pending[request.id]
-                    self.live[request.id].stage = Stage.SUBMITTED
+                    self.live[request.id].stage = RequestStage.SUBMITTED
                 for one in pending.begun:
                     one.cancel()  # unless it is done
         return found

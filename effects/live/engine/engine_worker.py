@@ -25,7 +25,7 @@ from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.effects.live.errors import PROGRAM_ENDS, DrainingError, check_queue
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import JournalWriter
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
 from minfer.planning.schedule import queue_blocked_by
@@ -54,7 +54,7 @@ class EngineWorker:
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
         driver.report = self._post_event
-        self.live = LiveRequests()
+        self.live = RequestRegistry()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.store = store
@@ -224,7 +224,7 @@ class EngineWorker:
         now = self.driver.clock()
         for request in requests:
             record = self.live[request.id]
-            record.arrived, record.stage = now, Stage.SUBMITTED
+            record.arrived, record.stage = now, RequestStage.SUBMITTED
             if record.stored:
                 request = evolve(request, stored=record.stored)
             self.driver.post(Submit(request))
@@ -253,7 +253,7 @@ class EngineWorker:
         """
         # Requests that wait for a grammar wait for no step.
         served = self.live.served().values()
-        came = [one.arrived for one in served if one.stage is Stage.SUBMITTED]
+        came = [one.arrived for one in served if one.stage is RequestStage.SUBMITTED]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
         if not came or policy_waits:
             return 0.0

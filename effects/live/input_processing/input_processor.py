@@ -45,7 +45,7 @@ MAX_CLIENT: Final = 512  # characters of a client's name
 
 
 @frozen(kw_only=True)
-class Urgency:
+class SchedulingHints:
     """What scheduling policies may use besides arrival. Raises RequestError for a wrong
     value.
     """
@@ -83,12 +83,14 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
     return list(params)
 
 
-def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
+def scheduling_hints_for(
+    priority: Sequence[int] | None, count: int
+) -> list[SchedulingHints]:
     """Returns a priority for each of `count` prompts; lower runs first under the priority
     policy.
     """
     if priority is None:
-        return [Urgency()] * count
+        return [SchedulingHints()] * count
     if len(priority) != count:
         raise RequestError(
             f"{len(priority)} priorities for {count} prompts; give one for each"
@@ -96,7 +98,7 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
     found = []
     for i, one in enumerate(priority):
         try:
-            found.append(Urgency(priority=one))
+            found.append(SchedulingHints(priority=one))
         except RequestError as error:
             named = str(error).replace("priority", f"priority[{i}]", 1)
             raise RequestError(named, i) from None
@@ -110,7 +112,7 @@ class RequestInput:
     setup: Setup
     prompt: TokenizedPrompt
     count: int  # requests made before it
-    urgency: Urgency = Urgency()
+    urgency: SchedulingHints = SchedulingHints()
     name: str = ""  # its id; else the count is
     # How often the prefix cache was reset, or its epoch: earlier cached blocks are not
     # found.

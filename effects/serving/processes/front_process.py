@@ -25,7 +25,7 @@ from minfer.effects.cluster.engine_client.link_client import (
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link.crash_rule import EngineEnd
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.cluster.processes.deployment import Deployment
@@ -127,7 +127,7 @@ async def _serve(
         router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
         prefill = PrefillFirst(_router(plan, journals, PREFILL_ROUTER))
-    remote = Remote(
+    remote = RemoteEngine(
         plan.number,
         max_waiting=plan.args.max_waiting,
         replicas=len(plan.paths),
@@ -201,7 +201,7 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
         await asyncio.sleep(BEAT)
 
 
-def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
+def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEngine:
     """An engine of this server, wherever that runs."""
     path, name = plan.paths[replica], _name(plan)
     if not plan.deployment.distributed:
@@ -227,7 +227,7 @@ def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
 
 async def _link_elsewhere(
     plan: FrontPlan,
-    remote: Remote,
+    remote: RemoteEngine,
     address: Port,
     replica: int,
     known: "asyncio.Future[Terms]",
@@ -266,7 +266,7 @@ def _router(
 async def _open_application(
     plan: FrontPlan,
     shared: SharedCounts,
-    remote: Remote,
+    remote: RemoteEngine,
     router: FrontRouter | None,
     gate: Gate,
     known: "asyncio.Future[Terms]",
@@ -314,7 +314,7 @@ async def _open_application(
         await asyncio.sleep(COUNT)
 
 
-def _check_same(fingerprint: bytes, remote: Remote) -> None:
+def _check_same(fingerprint: bytes, remote: RemoteEngine) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
     each = [one.ready for one in remote.here if one.ready is not None]
     if any(one.fingerprint != fingerprint for one in each):

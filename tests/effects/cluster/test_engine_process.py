@@ -51,7 +51,7 @@ code = engine_process.run_engine(
 )
 sys.exit(code)
 """
-HELLO = wire.Hello(0, 1, 0, ())
+HELLO = wire.FrontHello(0, 1, 0, ())
 REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
 
 

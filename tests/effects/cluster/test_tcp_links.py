@@ -21,8 +21,8 @@ from minfer.effects.cluster.engine_client.link_client import (
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import PATIENCE, Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.engine_server import PATIENCE, EngineServer
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms
@@ -46,14 +46,14 @@ class Outside:
 
     folder: Any
     engine: MadeUp = field(factory=MadeUp)
-    host: Host = field(init=False)
+    host: EngineServer = field(init=False)
     server: LinkServer = field(init=False)
     sock: Socket = field(init=False)
     network: Network = field(init=False)
     _all: contextlib.ExitStack = field(init=False, factory=contextlib.ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        self.host = Host(None, print)
+        self.host = EngineServer(None, print)
         self.server = LinkServer(self.host)
         self.server.start()
         self._all.callback(self.server.close)
@@ -79,11 +79,11 @@ def outside(tmp_path: Any) -> Iterator[Outside]:
     one.close()
 
 
-def remote() -> Remote:
+def remote() -> RemoteEngine:
     """A front of one engine here, which never comes, and one elsewhere."""
     config = RouterConfig(Prefix(), 4)
     prefill = PrefillFirst(FrontRouter(config))
-    return Remote(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
+    return RemoteEngine(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
 
 
 def engine(
@@ -116,12 +116,12 @@ def run(
     asyncio.run(go())
 
 
-def linked(front: Remote) -> Callable[[], bool]:
+def linked(front: RemoteEngine) -> Callable[[], bool]:
     return lambda: front.replicas[1].progress is None
 
 
 def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
-    async def test(first: Remote, second: Remote) -> None:
+    async def test(first: RemoteEngine, second: RemoteEngine) -> None:
         heard: list[Any] = []
         first.listen(heard.append)
         await soon(lambda: linked(first)() and linked(second)())
@@ -171,8 +171,8 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
 def test_who_is_refused_says_so_once_and_others_go_on(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(front: Remote) -> None:
-        async def stranger(_: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
+        async def stranger(_: RemoteEngine) -> None:
             await asyncio.sleep(0.2)
 
         await soon(linked(front))
@@ -195,7 +195,7 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
 ) -> None:
     monkeypatch.setattr(link_client, "_LOOK", 0.05)
 
-    async def test(front: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
         front.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
@@ -225,7 +225,7 @@ def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
 ) -> None:
     monkeypatch.setattr(link_client, "_LOOK", 0.02)
 
-    async def test(front: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
         outside.network.stalled = True
         await asyncio.sleep(0.2)

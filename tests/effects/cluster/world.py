@@ -20,10 +20,10 @@ from attrs import define, evolve, field, frozen
 from minfer.blocks.keys import Key, block_keys
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.output_routing import Session
-from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
 from minfer.effects.live.client import EngineMessage, TurnOutputs
@@ -222,7 +222,7 @@ class Link:
 class Front:
     """A front, its link, and what its requests got."""
 
-    remote: Remote
+    remote: RemoteEngine
     links: dict[int, Link] = field(factory=dict)  # by replica
     got: dict[SampleId, list[int]] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
@@ -247,7 +247,7 @@ class Replica:
     """An engine's process, while there is one, and what it has come to."""
 
     number: int
-    host: Host | None = None
+    host: EngineServer | None = None
     compiling: CompilingRequests = field(factory=CompilingRequests)
     engine: Inline | None = None
     deaths: int = 0
@@ -302,7 +302,9 @@ class World:
         """An engine starts, which is ready some time later."""
         fronts = None if self.is_elsewhere(replica) else len(self.fronts)
         size = self.config_of(replica).block_size
-        replica.host = Host(fronts, lambda _: None, clock=self.clock, block_size=size)
+        replica.host = EngineServer(
+            fronts, lambda _: None, clock=self.clock, block_size=size
+        )
         replica.engine = None
 
     def ready(self, replica: Replica) -> None:
@@ -315,7 +317,7 @@ class World:
             replica.engine = Inline(driver, grammars=replica.compiling)
             news = None
             if len(self.replicas) > 1:
-                news = ReplicaNews(config, lambda: driver.state)
+                news = CacheEventPublisher(config, lambda: driver.state)
                 replica.engine.on_turn = self.watching(replica.host)
             replica.host.open(replica.engine, READY, news)
 
@@ -337,7 +339,7 @@ class World:
         tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
         return evolve(CONFIG, keyed=tier)
 
-    def watching(self, host: Host) -> Callable[[EngineState, Transition], None]:
+    def watching(self, host: EngineServer) -> Callable[[EngineState, Transition], None]:
         """Counts blocks that are fetched, beside what the host does with a turn."""
 
         def note(before: EngineState, turn: Transition) -> None:
@@ -497,7 +499,7 @@ class World:
         if self.apart:
             own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
             prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
-        remote = Remote(
+        remote = RemoteEngine(
             number,
             clock=self.clock,
             replicas=count - self.elsewhere,

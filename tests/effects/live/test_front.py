@@ -15,7 +15,7 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.front import Front
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ class Stub:
     dead: BaseException | None = None
     working: bool = True
     resets: int = 0
-    live: LiveRequests = field(factory=LiveRequests)
+    live: RequestRegistry = field(factory=RequestRegistry)
 
     @property
     def unready(self) -> str:

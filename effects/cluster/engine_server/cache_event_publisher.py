@@ -1,5 +1,5 @@
-"""What an engine, one of several, tells the routers of fronts: what is in its prefix
-cache, and its load.
+"""Publishes what the routers of fronts need of an engine that is one of several: the
+content of its prefix cache, and its load.
 
 Changes are folds over turns (`minfer.routing.replica_events`). They are sent every few
 milliseconds, and at once where a request has ended, as its session may go on. A front
@@ -29,9 +29,10 @@ PIECE: Final = 4096  # keys of a message
 MOST: Final = 2**16  # keys that a new front gets: 4 million tokens in blocks of 64
 
 
-class ReplicaNews:
-    """The news of one engine; `state` returns its state, in any thread. The caller holds
-    a lock during each call, so that the state has all turns that were observed.
+class CacheEventPublisher:
+    """The cache events and load of one engine; `state` returns its state, in any thread.
+    The caller holds a lock during each call, so that the state has all turns that were
+    observed.
     """
 
     def __init__(self, config: EngineConfig, state: Callable[[], EngineState]) -> None:

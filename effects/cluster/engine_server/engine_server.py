@@ -1,8 +1,8 @@
 """The engine's end of all links: the connected fronts, and the outputs for each of them.
 
-    front 0 ---+                        +--- its rows of outputs ---> front 0
-    front 1 ---+---> Host ---> engine --+--- its rows of outputs ---> front 1
-    ...        |                        +--- ...
+    front 0 ---+                                +--- its rows of outputs ---> front 0
+    front 1 ---+---> EngineServer ---> engine --+--- its rows of outputs ---> front 1
+    ...        |                                +--- ...
 
 It listens to the engine's client as any front would, and sends each front the outputs of
 its own requests (`output_routing`). Requests of a front that disconnects are cancelled.
@@ -18,10 +18,10 @@ from typing import Final
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys, tail_keys
+from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
 from minfer.effects.cluster.engine_server.front_counts import FrontCounts
 from minfer.effects.cluster.engine_server.output_routing import OutputRouter, Session
 from minfer.effects.cluster.engine_server.query_forwarding import pass_on
-from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist, CrashingRequest
 from minfer.effects.cluster.link.crash_rule import REFUSAL_MESSAGE
@@ -34,7 +34,7 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.records.messages import Finish, Finished, clip
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
@@ -47,7 +47,7 @@ _CPU_STEP: Final = 600.0
 PATIENCE: Final = 2.0  # seconds in which known fronts should be back
 
 
-class Host:
+class EngineServer:
     """The sessions of an engine that is passed to `open`, now or later."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Host:
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
-        self._live = LiveRequests()  # the client's, once there is one
+        self._live = RequestRegistry()  # the client's, once there is one
         self._readers: dict[str, Session] = {}  # of outputs, by request id
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
@@ -85,7 +85,7 @@ class Host:
         self._block_size = block_size
         self._missing = set(range(fronts or 0))
         self._opened = 0.0
-        self._news: ReplicaNews | None = None
+        self._publisher: CacheEventPublisher | None = None
         self._counts = FrontCounts()
 
     # --- the engine ---------------------------------------------------------------------
@@ -103,14 +103,14 @@ class Host:
         self,
         client: EngineClient,
         ready: wire.EngineReady,
-        news: ReplicaNews | None = None,
+        publisher: CacheEventPublisher | None = None,
     ) -> None:
-        """Serve all connected fronts: the engine is ready. `news` are for their routers,
-        if it is one of several.
+        """Serve all connected fronts: the engine is ready. `publisher` is for their
+        routers, if it is one of several.
         """
         with self._lock:
             self._client = client
-            self._news = news
+            self._publisher = publisher
             client.live.update(self._live)
             self._live = client.live
             self._opened = client.clock()
@@ -139,11 +139,11 @@ class Host:
     def note_turn(self, before: EngineState, transition: Transition) -> None:
         """Pass on what a turn of the engine has changed in its cache, in its thread."""
         with self._lock:
-            if self._news is not None:
-                self._news.observe(before, transition)
-                self._send_news(self._news.due(self._clock()))
+            if self._publisher is not None:
+                self._publisher.observe(before, transition)
+                self._send_cache_events(self._publisher.due(self._clock()))
 
-    def _send_news(self, messages: Iterable[wire.ToFront]) -> None:
+    def _send_cache_events(self, messages: Iterable[wire.ToFront]) -> None:
         for message in messages:
             data = wire.encode(message)
             for session in self._sessions:
@@ -169,8 +169,8 @@ class Host:
                 self._broadcast(
                     wire.encode(wire.EngineStatus(self._with_front_counts(snapshot)))
                 )
-            if self._news is not None:
-                self._send_news(self._news.regular(self._clock()))
+            if self._publisher is not None:
+                self._send_cache_events(self._publisher.regular(self._clock()))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -199,10 +199,10 @@ class Host:
     def receive(self, session: Session, message: wire.ToEngine) -> None:
         """Handle a front's message. Raises LinkError for an invalid one."""
         with self._lock:
-            if (session.front is None) is not isinstance(message, wire.Hello):
+            if (session.front is None) is not isinstance(message, wire.FrontHello):
                 raise wire.LinkError("a front says hello first, and once")
             match message:
-                case wire.Hello():
+                case wire.FrontHello():
                     self._accept_front(session, message)
                 case wire.NewCrashingRequests(crashing):
                     self._deny(session, crashing)
@@ -222,7 +222,7 @@ class Host:
                     if session.front is not None:
                         self._counts.note(session.front, totals)
 
-    def _accept_front(self, session: Session, hello: wire.Hello) -> None:
+    def _accept_front(self, session: Session, hello: wire.FrontHello) -> None:
         if self._fronts is None:
             session.front = hello.life  # their numbers are of different servers
         elif 0 <= hello.front < self._fronts:
@@ -232,8 +232,8 @@ class Host:
             raise wire.LinkError(f"there is no front {hello.front}")
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
-        if self._news is not None:
-            for piece in self._news.whole():
+        if self._publisher is not None:
+            for piece in self._publisher.whole():
                 session.send(wire.encode(piece))
         if known := self._denylist.all():
             session.send(wire.encode(wire.NewCrashingRequests(known)))
@@ -411,7 +411,7 @@ class Host:
         """Note which requests have ended, and whether the suspect is cleared."""
         for done in outputs.finished:
             one = self._live.get(done.id)
-            if one is not None and one.stage is Stage.ENDED:
+            if one is not None and one.stage is RequestStage.ENDED:
                 self._release(done.id)
         probing = self._quarantine.probing
         if probing:

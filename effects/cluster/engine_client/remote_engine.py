@@ -54,7 +54,7 @@ from minfer.effects.live.errors import (
     EngineDeadError,
     check_queue,
 )
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.live.totals import Totals, sum_totals
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
@@ -64,7 +64,7 @@ _log = logging.getLogger("minfer.link")
 _GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
 
 
-class Remote:
+class RemoteEngine:
     """The client of an engine in another process, or of its replicas."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Remote:
         self.resets = 0
         self.links = 0  # links so far
         self.queries = RequestQueries()
-        self.live = LiveRequests()
+        self.live = RequestRegistry()
         self.replicas = tuple(
             ReplicaLink(number, number < prefillers or number >= replicas)
             for number in range(replicas + elsewhere)
@@ -264,7 +264,7 @@ class Remote:
         link.connect(send, self.clock(), here)
         resumed = self._placement.resumed_by(link)
         crashing = () if link.elsewhere else self._placement.denylist.all()
-        send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
+        send(wire.FrontHello(self.front, self.life, self.resets, resumed, crashing))
         self._placement.place_waiting()
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
