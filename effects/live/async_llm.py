@@ -117,14 +117,14 @@ class AsyncLLM(ServedModel):
         """
         if sampling_params is None:
             sampling_params = self.setup.default_sampling_params(max_tokens=None)
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         self._check_tools(tools)
-        prompt_ids = self._rendered(messages, how)
+        prompt_ids = self._rendered(messages, options)
         return self.generate(
             prompt_ids, sampling_params, request_id=request_id, urgency=urgency
         )

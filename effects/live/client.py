@@ -82,7 +82,7 @@ class EngineDied:
     """
 
     ids: tuple[str, ...]
-    why: str
+    reason: str
 
 
 EngineMessage = TurnOutputs | EngineDied

@@ -96,8 +96,8 @@ class LLM(ServedModel):
         """
         inputs = as_list(prompts)
         searches = searches_for(params, len(inputs))
-        found = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
-        return [BeamSearchOutput.of(one, self.tokenizer) for one in found]
+        outputs = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
+        return [BeamSearchOutput.of(output, self.tokenizer) for output in outputs]
 
     def chat(
         self,
@@ -122,14 +122,14 @@ class LLM(ServedModel):
         Raises ChatTemplateError, and as `generate` does; for tools of which nobody knows
         how the model calls them, RequestError: see `tool_call_parser` of `EngineArgs`.
         """
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         return self._complete(
-            self._make_chat_batch(messages, sampling_params, how), use_tqdm
+            self._make_chat_batch(messages, sampling_params, options), use_tqdm
         )
 
     def stream(
@@ -162,14 +162,14 @@ class LLM(ServedModel):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[RequestOutput]:
         """Answer conversations like `chat`, and yield new output like `stream`."""
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         return self._deltas(
-            self._make_chat_batch(messages, sampling_params, how, streaming=True)
+            self._make_chat_batch(messages, sampling_params, options, streaming=True)
         )
 
     def embed(
@@ -188,14 +188,14 @@ class LLM(ServedModel):
         `generate`; a prompt that fails has no vector but an error.
         """
         inputs = as_list(prompts)
-        urgencies = input_processor.scheduling_hints_for(priority, len(inputs))
+        hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
 
             def job(i: int) -> OutputProcessor:
                 return self._job(
-                    inputs[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
+                    inputs[i], inbox.put, pooling, count=first + i, urgency=hints[i]
                 )
 
             processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
@@ -235,12 +235,12 @@ class LLM(ServedModel):
 
     def _deltas(self, batch: RequestBatch) -> Generator[RequestOutput]:
         """Submit jobs, and yield their outputs; any exception cancels them."""
-        left = len(batch.processors)
+        num_left = len(batch.processors)
         try:
             self.front.submit(batch.processors)
-            while left:
+            while num_left:
                 output = _received(batch.inbox)
-                left -= output.finished
+                num_left -= output.finished
                 yield output
         except BaseException:
             self.front.drop(batch.processors)
@@ -250,14 +250,17 @@ class LLM(ServedModel):
         self,
         messages: "Conversations",
         params: Params | None,
-        how: "ChatOptions",
+        options: "ChatOptions",
         *,
         streaming: bool = False,
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
-        self._check_tools(how.get("tools"))
-        chat_prompts = [self._rendered(one, how) for one in conversations(messages)]
+        self._check_tools(options.get("tools"))
+        chat_prompts = [
+            self._rendered(conversation, options)
+            for conversation in conversations(messages)
+        ]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
         return self._make_checked_batch(chat_prompts, params, None, streaming=streaming)
@@ -285,7 +288,7 @@ class LLM(ServedModel):
         streaming: bool = False,
     ) -> RequestBatch:
         """Make the requests for prompts, with the parameters of each."""
-        urgencies = input_processor.scheduling_hints_for(priority, len(inputs))
+        hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
@@ -297,7 +300,7 @@ class LLM(ServedModel):
                     all_params[i],
                     count=first + i,
                     streaming=streaming,
-                    urgency=urgencies[i],
+                    urgency=hints[i],
                 )
 
             processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
@@ -318,8 +321,8 @@ def _numbered(
     try:
         return make(i)
     except input_processor.RequestError as error:
-        where = f"prompts[{i}]: " if count > 1 else ""
-        raise type(error)(f"{where}{error}", i, error.param) from None
+        prefix = f"prompts[{i}]: " if count > 1 else ""
+        raise type(error)(f"{prefix}{error}", i, error.param) from None
 
 
 def _received(inbox: Inbox) -> RequestOutput:

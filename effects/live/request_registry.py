@@ -90,9 +90,11 @@ class RequestRegistry(dict[str, RequestRecord]):
 
     def served(self) -> dict[str, RequestRecord]:
         """Returns the requests that the engine client has."""
-        return {name: one for name, one in list(self.items()) if one.stage in _SERVED}
+        return {
+            name: record for name, record in list(self.items()) if record.stage in _SERVED
+        }
 
-    def known(self, name: str) -> bool:
+    def is_served(self, name: str) -> bool:
         """Returns whether the engine client has a request."""
         return (record := self.get(name)) is not None and record.stage in _SERVED
 

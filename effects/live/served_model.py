@@ -273,7 +273,7 @@ class ServedModel(Renders):
         samples, for a search, or for a vector. Raises RequestError.
         """
         tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        given = RequestInput(
+        request_input = RequestInput(
             setup=self.setup,
             prompt=tokenized,
             count=count,
@@ -282,21 +282,21 @@ class ServedModel(Renders):
             resets=self.epochs.of_all if self.epochs else self.client.resets,
         )
         if isinstance(params, str):
-            request = input_processor.make_pooled_request(given, params)
+            request = input_processor.make_pooled_request(request_input, params)
             return OutputProcessor(request, sink, tokenized.text, session=urgency.session)
         special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
-            request = input_processor.make_search(given, params)
+            request = input_processor.make_search(request_input, params)
         else:
             if streaming and params.chooses:
-                why = "best_of: the best samples are known once all have ended; do not"
+                reason = "best_of: the best samples are known once all have ended; do not"
                 raise input_processor.RequestError(
-                    f"{why} stream, or leave it out", 0, "best_of"
+                    f"{reason} stream, or leave it out", 0, "best_of"
                 )
             self.check_constraint(params)
             bad_words = read_bad_words(params.bad_words, self.tokenizer)
-            request = input_processor.make_request(given, params, bad_words)
+            request = input_processor.make_request(request_input, params, bad_words)
         return OutputProcessor(
             request,
             sink,
@@ -310,11 +310,11 @@ class ServedModel(Renders):
 
 def _check_known(owner: str, settings: Iterable[str]) -> None:
     """Raise TypeError for unknown settings, with the known ones."""
-    known = attrs.fields_dict(EngineArgs)
-    unknown = set(settings) - known.keys()
+    fields = attrs.fields_dict(EngineArgs)
+    unknown = set(settings) - fields.keys()
     for name in unknown & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
     if unknown:
         raise TypeError(
-            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(known))}"
+            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(fields))}"
         )

@@ -84,15 +84,15 @@ class Totals:
 NO_TOTALS: Final = Totals({}, {})
 
 
-def sum_totals(each: Iterable[Totals]) -> Totals:
+def sum_totals(all_totals: Iterable[Totals]) -> Totals:
     """Returns the sum of several totals."""
     counts = Counter[str]()
     histograms: dict[str, Histogram] = {}
-    for totals in each:
+    for totals in all_totals:
         counts.update(totals.counts)
-        for name, one in totals.histograms.items():
+        for name, histogram in totals.histograms.items():
             before = histograms.get(name)
-            histograms[name] = one if before is None else before.plus(one)
+            histograms[name] = histogram if before is None else before.plus(histogram)
     return Totals(counts, histograms)
 
 
@@ -139,7 +139,7 @@ class TotalsCounter:
 
     def totals(self) -> Totals:
         """Returns the totals so far."""
-        filled = {name: one.histogram() for name, one in self.buckets.items()}
+        filled = {name: builder.histogram() for name, builder in self.buckets.items()}
         return Totals(dict(self.counts), filled)
 
     def count_turn(self, transition: Transition) -> None:
@@ -157,10 +157,10 @@ class TotalsCounter:
                 counts["spec_decode_num_drafts"] += rows
                 counts["spec_decode_num_draft_tokens"] += rows * proposed
                 counts["spec_decode_num_accepted_tokens"] += rows * accepted
-                for place in range(proposed):
-                    name = f"{ACCEPTED_AT}{place}"
-                    more = rows if place < accepted else 0
-                    counts[name] = counts.get(name, 0) + more
+                for position in range(proposed):
+                    name = f"{ACCEPTED_AT}{position}"
+                    accepted_here = rows if position < accepted else 0
+                    counts[name] = counts.get(name, 0) + accepted_here
 
     def _commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:
@@ -220,6 +220,6 @@ class TotalsCounter:
         self.last.update(dict.fromkeys(new, self.last_output))
 
 
-def _of_tier(reason: Loading | Recomputing | LostBlocks, what: str) -> str:
+def _of_tier(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
     """The name of a count of a tier's blocks."""
-    return f"kv_{'keyed' if reason.keyed else 'host'}_{what}_blocks"
+    return f"kv_{'keyed' if reason.keyed else 'host'}_{outcome}_blocks"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.effects.live.beams.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replay_searches
 from minfer.records.messages import Admitted, Emit, Submit
 from minfer.records.state import Turn
 from minfer.sampling.beam import BeamRound
@@ -69,14 +69,14 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
         ended = _note_beams(turn, now, rounds, numbers)
         if ended or came:
             kept.append(turn)
-    found = replayed(kept).get(name)
+    found = replay_searches(kept).get(name)
     figures = {} if about is None else {"width": about.width, "most": about.most}
     return {
         "id": name,
         "prompt": 0 if about is None else about.prompt,
         **figures,
         "rounds": [asdict(one) for one in rounds.values()],
-        "over": found is not None and found.over,
+        "over": found is not None and found.is_finished,
         "found": [asdict(one) for one in found.done] if found is not None else [],
     }
 

@@ -164,7 +164,7 @@ class RemoteEngine:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        known = [name for name in ids if self.live.known(name)]
+        known = [name for name in ids if self.live.is_served(name)]
         for number, names in self._requests.cancel(known).items():
             self._send(number, wire.CancelRequests(tuple(names)))
         self._end(self._requests.pending_ends())

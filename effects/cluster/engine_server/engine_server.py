@@ -115,7 +115,7 @@ class EngineServer:
             self._live = client.live
             self._opened = client.clock()
             self._step = _CPU_STEP if ready.device == "cpu" else _STEP
-            client.listen(self.hear, early=True)
+            client.listen(self.handle_message, early=True)
             self._ready = wire.encode(ready)
             self._broadcast(self._ready)
             self._serve_due()
@@ -127,14 +127,14 @@ class EngineServer:
         with self._lock:
             self._broadcast(wire.encode(wire.LoadingProgress("ending")))
 
-    def hear(self, message: EngineMessage) -> None:
+    def handle_message(self, message: EngineMessage) -> None:
         """Pass a message of the engine on, to each front its own part."""
         with self._lock:
             match message:
                 case TurnOutputs():
                     self._send_outputs(message)
                 case EngineDied():
-                    self._died(message.why)
+                    self._died(message.reason)
 
     def note_turn(self, before: EngineState, transition: Transition) -> None:
         """Pass on what a turn of the engine has changed in its cache, in its thread."""

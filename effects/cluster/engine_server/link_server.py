@@ -97,7 +97,7 @@ class LinkServer:
             self._serve(links)
         except BaseException as error:  # any error: the engine is unreachable then
             log.exception("the thread of the links broke")
-            self._engine_server.hear(
+            self._engine_server.handle_message(
                 EngineDied((), f"the thread of the links broke: {error!r}")
             )
         finally:

@@ -215,7 +215,7 @@ class GrammarMasks(MaskMaker):
         so it is inlined here.
         """
         batch = MaskBatch.of(plan)
-        samples, ids, seqs, known, fresh = (
+        samples, ids, seqs, num_known, fresh = (
             self._samples,
             run.ids,
             run.seqs,
@@ -234,7 +234,7 @@ class GrammarMasks(MaskMaker):
                     continue
                 grammar = self._sample_grammar(ids[i], request)
             grammar_of_line[line] = grammar
-            lengths[line] = length = known[i] - grammar.prompt
+            lengths[line] = length = num_known[i] - grammar.prompt
             new, matcher = fresh[i], grammar.matcher
             one_more = length == grammar.consumed + 1 and new
             if one_more and matcher is not None and grammar.job is None:
@@ -254,8 +254,8 @@ class GrammarMasks(MaskMaker):
         """
         grammar = batch.samples[line]
         grammar.wait_for_job()  # this waits only if it was planned too early
-        due = due_mask(grammar, run, i, self._block_size)
-        if due.is_made and grammar.failed is None:
+        mask = due_mask(grammar, run, i, self._block_size)
+        if mask.is_made and grammar.failed is None:
             batch.made.append(line)
             return
         grammar.allowed = None
@@ -264,7 +264,9 @@ class GrammarMasks(MaskMaker):
         if grammar.failed is not None:
             batch.errors[line] = grammar.failed
         elif grammar.matcher is not None:
-            batch.moves.append(MatcherUpdate(grammar.matcher, due.back, due.tokens, line))
+            batch.moves.append(
+                MatcherUpdate(grammar.matcher, mask.back, mask.tokens, line)
+            )
 
     def _write_masks(
         self, batch: MaskBatch, lines: Lines, plan: Plan, run: Running
@@ -299,20 +301,20 @@ class GrammarMasks(MaskMaker):
         # A library's panic, which is no Exception: samples of the step with a grammar
         # end, and the others continue.
         except BaseException as error:
-            errors = {one.line: GrammarError(str(error)) for one in moves}
-        for one in moves:
-            if one.slow:
-                self._mark_slow(batch.samples[one.line].request)
+            errors = {move.line: GrammarError(str(error)) for move in moves}
+        for move in moves:
+            if move.slow:
+                self._mark_slow(batch.samples[move.line].request)
         return errors
 
     def _retry_errors(
-        self, batch: MaskBatch, lines: Lines, places: Sequence[int | None], run: Running
+        self, batch: MaskBatch, lines: Lines, indices: Sequence[int | None], run: Running
     ) -> None:
         """Retry failed samples whose matcher had served others before with a new matcher;
         those that fail again end with the new error.
         """
         for line in [*batch.errors]:
-            grammar, i = batch.samples[line], places[line]
+            grammar, i = batch.samples[line], indices[line]
             if i is None or grammar.matcher is None or not grammar.matcher.served:
                 continue
             if grammar.failed is not None:
@@ -327,14 +329,14 @@ class GrammarMasks(MaskMaker):
                 del batch.errors[line]
                 fill(lines[line], bits)
 
-    def _mask_from_new_matcher(self, due: DueMask) -> bytes | GrammarError:
+    def _mask_from_new_matcher(self, mask: DueMask) -> bytes | GrammarError:
         """Returns the mask of an output from a new matcher, which reads all its
         tokens.
         """
-        matcher = self._open(due.grammar)
+        matcher = self._open(mask.grammar)
         if matcher is None:
-            return due.grammar.failed or GrammarError("there is no matcher")
-        return _advance_matcher(matcher, due)
+            return mask.grammar.failed or GrammarError("there is no matcher")
+        return _advance_matcher(matcher, mask)
 
     def _mark_slow(self, request: Request) -> None:
         """Have threads make this request's masks: a step waited too long for one."""
@@ -343,21 +345,21 @@ class GrammarMasks(MaskMaker):
                 grammar.is_slow = True
                 self._slow[name] = grammar
 
-    def _submit_mask_job(self, due: DueMask) -> None:
+    def _submit_mask_job(self, mask: DueMask) -> None:
         """Have a thread make the mask of a slow sample, and resume it then; at once if
         the mask is ready, as the sample was planned for prefill.
         """
-        if due.is_made:
-            due.grammar.paused = False
-            self._post(Pause(*due.grammar.name, paused=False))
+        if mask.is_made:
+            mask.grammar.paused = False
+            self._post(Pause(*mask.grammar.name, paused=False))
             return
-        due.grammar.job = self._threads.submit(self._run_mask_job, due)
+        mask.grammar.job = self._threads.submit(self._run_mask_job, mask)
 
-    def _run_mask_job(self, due: DueMask) -> None:
-        grammar = due.grammar
+    def _run_mask_job(self, mask: DueMask) -> None:
+        grammar = mask.grammar
         try:
             if self._samples.get(grammar.name) is grammar:  # else the sample has ended
-                self._make(due)
+                self._make(mask)
         # Any error: otherwise the sample would stay paused forever.
         except BaseException as error:
             grammar.failed = GrammarError(f"making its mask failed: {error!r}")
@@ -367,20 +369,20 @@ class GrammarMasks(MaskMaker):
         if now is grammar or now is None or not now.busy:
             self._post(Pause(*grammar.name, paused=False))
 
-    def _make(self, due: DueMask) -> None:
+    def _make(self, mask: DueMask) -> None:
         """Make the mask of a slow sample; notes if the sample is not slow any more."""
-        grammar = due.grammar
+        grammar = mask.grammar
         matcher = grammar.matcher or self._open(grammar)
-        begun = time.thread_time()
+        start = time.thread_time()
         if matcher is not None:
-            bits = _advance_matcher(matcher, due)
+            bits = _advance_matcher(matcher, mask)
             if isinstance(bits, GrammarError) and matcher.served:
                 grammar.discard_matcher()
-                whole = due.whole or due.tokens  # the tokens, if the matcher is new
-                bits = self._mask_from_new_matcher(evolve(due, back=0, tokens=whole))
-                grammar.consumed = due.length
-            grammar.allowed = AllowedTokens(due.length, bits)
-        quick = time.thread_time() - begun <= MASK_WAIT
+                output = mask.output or mask.tokens  # the tokens, if the matcher is new
+                bits = self._mask_from_new_matcher(evolve(mask, back=0, tokens=output))
+                grammar.consumed = mask.length
+            grammar.allowed = AllowedTokens(mask.length, bits)
+        quick = time.thread_time() - start <= MASK_WAIT
         if quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
@@ -411,22 +413,22 @@ def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     """
     if plan.gens == run.gens:
         return plan.deferred
-    places = dict(zip(run.gens, range(len(run)), strict=True))
-    return [places.get(plan.gens[index]) for index in plan.deferred]
+    index_of = dict(zip(run.gens, range(len(run)), strict=True))
+    return [index_of.get(plan.gens[index]) for index in plan.deferred]
 
 
 def _planned_gens(transition: Transition) -> set[int]:
     """Returns the generations in the turn's plans."""
     commands = transition.commands
-    plans = [one.plan for one in commands if isinstance(one, Execute)]
+    plans = [command.plan for command in commands if isinstance(command, Execute)]
     return {gen for plan in plans for gen in plan.gens}
 
 
-def _advance_matcher(matcher: Matcher, due: DueMask) -> bytes | GrammarError:
+def _advance_matcher(matcher: Matcher, mask: DueMask) -> bytes | GrammarError:
     """Move a matcher to where its mask is due; returns the mask."""
     try:
-        matcher.rollback(due.back)
-        matcher.advance(due.tokens)
+        matcher.rollback(mask.back)
+        matcher.advance(mask.tokens)
         return matcher.mask()
     except GrammarError as error:
         return error

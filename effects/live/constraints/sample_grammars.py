@@ -51,8 +51,8 @@ class SampleGrammar:
     @property
     def is_new(self) -> bool:
         """Whether its matcher was never used."""
-        never = self.job is None and self.matcher is None and not self.discarded
-        return never and self.failed is None
+        unused = self.job is None and self.matcher is None and not self.discarded
+        return unused and self.failed is None
 
     def discard_matcher(self) -> None:
         """Discard its matcher: the next one starts from the beginning."""
@@ -75,14 +75,14 @@ class DueMask:
     tokens: tuple[int, ...]  # tokens that it has to read then
     length: int  # of the output after them
     # all output tokens, if its matcher has served others before
-    whole: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
 
     @property
     def is_made(self) -> bool:
         """Whether the mask is ready, or impossible."""
-        last = self.grammar.allowed
-        there = last is not None and last.length == self.length and not self.back
-        return there or self.grammar.failed is not None
+        allowed = self.grammar.allowed
+        is_ready = allowed is not None and allowed.length == self.length and not self.back
+        return is_ready or self.grammar.failed is not None
 
 
 def due_mask(
@@ -96,10 +96,10 @@ def due_mask(
     start = grammar.prompt + grammar.consumed - back
     new = running.inputs(i, start, running.known[i], block_size)
     grammar.consumed = length
-    whole: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
     if grammar.matcher is not None and grammar.matcher.served:
-        whole = running.inputs(i, grammar.prompt, running.known[i], block_size)
-    return DueMask(grammar, back, new, length, whole)
+        output = running.inputs(i, grammar.prompt, running.known[i], block_size)
+    return DueMask(grammar, back, new, length, output)
 
 
 def barred_tokens(grammar: SampleGrammar) -> frozenset[int]:

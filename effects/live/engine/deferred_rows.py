@@ -82,7 +82,7 @@ class DeferredSampling:
         self._last = transition
         if self.steps or self.unlaunched:
             inflight = {plan.step for plan in transition.state.inflight}
-            self.steps = [one for one in self.steps if one.plan.step in inflight]
+            self.steps = [step for step in self.steps if step.plan.step in inflight]
             left = [plan for plan in self.unlaunched if plan.step in inflight]
             self.unlaunched = deque(left)
         self.masks.observe(transition)
@@ -156,9 +156,11 @@ class DeferredSampling:
         if step.masks is None:
             raise AssertionError(f"step {step.plan.step} awaits tokens before its masks")
         step.sampled = True
-        made = step.masks.result()
-        self._ends += made.ends
-        self.executor.sample(SampleDeferred(step.plan.step, made.masks, made.written))
+        step_masks = step.masks.result()
+        self._ends += step_masks.ends
+        self.executor.sample(
+            SampleDeferred(step.plan.step, step_masks.masks, step_masks.written)
+        )
 
     def _drop_sampled(self) -> None:
         self.steps = [step for step in self.steps if not step.sampled]

@@ -121,17 +121,17 @@ class EngineWorker:
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            known = [name for name in ids if self.live.known(name)]
-            self._post_compiled(known)  # else they could not be ended
-            self.driver.inbox.extend(map(Cancel, known))
+            served = [name for name in ids if self.live.is_served(name)]
+            self._post_compiled(served)  # else they could not be ended
+            self.driver.inbox.extend(map(Cancel, served))
             if self.driver.busy:
                 self._wake()
-            return frozenset(known)
+            return frozenset(served)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            self.driver.inbox.extend(one for one in ends if self.live.known(one.id))
+            self.driver.inbox.extend(end for end in ends if self.live.is_served(end.id))
             if self.driver.busy:
                 self._wake()
 
@@ -252,12 +252,14 @@ class EngineWorker:
         `Snapshot`.
         """
         # Requests that wait for a grammar wait for no step.
-        served = self.live.served().values()
-        came = [one.arrived for one in served if one.stage is RequestStage.SUBMITTED]
+        records = self.live.served().values()
+        arrivals = [
+            record.arrived for record in records if record.stage is RequestStage.SUBMITTED
+        ]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
-        if not came or policy_waits:
+        if not arrivals or policy_waits:
             return 0.0
-        return max(0.0, now - max(self.tally.last_step_time, min(came)))
+        return max(0.0, now - max(self.tally.last_step_time, min(arrivals)))
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -298,13 +300,13 @@ class EngineWorker:
             # A program that ends without waiting for its requests does not need them.
             while driver.busy and threading.main_thread().is_alive():
                 idle = not driver.state.inflight and not driver.inbox
-                left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
-                waits = driver.state.paused or driver.state.tiers.transfers
-                if idle and driver.wake is None and waits:
-                    left = POLL  # until an event reports a mask, or moved blocks
-                if left <= 0:
+                wait_seconds = (driver.wake or 0.0) - driver.clock() if idle else 0.0
+                awaits_event = driver.state.paused or driver.state.tiers.transfers
+                if idle and driver.wake is None and awaits_event:
+                    wait_seconds = POLL  # until an event reports a mask, or moved blocks
+                if wait_seconds <= 0:
                     return True
-                self.posted.wait(min(left, 1.0))
+                self.posted.wait(min(wait_seconds, 1.0))
             self.running = False
             if driver.busy:
                 self._end_with_program()
@@ -330,16 +332,16 @@ class EngineWorker:
 
     def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
         """Free the ids of requests that ended."""
-        for done in finished:
-            if done.id not in state.requests:
-                self.live.end(done.id)
+        for end in finished:
+            if end.id not in state.requests:
+                self.live.end(end.id)
 
     def _fail(self, error: BaseException) -> None:
         with self.posted:
             self._stop_serving(error, f"the engine broke: {error!r}")
         self.reporter.report_death()
 
-    def _stop_serving(self, error: BaseException, why: str) -> None:
+    def _stop_serving(self, error: BaseException, reason: str) -> None:
         """Stop serving; the caller holds the lock, and reports it then."""
         self.dead = error
         self.running = False
@@ -347,4 +349,4 @@ class EngineWorker:
         self.compiling.release(ids)
         for name in ids:
             self.live.end(name)
-        self.reporter.note_death(ids, why)
+        self.reporter.note_death(ids, reason)

@@ -82,9 +82,9 @@ class HostDrafts(HostDraftSource):
     """Drafts by a proposer, for an engine that has `speculation` by the host."""
 
     def __init__(self, config: EngineConfig, proposer: Proposer) -> None:
-        how = config.speculation
-        self.most = 0 if how is None else how.drafts  # per sample
-        rows = 0 if how is None else how.rows
+        spec_config = config.speculation
+        self.max_drafts = 0 if spec_config is None else spec_config.drafts  # per sample
+        rows = 0 if spec_config is None else spec_config.rows
         self.rows = rows or config.max_num_seqs  # no drafts in steps of more rows
         self.proposer = proposer
         self.library: Any = proposer.start()
@@ -111,15 +111,15 @@ class HostDrafts(HostDraftSource):
         proposals = [
             self._propose(name) for name in continued if not self.samples[name].over
         ]
-        found = tuple(one for one in proposals if one.tokens)
-        self.proposed = bool(found)
-        return found
+        nonempty = tuple(proposal for proposal in proposals if proposal.tokens)
+        self.proposed = bool(nonempty)
+        return nonempty
 
     @override
     def observe(self, transition: Transition) -> None:
         for command in transition.commands:
             if isinstance(command, Emit):
-                self._forget((one.id, one.sample) for one in command.finished)
+                self._forget((end.id, end.sample) for end in command.finished)
         plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
         for plan in plans:
             for opened in plan.opens:
@@ -166,13 +166,13 @@ class HostDrafts(HostDraftSource):
         """Note the results of the earliest plan; returns the samples that have more
         tokens. Results of samples that were preempted since do not count.
         """
-        plan, there = state.inflight[0], set(state.running.gens)
+        plan, running = state.inflight[0], set(state.running.gens)
         continued = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
             return continued  # malformed results
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
             name = self.by_gen.get(gen)
-            if tokens and name is not None and gen in there:
+            if tokens and name is not None and gen in running:
                 self._append(self.samples[name], tokens)
                 continued.append(name)
         return continued
@@ -207,5 +207,5 @@ class HostDrafts(HostDraftSource):
         """
         sample, tokens = self.samples[name], tuple[int, ...]()
         if not sample.unread:
-            tokens = self.proposer.propose(self.library, name, self.most).tokens
+            tokens = self.proposer.propose(self.library, name, self.max_drafts).tokens
         return Propose(*name, sample.known, tokens)

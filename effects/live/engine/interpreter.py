@@ -54,10 +54,10 @@ def paused_collector() -> Iterator[None]:
     Reference counts free the garbage of a busy loop; the rest is collected when the
     engine is idle.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()

@@ -91,16 +91,21 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     drafts is adaptive. An executor that computes nothing has no costs.
     """
     setup = _with_tier_costs(setup, executor)
-    speculative, how = setup.speculative, setup.config.speculation
+    speculative, spec_config = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
-    if speculative is None or how is None or not speculative.adaptive or measure is None:
+    if (
+        speculative is None
+        or spec_config is None
+        or not speculative.adaptive
+        or measure is None
+    ):
         return setup
     try:
-        how = attrs.evolve(how, adaptive=True, costs=measure(how))
+        spec_config = attrs.evolve(spec_config, adaptive=True, costs=measure(spec_config))
     except (MemoryError, RuntimeError) as error:
         _log.warning("how many drafts pay cannot be found out: %r", error)
         return setup  # with the most drafts
-    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
+    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=spec_config))
 
 
 def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
@@ -135,10 +140,10 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
         return None
     packages = RECORDED if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
-    where = {} if args.journal_redact else {"machine": socket.gethostname()}
-    about = {
+    machine = {} if args.journal_redact else {"machine": socket.gethostname()}
+    header = {
         "model": setup.folder.name if args.journal_redact else str(setup.folder),
-        **where,
+        **machine,
         "dtype": setup.spec.dtype,
         "executor": args.executor,
         "device": setup.device.name,
@@ -151,7 +156,7 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
     return JournalWriter(
         Path(args.journal),
         setup.config,
-        about,
+        header,
         size=args.journal_size,
         redact=args.journal_redact,
     )

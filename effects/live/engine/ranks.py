@@ -185,25 +185,32 @@ def about(setup: Setup) -> Mapping[str, str]:
 def settings_to(setup: Setup) -> Mapping[str, Any]:
     """The settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
-    names = [one.name for one in fields(EngineArgs) if one.name not in OWN]
-    found = {name: getattr(args, name) for name in names}
+    names = [
+        attribute.name for attribute in fields(EngineArgs) if attribute.name not in OWN
+    ]
+    settings = {name: getattr(args, name) for name in names}
     if setup.speculative is not None:
-        how = setup.speculative
-        known = {one.name: getattr(how, one.name) for one in fields(type(how))}
-        found["speculative_config"] = known
+        speculative = setup.speculative
+        config = {
+            attribute.name: getattr(speculative, attribute.name)
+            for attribute in fields(type(speculative))
+        }
+        settings["speculative_config"] = config
     if args.kv_peers is not None:
-        found["kv_peers"] = plan_to(args.kv_peers)
-    return {**found, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
+        settings["kv_peers"] = plan_to(args.kv_peers)
+    return {**settings, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
 
 
-def settings_from(found: Mapping[str, Any]) -> Setup:
+def settings_from(settings: Mapping[str, Any]) -> Setup:
     """The setup of an engine of which this process is another rank. Raises as
     `prepare`.
     """
-    rest = {k: v for k, v in found.items() if k not in (BLOCKS, DEVICE)}
-    if rest["kv_peers"] is not None:
-        rest["kv_peers"] = plan_from(rest["kv_peers"])
-    return prepare_elsewhere(EngineArgs(**rest), found[DEVICE], found[BLOCKS])
+    args = {
+        name: value for name, value in settings.items() if name not in (BLOCKS, DEVICE)
+    }
+    if args["kv_peers"] is not None:
+        args["kv_peers"] = plan_from(args["kv_peers"])
+    return prepare_elsewhere(EngineArgs(**args), settings[DEVICE], settings[BLOCKS])
 
 
 def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:

@@ -24,12 +24,12 @@ def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWord
     """
     if words and tokenizer is None:
         raise RequestError("bad_words: there is no tokenizer to read them", param=_BAD)
-    found = dict[tuple[int, ...], None]()
+    token_ids = dict[tuple[int, ...], None]()
     for word in words:
         bare = word.lstrip() or word
         for text in (bare, f" {bare}"):
-            found[_encoded(text, tokenizer)] = None
-    return tuple(found)
+            token_ids[_encoded(text, tokenizer)] = None
+    return tuple(token_ids)
 
 
 def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -48,23 +48,25 @@ def check_shape(
     """Raise RequestError for changes that a vocabulary of so many tokens does not allow;
     `stops` end the output.
     """
-    given = {
+    ids_of = {
         _BIAS: [token for token, _ in params.logit_bias],
         _ALLOWED: params.allowed_token_ids or (),
     }
-    for name, ids in given.items():
+    for name, ids in ids_of.items():
         if (largest := max(ids, default=0)) >= vocab_size:
             raise RequestError(
                 f"{name}: {largest} is outside the vocabulary; ids are from 0 to "
                 f"{vocab_size - 1}",
                 param=name,
             )
-    kept = stops if params.min_tokens else frozenset[int]()
-    _check_count(params, len(kept), bad_words)
-    gone = kept.union(word[-1] for word in bad_words)
+    hidden_stops = stops if params.min_tokens else frozenset[int]()
+    _check_count(params, len(hidden_stops), bad_words)
+    removed = hidden_stops.union(word[-1] for word in bad_words)
     allowed = params.allowed_token_ids
-    left = set(range(vocab_size) if allowed is None else allowed) if gone else {0}
-    if not left - gone:
+    candidates = (
+        set(range(vocab_size) if allowed is None else allowed) if removed else {0}
+    )
+    if not candidates - removed:
         name = _BAD if allowed is None else _ALLOWED
         raise RequestError(
             f"{name}: no token is left that is neither the end of a bad word nor, until "
@@ -73,16 +75,16 @@ def check_shape(
         )
 
 
-def _check_count(params: SamplingParams, stops: int, bad_words: BadWords) -> None:
-    parts = {
+def _check_count(params: SamplingParams, num_stops: int, bad_words: BadWords) -> None:
+    counts = {
         _BAD: sum(map(len, bad_words)),
         _BIAS: len(params.logit_bias),
-        "min_tokens": stops,
+        "min_tokens": num_stops,
     }
-    if (count := sum(parts.values())) > MAX_ADJUSTMENTS:
-        name = max(parts, key=lambda part: parts[part])
+    if (total := sum(counts.values())) > MAX_ADJUSTMENTS:
+        name = max(counts, key=lambda field: counts[field])
         raise RequestError(
-            f"{name}: {count} single tokens are to be changed (biases, tokens of bad "
+            f"{name}: {total} single tokens are to be changed (biases, tokens of bad "
             f"words, ids that end the output until min_tokens); at most "
             f"{MAX_ADJUSTMENTS} can be",
             param=name,

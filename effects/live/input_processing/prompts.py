@@ -72,8 +72,10 @@ def encoded(
     TooLongError if it cannot fit.
     """
     if tokenizer is None:
-        why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
-        raise RequestError(f"{why}; give token ids")
+        reason = (
+            "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
+        )
+        raise RequestError(f"{reason}; give token ids")
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except TextTooLongError as error:
@@ -83,14 +85,14 @@ def encoded(
 
 
 def rendered(
-    tokenizer: Tokenizer | None, messages: "Conversation", how: "ChatOptions"
+    tokenizer: Tokenizer | None, messages: "Conversation", options: "ChatOptions"
 ) -> TokenizedPrompt:
     """Renders a conversation through its chat template. Raises as `encoded`, and
     ChatTemplateError.
     """
     from minfer.effects.text.chat_templates import render_chat  # it imports jinja2
 
-    text = render_chat(tokenizer, messages, how)
+    text = render_chat(tokenizer, messages, options)
     # Templates write begin and end tokens themselves.
     return TokenizedPrompt(text, encoded(text, tokenizer, add_special_tokens=False))
 
@@ -118,13 +120,13 @@ class Renders:
 
         Raises ChatTemplateError, and RequestError for text that cannot be encoded.
         """
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(self._rendered(messages, how).ids)
+        return list(self._rendered(messages, options).ids)
 
     def with_request_template(self, template: str) -> Self:
         """Returns this model with the chat template of a request. Raises RequestError:
@@ -137,16 +139,18 @@ class Renders:
             param="chat_template",
         )
 
-    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> TokenizedPrompt:
-        variables = how.get("chat_template_kwargs") or {}
+    def _rendered(
+        self, messages: "Conversation", options: "ChatOptions"
+    ) -> TokenizedPrompt:
+        variables = options.get("chat_template_kwargs") or {}
         defaults = self.template_settings.defaults
-        how = {**how, "chat_template_kwargs": {**defaults, **variables}}
-        return rendered(self.tokenizer, messages, how)
+        options = {**options, "chat_template_kwargs": {**defaults, **variables}}
+        return rendered(self.tokenizer, messages, options)
 
 
-def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:
+def wrong_kind(name: str, expected: str, value: object, index: int = 0) -> RequestError:
     """Returns the error about a value of a wrong type, in the request at `index`."""
-    return RequestError(f"{what} must be {wanted}, not a {type(given).__name__}", index)
+    return RequestError(f"{name} must be {expected}, not a {type(value).__name__}", index)
 
 
 def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
@@ -155,17 +159,17 @@ def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
 
     Raises RequestError, which names the first invalid one.
     """
-    found = []
-    for place, token in enumerate(ids):
+    token_ids = []
+    for position, token in enumerate(ids):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise RequestError(
-                f"token ids must be whole numbers, not {token!r} (at {place})"
+                f"token ids must be whole numbers, not {token!r} (at {position})"
             )
         if not 0 <= token < vocab_size:
-            where = f"token id {token} at position {place} is outside the vocabulary"
-            raise RequestError(f"{where}; ids are from 0 to {vocab_size - 1}")
-        found.append(operator.index(token))
-    return tuple(found)
+            reason = f"token id {token} at position {position} is outside the vocabulary"
+            raise RequestError(f"{reason}; ids are from 0 to {vocab_size - 1}")
+        token_ids.append(operator.index(token))
+    return tuple(token_ids)
 
 
 def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
@@ -175,10 +179,10 @@ def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
             f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids"
         )
     names = ("prompt", "prompt_token_ids")
-    given = [name for name in names if prompt.get(name) is not None]
-    if len(given) != 1:
+    fields = [name for name in names if prompt.get(name) is not None]
+    if len(fields) != 1:
         raise RequestError("a prompt needs one of the fields prompt and prompt_token_ids")
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
         raise wrong_kind("cache_salt", "a string", salt)
-    return prompt[given[0]], salt.encode("utf-8", "surrogatepass")
+    return prompt[fields[0]], salt.encode("utf-8", "surrogatepass")

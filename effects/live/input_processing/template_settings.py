@@ -73,8 +73,8 @@ def _check_template(template: CustomTemplate) -> None:
     try:
         check_syntax(template.text)
     except ChatTemplateError as error:
-        where = f"chat_template ({template.source})"
-        raise ConfigError(f"{where}: {error}; correct the template") from error
+        source = f"chat_template ({template.source})"
+        raise ConfigError(f"{source}: {error}; correct the template") from error
 
 
 def _check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -93,8 +93,8 @@ def _check_defaults(defaults: Mapping[str, Any]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"{_DEFAULTS}: names are strings, not {name!r:.80}")
         if not _is_json(value):
-            what = f"must be JSON, at most {_MAX_DEPTH} lists and objects deep"
-            raise ConfigError(f"{_DEFAULTS}: {name!r:.80} {what}")
+            rule = f"must be JSON, at most {_MAX_DEPTH} lists and objects deep"
+            raise ConfigError(f"{_DEFAULTS}: {name!r:.80} {rule}")
 
 
 def _is_json(value: Any) -> bool:

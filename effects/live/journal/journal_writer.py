@@ -70,7 +70,7 @@ class JournalWriter:
         self,
         folder: Path,
         config: EngineConfig,
-        about: Mapping[str, Any],
+        header: Mapping[str, Any],
         *,
         size: int = 1 << 30,
         redact: bool = False,
@@ -78,7 +78,7 @@ class JournalWriter:
         self.config = config
         self.shown = redacted_config(config) if redact else config
         self.snapshots = not redact or can_be_redacted(config)
-        self.about = {"minfer": minfer.__version__, **about}
+        self.about = {"minfer": minfer.__version__, **header}
         self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // SEGMENTS)  # bytes of a segment
         self.digest = START
@@ -101,8 +101,8 @@ class JournalWriter:
             self.file = create(self.paths[0])
             self.size = self.base = write_all(self.file, MAGIC + first)
         except OSError as error:
-            what = f"--journal {folder}: {error.strerror or error}"
-            raise ConfigError(f"{what}; name a folder that can be written") from None
+            reason = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{reason}; name a folder that can be written") from None
 
     def __call__(self, turn: Turn) -> None:
         """Write a turn; the operating system has it when this returns."""
@@ -214,15 +214,15 @@ class JournalWriter:
     def _begin_segment(self, path: Path, head: bytes) -> None:
         """Write a file with a head and the turns since, and continue in it."""
         self.job = None
-        part = path.with_suffix(".part")
-        new = create(part)
+        temporary = path.with_suffix(".part")
+        new = create(temporary)
         try:
             self.base = len(MAGIC) + len(head)
             self.size = write_all(new, b"".join([MAGIC, head, *self.since]))
-            part.rename(path)
+            temporary.rename(path)
         except OSError:
             os.close(new)
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         os.close(self.file)
         self.file = new
@@ -250,22 +250,28 @@ class JournalWriter:
 
 
 def _head(
-    config: EngineConfig, shown: EngineConfig, about: Mapping[str, Any], *, redact: bool
+    config: EngineConfig,
+    written_config: EngineConfig,
+    header: Mapping[str, Any],
+    *,
+    redact: bool,
 ) -> bytes:
-    """Returns the first record of a journal, with the configuration `shown`. Raises
-    ConfigError for a policy that cannot be written.
+    """Returns the first record of a journal, with the configuration `written_config`.
+    Raises ConfigError for a policy that cannot be written.
     """
     if redact and getattr(config.policy, "weights", None):
         raise ConfigError(
             "--journal-redact: the policy's weights name clients; leave out one"
         )
     try:
-        first = records.head_record(Head(config=shown, about=about))
+        first = records.head_record(Head(config=written_config, about=header))
         dump(config.policy.start())
     except CodecError as error:
-        what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        reason = (
+            f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        )
         raise ConfigError(
-            f"{what}; make it, and its state, of frozen attrs records"
+            f"{reason}; make it, and its state, of frozen attrs records"
         ) from None
     return first
 

@@ -43,14 +43,14 @@ class RoutingJournalFile:
         ConfigError if the folder cannot be written.
         """
         self._left = size  # bytes
-        about = {"minfer": minfer.__version__, "of": name}
-        self._lines = RoutingWriter(config, about)
+        header = {"minfer": minfer.__version__, "of": name}
+        self._lines = RoutingWriter(config, header)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path, file = _fresh(folder, name)
         except OSError as error:
-            what = f"--journal {folder}: {error.strerror or error}"
-            raise ConfigError(f"{what}; name a folder that can be written") from None
+            reason = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{reason}; name a folder that can be written") from None
         self.recording = True
         self._due = SimpleQueue[bytes | None]()
         self._thread = threading.Thread(
@@ -84,9 +84,9 @@ class RoutingJournalFile:
             return
         self._due.put(line)
 
-    def _end(self, why: object) -> None:
+    def _end(self, reason: object) -> None:
         self.recording = False
-        _log.warning("%s ends here: %s; requests are routed on", self.path, why)
+        _log.warning("%s ends here: %s; requests are routed on", self.path, reason)
 
     def _write(self, file: int) -> None:
         try:

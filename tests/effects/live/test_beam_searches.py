@@ -38,7 +38,7 @@ def requested(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
         n=n,
         stop_ids=frozenset({STOP}),
         width=WIDTH,
-        how=BeamSearch(),
+        search_params=BeamSearch(),
         block_size=4,
     )
 

@@ -338,7 +338,7 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
         messages = listened(llm)
 
         def cut(message: EngineMessage) -> None:
-            if len(tokens_of([message], "a")) and llm.worker.live.known("a"):
+            if len(tokens_of([message], "a")) and llm.worker.live.is_served("a"):
                 llm.client.finish([Finish("a", 0, 1), Finish("unknown", 0, 1)])
 
         llm.client.listen(cut)
@@ -512,7 +512,7 @@ def test_a_death_is_reported_once_with_those_it_concerns(
         settle(llm)
         deaths = [one for one in messages if isinstance(one, EngineDied)]
         assert [death.ids for death in deaths] == [("a", "b")]
-        assert "ZeroDivisionError" in deaths[0].why
+        assert "ZeroDivisionError" in deaths[0].reason
         assert isinstance(llm.client.dead, ZeroDivisionError)
         assert "ZeroDivisionError" in llm.client.snapshot().dead
         with pytest.raises(EngineDeadError, match="the engine has stopped"):

@@ -17,9 +17,9 @@ def test_a_request_that_is_passed_on_keeps_its_record() -> None:
     record = live.add(one, read=True)
     assert live.add(one) is record, "as by the engine client, after a front"
     assert (record.read, record.request) == (True, one)
-    assert not live.known("a")
+    assert not live.is_served("a")
     record.stage = RequestStage.SUBMITTED
-    assert live.known("a")
+    assert live.is_served("a")
     assert live.served() == {"a": record}
 
 
@@ -68,5 +68,7 @@ def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
                 read = False
                 there = there and stage not in {RequestStage.NEW, RequestStage.ENDED}
         assert ("a" in live) == there
-        assert live.known("a") == ("a" in live.served()) == (there and stage in SERVED)
+        assert (
+            live.is_served("a") == ("a" in live.served()) == (there and stage in SERVED)
+        )
         assert not there or live["a"].read == read
