@@ -68,8 +68,7 @@ class OverloadedError(RequestError):
 
 
 def check_queue(waiting: int, num_new: int, max_waiting: int) -> None:
-    """Raise OverloadedError if `num_new` samples more would not fit in the waiting queue.
-    """
+    """Raise OverloadedError if `num_new` samples more would not fit in the waiting queue."""
     if queue_is_full(waiting, num_new, max_waiting):
         reason = f"{waiting} samples wait already, of at most {max_waiting} (max_waiting)"
         raise OverloadedError(f"{reason}; try again later")

@@ -74,11 +74,11 @@ class RecordedRouter:
             self._recorder.routed(request, result)
         return result.reason
 
-    def dispatch(self, request: RoutingRequest, replica: str, why: str) -> Placed:
+    def dispatch(self, request: RoutingRequest, replica: str, reason: str) -> Placed:
         """Count a request at a replica without a decision; returns that as a decision."""
         self.apply(Dispatched(replica, request))
         blocks, tokens = len(request.keys), request.tokens
-        return Placed(request.id, replica, why, hit=0, blocks=blocks, prefill=tokens)
+        return Placed(request.id, replica, reason, hit=0, blocks=blocks, prefill=tokens)
 
     def settle(self, event: Started | Ended) -> str | None:
         """Fold the start or the end of a request; returns its tenant, or None if it is on
@@ -134,10 +134,10 @@ class Dispatcher(Generic[Item]):
 
     # --- requests -----------------------------------------------------------------------
 
-    def submit(self, each: Iterable[Waiting[Item]]) -> None:
+    def submit(self, waiting_requests: Iterable[Waiting[Item]]) -> None:
         """Assign requests, or have them wait, behind those of their tenants that do."""
         assigned: list[Assignment[Item]] = []
-        for waiting in each:
+        for waiting in waiting_requests:
             tenant = waiting.request.tenant
             if tenant in self._queues or not self._leaves(waiting, assigned):
                 self._queues.setdefault(tenant, TenantQueue()).add(waiting)
@@ -157,7 +157,7 @@ class Dispatcher(Generic[Item]):
         """Note that requests have started or ended: others of their tenants may have
         waited for that.
         """
-        tenants = [one.settle(event) for event in events for one in self.routers]
+        tenants = [router.settle(event) for event in events for router in self.routers]
         self.wake(dict.fromkeys(tenant for tenant in tenants if tenant is not None))
 
     def wake(self, tenants: Iterable[str] | None = None) -> None:
@@ -190,9 +190,9 @@ class Dispatcher(Generic[Item]):
 
     # --- replicas -----------------------------------------------------------------------
 
-    def join(self, name: str, *more: RouterEvent) -> None:
+    def join(self, name: str, *extra: RouterEvent) -> None:
         """A replica takes requests; `more` events are folded with that."""
-        self.router.apply(ReplicaJoined(name), *more)
+        self.router.apply(ReplicaJoined(name), *extra)
         self.wake()
 
     def drain(self, name: str, *before: RouterEvent) -> None:

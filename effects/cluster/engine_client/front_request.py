@@ -142,12 +142,16 @@ class FrontRequest:
 
     def ends_without_engine(self) -> list[Finished]:
         """Returns the ends of its samples that have to end."""
-        found = []
+        ends = []
         for sample in self.left():
-            length, end = self.length(sample), self.ends.get(sample)
+            length, requested = self.length(sample), self.ends.get(sample)
             name = self.request.id
-            if end is not None:
-                found.append(Finished(name, sample, end.reason, min(length, end.length)))
+            if requested is not None:
+                ends.append(
+                    Finished(
+                        name, sample, requested.reason, min(length, requested.length)
+                    )
+                )
             elif self.cancelled:
-                found.append(Finished(name, sample, "cancelled", length))
-        return found
+                ends.append(Finished(name, sample, "cancelled", length))
+        return ends

@@ -85,9 +85,9 @@ class LinkClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce this front."""
         self._transport = cast("asyncio.WriteTransport", transport)
-        at = transport.get_extra_info("sockname")
-        here = at[0] if isinstance(at, tuple) else ""
-        self._remote.connect(self._say, self._replica, here)
+        address = transport.get_extra_info("sockname")
+        local_address = address[0] if isinstance(address, tuple) else ""
+        self._remote.connect(self._say, self._replica, local_address)
 
     def data_received(self, data: bytes) -> None:
         """Pass the engine's messages on."""
@@ -127,33 +127,33 @@ async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
     cancelled. If the engine has no address for `PLACED` seconds, nothing waits for it any
     more.
     """
-    said = ""
-    last = time.monotonic()  # when it had an address
+    logged_error = ""
+    last_found = time.monotonic()  # when it had an address
     while True:
         if (address := engine.find()) is not None:
-            last = time.monotonic()
-            said = await _link_once(remote, engine, address, said)
-        elif time.monotonic() > last + PLACED:
+            last_found = time.monotonic()
+            logged_error = await _link_once(remote, engine, address, logged_error)
+        elif time.monotonic() > last_found + PLACED:
             remote.give_up(engine.replica)
-            last = inf
+            last_found = inf
         await asyncio.sleep(engine.distance.retry)
 
 
 async def _link_once(
-    remote: RemoteEngine, engine: LinkedEngine, address: Address, said: str
+    remote: RemoteEngine, engine: LinkedEngine, address: Address, logged_error: str
 ) -> str:
     """Link an engine, if it lets this front in, until the link is over; returns why it
-    does not. What was `said` already is not logged again.
+    does not. The `logged_error` is not logged again.
     """
-    logged = engine.distance.logged
+    is_logged = engine.distance.logged
     try:
         sock = await _in_thread(lambda: _dial(address, engine))
     except (PeerError, OSError) as error:
-        missing = isinstance(error, OSError | EndedError)
-        if str(error) != said and (logged or not missing):
+        is_missing = isinstance(error, OSError | EndedError)
+        if str(error) != logged_error and (is_logged or not is_missing):
             log.warning("the engine at %s cannot be used: %s", where(address), error)
         return str(error)
-    if logged:
+    if is_logged:
         _start_log.info("linked to the engine at %s", where(address))
     loop = asyncio.get_running_loop()
     transport, client = await loop.create_connection(
@@ -163,7 +163,7 @@ async def _link_once(
         await _until_over(client, engine.distance.silence)
     finally:
         transport.abort()
-    if logged:
+    if is_logged:
         log.warning("the link to the engine at %s is over", where(address))
     return ""
 
@@ -187,16 +187,16 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
     meanwhile.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
 
     def end(result: Result | None, error: Exception | None) -> None:
-        if done.cancelled():
+        if future.cancelled():
             if isinstance(result, Socket):
                 result.close()
         elif error is not None:
-            done.set_exception(error)
+            future.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type]  # there is no error
+            future.set_result(result)  # type: ignore[arg-type]  # there is no error
 
     def run() -> None:
         result, failed = None, None
@@ -208,4 +208,4 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
             loop.call_soon_threadsafe(end, result, failed)
 
     threading.Thread(target=run, name="minfer-dial", daemon=True).start()
-    return await done
+    return await future

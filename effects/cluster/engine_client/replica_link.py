@@ -66,21 +66,21 @@ class ReplicaLink:
         """What requests wait for, or nothing."""
         if self.progress is None:
             return ""
-        of = f" ({self.progress.done} of {self.progress.total})"
-        return self.progress.stage + (of if self.progress.total else "")
+        share = f" ({self.progress.done} of {self.progress.total})"
+        return self.progress.stage + (share if self.progress.total else "")
 
-    def pushes_to(self, other: "ReplicaLink") -> str:
+    def pushes_to(self, target: "ReplicaLink") -> str:
         """Returns how this one names another one, to which it sends KV."""
-        if not self.here or other.listens is None:
-            return other.name
-        host, port = other.listens
-        return port_text((self.here if is_everywhere(other.listens) else host, port))
+        if not self.here or target.listens is None:
+            return target.name
+        host, port = target.listens
+        return port_text((self.here if is_everywhere(target.listens) else host, port))
 
     def connect(
-        self, send: Callable[[wire.ToEngine], None], now: float, here: str = ""
+        self, send: Callable[[wire.ToEngine], None], now: float, local_address: str = ""
     ) -> None:
         """Note a new link."""
-        self.send, self.here = send, here
+        self.send, self.here = send, local_address
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
 

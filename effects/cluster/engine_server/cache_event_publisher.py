@@ -48,8 +48,8 @@ class CacheEventPublisher:
         changes = cache_changes(self._config, before, transition.state)
         self._changes.update(dict.fromkeys(changes.evicted, False))
         self._changes.update(dict.fromkeys(changes.published, True))
-        emits = (one for one in transition.commands if isinstance(one, Emit))
-        self._ended = self._ended or any(one.finished for one in emits)
+        emits = (command for command in transition.commands if isinstance(command, Emit))
+        self._ended = self._ended or any(emit.finished for emit in emits)
 
     def due(self, now: float) -> Iterator[wire.CachedKeys]:
         """Yields the changes, if it is time to send them."""
@@ -75,20 +75,20 @@ class CacheEventPublisher:
         if group is None:
             return
         nodes = islice(self._state().blocks.prefix.nodes, MOST)
-        for piece in _pieces(content_keys(nodes, group)):
-            yield wire.CachedKeys(published=piece)
+        for keys in _pieces(content_keys(nodes, group)):
+            yield wire.CachedKeys(published=keys)
 
     def _take(self, now: float) -> Iterator[wire.CachedKeys]:
         changes, self._changes = self._changes, {}
         self._sent, self._ended = now, False
-        for piece in _pieces(key for key, there in changes.items() if not there):
-            yield wire.CachedKeys(evicted=piece)
-        for piece in _pieces(key for key, there in changes.items() if there):
-            yield wire.CachedKeys(published=piece)
+        for keys in _pieces(key for key, published in changes.items() if not published):
+            yield wire.CachedKeys(evicted=keys)
+        for keys in _pieces(key for key, published in changes.items() if published):
+            yield wire.CachedKeys(published=keys)
 
 
 def _pieces(keys: Iterable[Key]) -> Iterator[Keys]:
     """Yields the keys, as many at once as a message has."""
-    left = iter(keys)
-    while piece := tuple(islice(left, PIECE)):
-        yield piece
+    remaining = iter(keys)
+    while chunk := tuple(islice(remaining, PIECE)):
+        yield chunk

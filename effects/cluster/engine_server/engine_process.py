@@ -76,15 +76,15 @@ def run_engine(
     over, loaded = threading.Event(), threading.Event()
     causes: list[str] = []
 
-    def died(why: str) -> None:
-        causes.append(why)
+    def died(reason: str) -> None:
+        causes.append(reason)
         over.set()
 
     _obey(over, loaded)
     bound_products()
     of_others = outside is not None and not outside.own
-    known = None if of_others else fronts
-    engine_server = EngineServer(known, died, beat, block_size=args.block_size)
+    num_fronts = None if of_others else fronts
+    engine_server = EngineServer(num_fronts, died, beat, block_size=args.block_size)
     link_server = LinkServer(engine_server)
     link_server.start()
     if outside is None:
@@ -130,9 +130,9 @@ def _end_with_ranks(executor: Executor) -> None:
     """
 
     def end() -> None:
-        last = threading.Timer(LAST, os._exit, (BROKEN,))
-        last.daemon = True
-        last.start()
+        timer = threading.Timer(LAST, os._exit, (BROKEN,))
+        timer.daemon = True
+        timer.start()
 
     if (crew := crew_of(executor)) is not None:
         crew.on_loss.insert(0, end)  # first: the release of the ranks may wait, too
@@ -149,9 +149,9 @@ def noted_blocks(path: Path) -> int:
 
 
 def _note_blocks(path: Path, count: int) -> None:
-    part = path.with_name("blocks.part")
-    part.write_text(str(count))
-    part.rename(_blocks_file(path))  # atomic, even if the process is killed
+    temporary = path.with_name("blocks.part")
+    temporary.write_text(str(count))
+    temporary.rename(_blocks_file(path))  # atomic, even if the process is killed
 
 
 def _blocks_file(path: Path) -> Path:
@@ -167,9 +167,9 @@ def _obey(over: threading.Event, loaded: threading.Event) -> None:
             os._exit(0)
 
     signal.signal(STOP, stop)
-    for one in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which child processes would inherit.
-        signal.signal(one, lambda *_: None)
+        signal.signal(number, lambda *_: None)
 
 
 def _terms(outside: Outside, setup: Setup) -> Terms:

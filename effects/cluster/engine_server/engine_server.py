@@ -187,13 +187,15 @@ class EngineServer:
         with self._lock:
             self._sessions.remove(session)
             linked = self._readers.items()
-            gone = {name for name, one in linked if one is session}
-            for name in gone:
+            names = {name for name, reader in linked if reader is session}
+            for name in names:
                 self._release(name)
-            held = {name for name in gone if self._quarantine.drop(name) is not None}
+            quarantined = {
+                name for name in names if self._quarantine.drop(name) is not None
+            }
             if self._client is not None:
-                self._client.cancel(gone - held)
-            self._note_cleared(*gone)
+                self._client.cancel(names - quarantined)
+            self._note_cleared(*names)
             self._serve_due()
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
@@ -233,10 +235,10 @@ class EngineServer:
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
         if self._publisher is not None:
-            for piece in self._publisher.whole():
-                session.send(wire.encode(piece))
-        if known := self._denylist.all():
-            session.send(wire.encode(wire.NewCrashingRequests(known)))
+            for cached_keys in self._publisher.whole():
+                session.send(wire.encode(cached_keys))
+        if denied := self._denylist.all():
+            session.send(wire.encode(wire.NewCrashingRequests(denied)))
         self._deny(session, hello.crashing)
         self._resume(session, hello.resumed)
 
@@ -244,16 +246,18 @@ class EngineServer:
         """Add requests to the denylist, and forward the new entries."""
         if new := self._denylist.add(crashing):
             data = wire.encode(wire.NewCrashingRequests(new))
-            for other in self._sessions:
-                if other is not session:
-                    other.send(data)
+            for receiver in self._sessions:
+                if receiver is not session:
+                    receiver.send(data)
 
     def _resume(self, session: Session, resumed: Sequence[wire.Resumed]) -> None:
         by_id = {resume.request.id: resume for resume in resumed}
         for request in self._register(session, [resume.request for resume in resumed]):
             resume = by_id[request.id]
-            held = Held(request, resume.deaths, resume.to_clear, isolated=resume.isolated)
-            self._quarantine.hold([held])
+            quarantined = Held(
+                request, resume.deaths, resume.to_clear, isolated=resume.isolated
+            )
+            self._quarantine.hold([quarantined])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
@@ -263,7 +267,7 @@ class EngineServer:
 
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
         """Register requests; returns them without those that are refused."""
-        taken = []
+        registered = []
         if self._fronts is None:
             requests = [self._with_own_keys(request) for request in requests]
         for request in requests:
@@ -275,8 +279,8 @@ class EngineServer:
                 self._refuse(session, request, "rejected", str(error))
             else:
                 self._readers[request.id] = session
-                taken.append(request)
-        return taken
+                registered.append(request)
+        return registered
 
     def _release(self, name: str) -> None:
         """Note that the outputs of a request are not sent any more."""
@@ -300,13 +304,13 @@ class EngineServer:
         for name in ids:
             if not self._is_of(session, name):
                 continue
-            held = self._quarantine.drop(name)
-            if held is None:
+            quarantined = self._quarantine.drop(name)
+            if quarantined is None:
                 running.append(name)
             else:
-                waiting.append(held)
+                waiting.append(quarantined)
                 self._release(name)
-                self._refuse(session, held, "cancelled")
+                self._refuse(session, quarantined, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
         if waiting:  # one of them may have been the next suspect
@@ -317,12 +321,12 @@ class EngineServer:
             self._client.finish([end for end in ends if self._is_of(session, end.id)])
 
     def _refuse(
-        self, session: Session, request: Request, reason: str, why: str = ""
+        self, session: Session, request: Request, reason: str, error: str = ""
     ) -> None:
         """End a request that never reached the engine."""
         length = len(request.output)
         ended = tuple(
-            Finished(request.id, sample, reason, length, why)
+            Finished(request.id, sample, reason, length, error)
             for sample in range(request.n)
         )
         time = 0.0 if self._client is None else self._client.clock()
@@ -335,8 +339,8 @@ class EngineServer:
         client = self._client
         if client is None or self._awaits_fronts(client):
             return
-        due = self._quarantine.due(self._running, client.clock())
-        due = self._without_crashing(due)
+        requests = self._quarantine.due(self._running, client.clock())
+        requests = self._without_crashing(requests)
         probing = wire.ProbingRequest(self._quarantine.probing, self._quarantine.started)
         if not probing.id:
             probing = wire.ProbingRequest()
@@ -344,28 +348,36 @@ class EngineServer:
             self._probing = probing
             self._broadcast(wire.encode(probing))
         # Grammars may have to be compiled first, for which no other request should wait.
-        bound = [one for one in due if one.sampling.structured_outputs is not None]
-        free = tuple(one for one in due if one.sampling.structured_outputs is None)
-        if free:
-            self._submit_to_engine(client, free)
-        for request in bound:
+        constrained = [
+            request
+            for request in requests
+            if request.sampling.structured_outputs is not None
+        ]
+        unconstrained = tuple(
+            request for request in requests if request.sampling.structured_outputs is None
+        )
+        if unconstrained:
+            self._submit_to_engine(client, unconstrained)
+        for request in constrained:
             self._submit_to_engine(client, (request,))
 
     def _running(self) -> set[str]:
         """Returns the ids of the requests that the engine has."""
         return self._readers.keys() - self._quarantine.waiting()
 
-    def _submit_to_engine(self, client: EngineClient, due: tuple[Request, ...]) -> None:
+    def _submit_to_engine(
+        self, client: EngineClient, requests: tuple[Request, ...]
+    ) -> None:
         try:
-            client.submit(due)
+            client.submit(requests)
         except EngineDeadError:
             pass  # it is resubmitted to the next engine
         except RequestError as error:
-            if len(due) > 1:  # one of them is invalid, the others are not
-                for request in due:
+            if len(requests) > 1:  # one of them is invalid, the others are not
+                for request in requests:
                     self._submit_to_engine(client, (request,))
                 return
-            (request,) = due
+            (request,) = requests
             self._end_unserved(request, "rejected", str(error))
 
     def _awaits_fronts(self, client: EngineClient) -> bool:
@@ -375,10 +387,10 @@ class EngineServer:
         missing = self._fronts is None or bool(self._missing)
         return missing and client.clock() < self._opened + PATIENCE
 
-    def _without_crashing(self, due: tuple[Request, ...]) -> tuple[Request, ...]:
+    def _without_crashing(self, requests: tuple[Request, ...]) -> tuple[Request, ...]:
         """Refuse requests on the denylist; returns the others."""
         served = list[Request]()
-        for request in due:
+        for request in requests:
             if self._denylist.refuses(request):
                 self._end_unserved(request, "error", REFUSAL_MESSAGE)
             else:
@@ -402,22 +414,22 @@ class EngineServer:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        parts = self._router.route(outputs, self._sessions, self._readers)
-        for session, part in parts:
-            session.send(wire.encode(part))
+        front_outputs = self._router.route(outputs, self._sessions, self._readers)
+        for session, own_outputs in front_outputs:
+            session.send(wire.encode(own_outputs))
         self._note_ends(outputs)
 
     def _note_ends(self, outputs: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
-        for done in outputs.finished:
-            one = self._live.get(done.id)
-            if one is not None and one.stage is RequestStage.ENDED:
-                self._release(done.id)
+        for end in outputs.finished:
+            record = self._live.get(end.id)
+            if record is not None and record.stage is RequestStage.ENDED:
+                self._release(end.id)
         probing = self._quarantine.probing
         if probing:
-            each = zip(outputs.ids, outputs.tokens, strict=True)
+            rows = zip(outputs.ids, outputs.tokens, strict=True)
             cleared = False
-            for (name, sample), tokens in each:
+            for (name, sample), tokens in rows:
                 if name == probing and self._quarantine.give(sample, len(tokens)):
                     cleared = True
             if cleared or probing not in self._live:
@@ -429,6 +441,6 @@ class EngineServer:
         for session in list(self._sessions):
             session.send(message)
 
-    def _with_front_counts(self, now: Snapshot) -> Snapshot:
+    def _with_front_counts(self, snapshot: Snapshot) -> Snapshot:
         """Returns the engine's state, with the counts of fronts and resets."""
-        return evolve(now, resets=self._resets, fronts=self._counts.total())
+        return evolve(snapshot, resets=self._resets, fronts=self._counts.total())

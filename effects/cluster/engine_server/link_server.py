@@ -61,15 +61,15 @@ class LinkServer:
 
     def let_in(self, sock: Socket, terms: Terms) -> None:
         """Accept links of fronts at a socket that listens."""
-        here = sock.family == socket.AF_UNIX
-        whom = "a front" if here else "a front of another machine"
+        is_local = sock.family == socket.AF_UNIX
+        peer = "a front" if is_local else "a front of another machine"
 
         def enter(connection: Socket, name: str) -> None:
-            if not here:
-                _start_log.info("%s (%s) is linked", whom, name)
+            if not is_local:
+                _start_log.info("%s (%s) is linked", peer, name)
             self.take(connection)
 
-        listener = Listener(sock, terms, enter, whom)
+        listener = Listener(sock, terms, enter, peer)
         self._listeners.append(listener)
         listener.start()
 
@@ -108,8 +108,8 @@ class LinkServer:
             for link in links:
                 self._drop(link)
             self._selector.close()
-            for one in (self._woken, self._waker):
-                one.close()
+            for end in (self._woken, self._waker):
+                end.close()
 
     def _close_taken(self) -> None:
         with contextlib.suppress(IndexError):
@@ -117,7 +117,7 @@ class LinkServer:
                 self._taken.popleft().close()
 
     def _serve(self, links: "set[_Link]") -> None:
-        ticked = 0.0
+        last_tick = 0.0
         while not self._closing:
             for key, mask in self._selector.select(TICK):
                 if key.fileobj is self._woken:
@@ -133,9 +133,9 @@ class LinkServer:
                     links.discard(link)
                     self._drop(link)
             now = time.monotonic()
-            if now >= ticked + TICK:
+            if now >= last_tick + TICK:
                 self._engine_server.tick()
-                ticked = now
+                last_tick = now
 
     def _add(self, connection: Socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
@@ -146,10 +146,10 @@ class LinkServer:
 
     def _watch(self, link: "_Link") -> None:
         """Wait for a writable socket only while bytes are kept for it."""
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
-        if wanted != link.watched:
-            link.watched = wanted
-            self._selector.modify(link.connection, wanted, link)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
+        if events != link.watched:
+            link.watched = events
+            self._selector.modify(link.connection, events, link)
 
     def _drop(self, link: "_Link") -> None:
         self._selector.unregister(link.connection)

@@ -93,8 +93,8 @@ class CrashDenylist:
 
     def contains(self, client: str, digest: bytes) -> bool:
         """Returns whether the list has a client's request with this digest."""
-        known = self._known.get((client, digest))
-        return known is not None and known[0] > self._clock() - REFUSED_SECONDS
+        entry = self._known.get((client, digest))
+        return entry is not None and entry[0] > self._clock() - REFUSED_SECONDS
 
     def isolates(self, client: str) -> bool:
         """Returns whether all requests of a client must run alone."""

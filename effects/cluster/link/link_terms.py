@@ -10,8 +10,8 @@ def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Ter
     """What a front and an engine have to have in common, so that the front's own engines
     can use KV blocks of this one.
     """
-    said = repr((model, device, block_size)).encode()
-    layout = hashlib.blake2b(said, digest_size=16).digest()
+    description = repr((model, device, block_size)).encode()
+    layout = hashlib.blake2b(description, digest_size=16).digest()
     return Terms(purpose="link", version=__version__, layout=layout, secret=secret)
 
 

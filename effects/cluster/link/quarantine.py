@@ -57,7 +57,7 @@ class Quarantine:
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
-        return {held.request.id for held in self._waiting}
+        return {entry.request.id for entry in self._waiting}
 
     def hold(self, requests: Sequence[Held]) -> None:
         """Have requests wait until there is no suspect."""
@@ -65,12 +65,12 @@ class Quarantine:
 
     def drop(self, name: str) -> Request | None:
         """Remove a request that waits here; returns it, if it did."""
-        for index, held in enumerate(self._waiting):
-            if held.request.id == name:
+        for index, entry in enumerate(self._waiting):
+            if entry.request.id == name:
                 del self._waiting[index]
                 if name == self.probing:
                     self._end_probe()
-                return held.request
+                return entry.request
         return None
 
     def give(self, sample: int, tokens: int) -> bool:
@@ -78,9 +78,11 @@ class Quarantine:
         cleared.
         """
         self._got[sample] += tokens
-        held = self._probed
+        entry = self._probed
         return (
-            held is not None and not held.isolated and self._got[sample] > held.to_clear
+            entry is not None
+            and not entry.isolated
+            and self._got[sample] > entry.to_clear
         )
 
     def clear(self, name: str, now: float) -> bool:
@@ -96,8 +98,8 @@ class Quarantine:
 
     def is_over(self, now: float) -> bool:
         """Returns whether an isolated request has run alone for as long as it may."""
-        held = self._probed
-        isolated = self.started and held is not None and held.isolated
+        entry = self._probed
+        isolated = self.started and entry is not None and entry.isolated
         return isolated and now >= self._began + SOLO_SECONDS
 
     def due(
@@ -106,27 +108,31 @@ class Quarantine:
         """Returns the requests to serve now: the next suspect, once no other request is
         `running`; without a suspect, all waiting requests.
         """
-        if not self.probing and (held := self._next_probe(now)) is not None:
-            self.probing, self._probed = held.request.id, held
+        if not self.probing and (entry := self._next_probe(now)) is not None:
+            self.probing, self._probed = entry.request.id, entry
         if not self.probing:
-            free = tuple(held.request for held in self._waiting if not held.isolated)
-            self._waiting = [held for held in self._waiting if held.isolated]
-            return free
+            released = tuple(
+                entry.request for entry in self._waiting if not entry.isolated
+            )
+            self._waiting = [entry for entry in self._waiting if entry.isolated]
+            return released
         name = request_of(self.probing)  # the samples of a request may run together
-        if self.started or any(request_of(other) != name for other in running()):
+        if self.started or any(
+            request_of(running_name) != name for running_name in running()
+        ):
             return ()
-        self._waiting = [held for held in self._waiting if held is not self._probed]
+        self._waiting = [entry for entry in self._waiting if entry is not self._probed]
         self.started, self._began = True, now
         self._got.clear()
         return () if self._probed is None else (self._probed.request,)
 
     def _next_probe(self, now: float) -> Held | None:
-        suspects = [held for held in self._waiting if held.suspect]
+        suspects = [entry for entry in self._waiting if entry.suspect]
         if suspects:
             return max(suspects, key=lambda held: held.deaths)  # the first of these
         if now < self._rest_until:
             return None
-        return next((held for held in self._waiting if held.isolated), None)
+        return next((entry for entry in self._waiting if entry.isolated), None)
 
     def _end_probe(self) -> None:
         self.probing, self.started, self._probed = "", False, None

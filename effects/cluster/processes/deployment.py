@@ -90,8 +90,8 @@ class Deployment:
         """
         if self.serves_others:
             name = socket.gethostname()
-            own = PeerPlan(name=name, role=PREFILL, dials=True, secret=self.secret)
-            return [own] * len(paths)
+            plan = PeerPlan(name=name, role=PREFILL, dials=True, secret=self.secret)
+            return [plan] * len(paths)
         if not self.prefills:
             return [None] * len(paths)
         if self.distributed:
@@ -101,18 +101,18 @@ class Deployment:
             for number, path in enumerate(paths)
             if number >= self.prefillers
         }
-        of = partial(
+        make_plan = partial(
             PeerPlan,
             secret=self.secret,
             prefill_ranks=self.prefill_ranks or ranks,
             decode_ranks=ranks,
         )
         senders = [
-            of(name=str(number), role=PREFILL, sends=local)
+            make_plan(name=str(number), role=PREFILL, sends=local)
             for number in range(self.prefillers)
         ]
         receivers = [
-            of(
+            make_plan(
                 name=name,
                 role=DECODE,
                 listens=self._receives(int(name), path),
@@ -138,15 +138,15 @@ class Deployment:
         if there are such fronts. Raises ConfigError if that, or listening where KV is to
         be received later, is impossible.
         """
-        found = []
+        sockets = []
         for number in range(self.replicas):
             kv = self.listens(number)
             if kv is not None and number >= self.prefillers:
                 _listening(kv, "--kv-listen").close()
-            if (own := _after(self.prefill_listen, number)) is not None:
-                sock = _listening(own, "--prefill-listen")
-                found.append(stack.enter_context(sock))
-        return found
+            if (port := _after(self.prefill_listen, number)) is not None:
+                sock = _listening(port, "--prefill-listen")
+                sockets.append(stack.enter_context(sock))
+        return sockets
 
 
 def read_deployment(options: argparse.Namespace) -> Deployment:
@@ -154,15 +154,15 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
     prefill, decode = options.prefill, options.decode
     listen = _port(options.prefill_listen, "--prefill-listen")
     kv_listen = _port(options.kv_listen, "--kv-listen")
-    others = tuple(
-        port for one in options.prefill_at if (port := _port(one, "--prefill-at"))
+    prefill_at = tuple(
+        port for text in options.prefill_at if (port := _port(text, "--prefill-at"))
     )
     _check_distributed(options)
     if options.replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, not {options.replicas}")
-    if bool(others) is not (kv_listen is not None):
+    if bool(prefill_at) is not (kv_listen is not None):
         raise ConfigError("--prefill-at and --kv-listen need each other")
-    if (others or listen) and not options.cache_secret:
+    if (prefill_at or listen) and not options.cache_secret:
         raise ConfigError(
             "engines of other machines need a --cache-secret (or MINFER_CACHE_SECRET), "
             "which is the same on all of them"
@@ -171,58 +171,60 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         raise ConfigError("--kv-nixl is for --kv-listen; leave it out")
     if options.kv_nixl and not is_installed():
         raise ConfigError(f"--kv-nixl needs {PACKAGE}: {how_to_install('nixl')}")
-    if listen and (others or decode):
+    if listen and (prefill_at or decode):
         raise ConfigError(
             "--prefill-listen is for engines that compute prompts alone; leave --decode, "
             "--prefill-at and --kv-listen to the machine that decodes"
         )
-    apart = prefill or decode or others or listen
-    if apart and options.replicas > 1:
+    is_divided = prefill or decode or prefill_at or listen
+    if is_divided and options.replicas > 1:
         raise ConfigError(
             "--replicas are engines that do both; leave it or --prefill and --decode out"
         )
     if min(prefill, decode) < 0 or (
-        not (others or listen) and (prefill > 0) is not (decode > 0)
+        not (prefill_at or listen) and (prefill > 0) is not (decode > 0)
     ):
         raise ConfigError("--prefill and --decode need each other, with at least 1 each")
     ranks = options.prefill_tensor_parallel_size
-    if ranks is not None and (ranks < 1 or others or not prefill):
+    if ranks is not None and (ranks < 1 or prefill_at or not prefill):
         raise ConfigError(
             f"--prefill-tensor-parallel-size {ranks} must be at least 1, and is for "
             "--prefill and --decode of one machine"
         )
     if listen:
         decode, prefill = 0, max(prefill, 1)
-    elif others:
+    elif prefill_at:
         decode = max(decode, 1)
     return Deployment(
-        replicas=prefill + decode if apart else options.replicas,
+        replicas=prefill + decode if is_divided else options.replicas,
         prefillers=prefill,
         prefill_ranks=ranks,
         routing=options.routing,
-        prefill_at=others,
+        prefill_at=prefill_at,
         kv_listen=kv_listen,
         nixl=options.kv_nixl,
         prefill_listen=listen,
         distributed=options.distributed,
-        secret=_link_secret(options, between_servers=bool(others or listen)),
+        secret=_link_secret(options, between_servers=bool(prefill_at or listen)),
     )
 
 
 def _check_distributed(options: argparse.Namespace) -> None:
     """Raise ConfigError if engines cannot be placed by what is asked to."""
-    what = options.distributed
-    if what and find_spec(what) is None:
-        raise ConfigError(f"--distributed {what} needs {what}: {how_to_install('ray')}")
-    if what and any((options.prefill_at, options.prefill_listen, options.kv_listen)):
+    package = options.distributed
+    if package and find_spec(package) is None:
         raise ConfigError(
-            f"--distributed {what} places all engines of a server; leave --prefill-at, "
-            "--prefill-listen and --kv-listen out"
+            f"--distributed {package} needs {package}: {how_to_install('ray')}"
+        )
+    if package and any((options.prefill_at, options.prefill_listen, options.kv_listen)):
+        raise ConfigError(
+            f"--distributed {package} places all engines of a server; leave "
+            "--prefill-at, --prefill-listen and --kv-listen out"
         )
     sizes = (options.tensor_parallel_size or 1, options.prefill_tensor_parallel_size or 1)
-    if what and options.prefill and max(sizes) > 1:
+    if package and options.prefill and max(sizes) > 1:
         raise ConfigError(
-            f"--prefill and --decode with --distributed {what} are for engines of one "
+            f"--prefill and --decode with --distributed {package} are for engines of one "
             "rank; leave --tensor-parallel-size and --prefill-tensor-parallel-size out"
         )
 

@@ -128,10 +128,10 @@ class Processes:
             return [] if is_engine or self._fronts_alive() else self._stop()
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count
-        never = not self.served and not was_ready
-        ends = never or (self.by_torchrun and name in self._engines())
-        others = name in self._engines() and self.ready.intersection(self._engines())
-        if ends or (count >= MOST_FAILED_STARTS and not others):
+        is_first_start = not self.served and not was_ready
+        ends_server = is_first_start or (self.by_torchrun and name in self._engines())
+        other_ready = name in self._engines() and self.ready.intersection(self._engines())
+        if ends_server or (count >= MOST_FAILED_STARTS and not other_ready):
             self.code = code or FAILED
             return self._stop()
         return [Start(name, restart_pause(count))]

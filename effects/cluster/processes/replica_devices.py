@@ -49,7 +49,7 @@ def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
     if count == 1:
         return [ReplicaDevice()]
     gpus = [] if args.device == "cpu" or args.executor != "torch" else visible_gpus()
-    ends = [*accumulate(one.parallel.ranks for one in engines)]
+    ends = [*accumulate(engine.parallel.ranks for engine in engines)]
     if len(gpus) < ends[-1] and (gpus or args.device == "cuda"):
         raise ConfigError(
             f"{count} engines need {ends[-1]} GPUs, and {len(gpus)} can be seen; use "

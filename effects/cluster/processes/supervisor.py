@@ -71,10 +71,10 @@ class Supervisor:
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(self._reports, False)
-        before = {one: signal.getsignal(one) for one in PARENT_SIGNALS}
-        for one in PARENT_SIGNALS:
-            signal.signal(one, self._note_signal)
-        old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        old_handlers = {number: signal.getsignal(number) for number in PARENT_SIGNALS}
+        for number in PARENT_SIGNALS:
+            signal.signal(number, self._note_signal)
+        old_wakeup_fd = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(woken, selectors.EVENT_READ)
@@ -87,9 +87,9 @@ class Supervisor:
                             self._read_reports(data.decode(), ready)
                     self._check_processes()
         finally:
-            signal.set_wakeup_fd(old)
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            signal.set_wakeup_fd(old_wakeup_fd)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
             for pipe in (woken, waker, self._reports, self._reports_end):
                 os.close(pipe)
         return self._processes.code
@@ -123,7 +123,7 @@ class Supervisor:
         if self._deadline is not None and now > self._deadline:
             self._deadline = now + LAST_MOMENTS
             self._execute(self._processes.note_timeout())
-        for name in [name for name, when in self._due.items() if when <= now]:
+        for name in [name for name, due_time in self._due.items() if due_time <= now]:
             del self._due[name]
             if self._processes.may_start(name):
                 self._start(name)
@@ -148,8 +148,8 @@ class Supervisor:
             if not child.hangs(now, ready=name in self._processes.ready):
                 continue
             if actions := self._processes.note_hang(name):
-                why = "has not answered for too long (--engine-timeout); it is killed"
-                print(f"minfer: {name} {why}", file=sys.stderr, flush=True)
+                reason = "has not answered for too long (--engine-timeout); it is killed"
+                print(f"minfer: {name} {reason}", file=sys.stderr, flush=True)
                 self._execute(actions)
 
     def _execute(self, actions: list[Action]) -> None:
@@ -176,9 +176,9 @@ _SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
 
 def _report_end(name: str, code: int, phase: str, actions: list[Action]) -> None:
     """Print why a process is restarted, or why the server ends."""
-    how = f"with {code}" if code >= 0 else f"by signal {-code}"
+    ending = f"with {code}" if code >= 0 else f"by signal {-code}"
     if any(isinstance(action, Start) for action in actions):
-        print(f"minfer: {name} ended {how}; it is started again", file=sys.stderr)
+        print(f"minfer: {name} ended {ending}; it is started again", file=sys.stderr)
     elif phase == "watching" and code < 0:  # otherwise it has printed the reason
-        print(f"minfer: {name} ended {how}; the server ends", file=sys.stderr)
+        print(f"minfer: {name} ended {ending}; the server ends", file=sys.stderr)
     sys.stderr.flush()

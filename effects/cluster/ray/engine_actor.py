@@ -43,9 +43,9 @@ class EngineActor:
         self._keeper_timeout = KEEPER_TIMEOUT
         self._engine: _Engine | None = None
         self._asked = time.monotonic()
-        own = ray.get_runtime_context().current_actor
+        own_actor = ray.get_runtime_context().current_actor
         end = self._end_without_keeper
-        threading.Thread(target=end, args=[own], daemon=True).start()
+        threading.Thread(target=end, args=[own_actor], daemon=True).start()
 
     def keep(self, version: str, plan: EnginePlan) -> EngineProcessState:
         """Start the engine unless it has been started, and kill it if it hangs; returns
@@ -60,9 +60,9 @@ class EngineActor:
             host=host,
         )
         if version != __version__:
-            why = f"it has minfer {__version__}, and the server has {version}"
+            reason = f"it has minfer {__version__}, and the server has {version}"
             return EngineProcessState(
-                node=node.name, actor=self._id, code=CANNOT_START, why=why
+                node=node.name, actor=self._id, code=CANNOT_START, why=reason
             )
         if self._engine is None:
             self._keeper_timeout = plan.keeper_timeout
@@ -74,11 +74,11 @@ class EngineActor:
         if self._engine is not None:
             self._engine.stop()
 
-    def _end_without_keeper(self, own: Any) -> None:
+    def _end_without_keeper(self, own_actor: Any) -> None:
         while time.monotonic() < self._asked + self._keeper_timeout:
             time.sleep(_LOOK)
         self.stop()
-        ray.kill(own)
+        ray.kill(own_actor)
 
 
 @frozen(kw_only=True)
@@ -102,12 +102,12 @@ class _Engine:
     @classmethod
     def started(cls, plan: EnginePlan, host: str) -> "_Engine":
         """Start the process of an engine, which listens at the node's address `host`."""
-        opened = ExitStack()
-        folder = opened.enter_context(run_folder())
-        held, plans = multiprocessing.Pipe(duplex=False)
-        with plans:
-            with held:
-                file = held.fileno()
+        resources = ExitStack()
+        folder = resources.enter_context(run_folder())
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        with sender:
+            with receiver:
+                file = receiver.fileno()
                 child = spawn_child(
                     _CHILD,
                     host,
@@ -117,8 +117,8 @@ class _Engine:
                     limit=plan.timeout,
                 )
             with suppress(OSError):  # it has ended already; its log says why
-                plans.send(plan)
-        return cls(child, folder, opened=opened)
+                sender.send(plan)
+        return cls(child, folder, opened=resources)
 
     def state(self, node: _Node, actor: str) -> EngineProcessState:
         """Its state; kills it if it hangs."""

@@ -45,8 +45,8 @@ def run_child(host: str, folder: Path, plans: Connection) -> None:
         code = _serve(plan, host, folder, beat)
     except (ValueError, OSError) as error:
         code = CANNOT_START
-        why = without_breaks(f"{type(error).__name__}: {error}")[:_LONGEST]
-        EngineReport(why=why).write(folder)
+        reason = without_breaks(f"{type(error).__name__}: {error}")[:_LONGEST]
+        EngineReport(why=reason).write(folder)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -86,20 +86,20 @@ class RayEngines:
         _handle_signals(over)
         with connected():
             _handle_signals(over)  # connecting has set Ray's handlers
-            args, found = with_absolute_paths(self.args), nodes()
-            warn_of_open_ports(found)
-            needed = needs(args, found)
+            args, cluster_nodes = with_absolute_paths(self.args), nodes()
+            warn_of_open_ports(cluster_nodes)
+            needed = needs(args, cluster_nodes)
             plans = self._plans(args, paths, on_gpu=GPU in needed)
             server = _server_name(self.deployment.secret)
             places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
-            again = any(place.is_there for place in places)
-            if not again:
-                check_nodes(args, found)
+            is_resumed = any(place.is_there for place in places)
+            if not is_resumed:
+                check_nodes(args, cluster_nodes)
             names = engine_names(len(plans))
             engines = [*map(RayEngine, plans, paths, places)]
             keeper = Keeper(dict(zip(names, engines, strict=True)), ready)
             try:
-                keeper.keep(over, beat, again=again)
+                keeper.keep(over, beat, is_resumed=is_resumed)
             except ConfigError:
                 _end(engines)
                 raise
@@ -136,15 +136,15 @@ class Keeper:
         self.table = Processes(fronts=0, replicas=len(self.engines))
 
     def keep(
-        self, over: threading.Event, beat: Callable[[], None], *, again: bool
+        self, over: threading.Event, beat: Callable[[], None], *, is_resumed: bool
     ) -> None:
-        """Keep the engines until `over`. `again`: an earlier keeper created the actors,
-        so that some engine was ready.
+        """Keep the engines until `over`. `is_resumed`: an earlier keeper created the
+        actors, so that some engine was ready.
         """
-        begun = looked = time.monotonic()
+        start = looked = time.monotonic()
         warned = False
         self._execute(self.table.begin())
-        if again:
+        if is_resumed:
             self._note_served()
         while not over.wait(LOOK):
             beat()
@@ -152,7 +152,7 @@ class Keeper:
             if now > looked + DRAIN_POLL:
                 looked = now
                 self._move_one()
-            if not warned and now > begun + ROOM_WARNING:
+            if not warned and now > start + ROOM_WARNING:
                 warned = True
                 self._warn_of_room()
 
@@ -200,22 +200,24 @@ class Keeper:
                 continue
             if has_room(engine.place.needs, leaving):
                 engine.end()
-                why = "it is being drained"
-                self._note_ended(name, ActorEngineEnd(node=state.node, code=0, why=why))
+                reason = "it is being drained"
+                self._note_ended(
+                    name, ActorEngineEnd(node=state.node, code=0, why=reason)
+                )
                 return
 
     def _warn_of_room(self) -> None:
-        each = self.engines.items()
-        if waiting := [name for name, engine in each if engine.state is None]:
-            _say(f"{', '.join(waiting)} of {len(each)} wait for a node with room")
+        engines = self.engines.items()
+        if waiting := [name for name, engine in engines if engine.state is None]:
+            _say(f"{', '.join(waiting)} of {len(engines)} wait for a node with room")
 
 
 def _server_name(secret: bytes) -> str:
     """The prefix of the names of a server's actors: the same for each of its keepers, but
     not for another server, as `secret` differs.
     """
-    own = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
-    return f"minfer {socket.gethostname()} {own}"
+    digest = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
+    return f"minfer {socket.gethostname()} {digest}"
 
 
 def _end(engines: Sequence[RayEngine]) -> None:
@@ -237,5 +239,5 @@ def _handle_signals(over: threading.Event) -> None:
         signal.signal(number, lambda *_: None)
 
 
-def _say(what: str) -> None:
-    print(f"minfer: {what}", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    print(f"minfer: {text}", file=sys.stderr, flush=True)

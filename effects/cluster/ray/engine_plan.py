@@ -74,16 +74,16 @@ class EngineReport:
 
     def write(self, folder: Path) -> None:
         """Replace what was reported before."""
-        part = folder / f"{_REPORT}.part"
-        part.write_bytes(msgspec.json.encode(self))
-        part.rename(folder / _REPORT)  # never there in part
+        temporary = folder / f"{_REPORT}.part"
+        temporary.write_bytes(msgspec.json.encode(self))
+        temporary.rename(folder / _REPORT)  # never there in part
 
 
 def read_report(folder: Path) -> EngineReport:
     """The latest report in the folder of an engine's process."""
     with suppress(FileNotFoundError):
-        said = (folder / _REPORT).read_bytes()
-        return msgspec.json.decode(said, type=EngineReport)
+        data = (folder / _REPORT).read_bytes()
+        return msgspec.json.decode(data, type=EngineReport)
     return EngineReport()
 
 

@@ -67,10 +67,10 @@ def connect(namespace: str) -> None:
         _check_address(os.environ.get("RAY_ADDRESS") or _last_address())
         ray.init(namespace=namespace, logging_level=logging.WARNING)
     except (OSError, RayError, RuntimeError, ValueError) as error:
-        where = os.environ.get("RAY_ADDRESS") or "of this machine"
-        why = without_breaks(error)
+        cluster = os.environ.get("RAY_ADDRESS") or "of this machine"
+        reason = without_breaks(error)
         raise ConfigError(
-            f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
+            f"the Ray cluster {cluster} cannot be used: {reason}; see RAY_ADDRESS, and "
             "`ray status`; `ray stop` forgets a cluster of this machine that was killed"
         ) from error
 
@@ -99,23 +99,25 @@ def nodes() -> list[ClusterNode]:
     """The nodes that are alive."""
     return [
         ClusterNode(
-            id=one["NodeID"],
-            name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
-            f"{one['NodeID'][:8]})",
-            address=one["NodeManagerAddress"],
-            resources=one["Resources"],
+            id=info["NodeID"],
+            name=f"{info['NodeManagerHostname']} ({info['NodeManagerAddress']}, "
+            f"{info['NodeID'][:8]})",
+            address=info["NodeManagerAddress"],
+            resources=info["Resources"],
         )
-        for one in ray.nodes()
-        if one["Alive"]
+        for info in ray.nodes()
+        if info["Alive"]
     ]
 
 
-def warn_of_open_ports(found: Sequence[ClusterNode]) -> None:
+def warn_of_open_ports(cluster_nodes: Sequence[ClusterNode]) -> None:
     """Log a warning if other machines may run code on the nodes through Ray's ports:
     token authentication is off, and the address of a node is not private. Machines in the
     same private network are not checked.
     """
-    public = sorted({node.address for node in found if not _is_private(node.address)})
+    public = sorted(
+        {node.address for node in cluster_nodes if not _is_private(node.address)}
+    )
     if not public or has_token_authentication():
         return
     _log.warning(
@@ -164,36 +166,41 @@ def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
     )
 
 
-def needs(args: EngineArgs, found: Sequence[ClusterNode]) -> dict[str, float]:
+def needs(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> dict[str, float]:
     """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
     With `--device auto`, GPUs if any of the nodes has one.
     """
     on_gpus = args.executor == "torch" and (
-        args.device == "cuda" or (args.device == "auto" and any(map(_has_gpu, found)))
+        args.device == "cuda"
+        or (args.device == "auto" and any(map(_has_gpu, cluster_nodes)))
     )
     return {GPU if on_gpus else CPU: args.parallel.ranks}
 
 
-def check_nodes(args: EngineArgs, found: Sequence[ClusterNode]) -> None:
+def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
     """Raise ConfigError if no node has the resources of a replica, or if one that has
     them lacks this version of minfer, or cannot read the model. The error names each such
     node.
     """
-    needed = needs(args, found)
-    able = [node for node in found if node.has(needed)]
+    needed = needs(args, cluster_nodes)
+    able = [node for node in cluster_nodes if node.has(needed)]
     if not able:
         (name, count), *_ = needed.items()
-        has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]
+        has = [
+            f"{node.name} has {node.resources.get(name, 0):g}" for node in cluster_nodes
+        ]
         raise ConfigError(
             f"each replica needs {count} {name} of one node: {'; '.join(has)}"
         )
-    bad = _asked(able, _version_check(), __version__)
-    if not bad:  # another version may not be able to unpickle the settings
-        bad = _asked(able, model_error, args)
-    there = {node.id for node in nodes()}  # a node that has left meanwhile is no error
-    each = [f"node {node.name}: {why}" for node, why in bad if node.id in there]
-    if each:
-        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(each)}")
+    failed = _asked(able, _version_check(), __version__)
+    if not failed:  # another version may not be able to unpickle the settings
+        failed = _asked(able, model_error, args)
+    current_ids = {node.id for node in nodes()}  # one that left meanwhile is no error
+    errors = [
+        f"node {node.name}: {error}" for node, error in failed if node.id in current_ids
+    ]
+    if errors:
+        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(errors)}")
 
 
 def _version_check() -> Callable[[str], str]:
@@ -203,39 +210,39 @@ def _version_check() -> Callable[[str], str]:
 
     def check(version: str) -> str:
         try:
-            from minfer.version import __version__ as there
+            from minfer.version import __version__ as node_version
         except ImportError:
             return f"minfer is not installed; install {version}"
-        if there == version:
+        if node_version == version:
             return ""
-        return f"it has minfer {there}, and the server has {version}"
+        return f"it has minfer {node_version}, and the server has {version}"
 
     return check
 
 
 def _asked(
-    able: Sequence[ClusterNode], check: Callable[[Any], str], about: object
+    able: Sequence[ClusterNode], check: Callable[[Any], str], argument: object
 ) -> list[tuple[ClusterNode, str]]:
     """Run a check on each of these nodes; returns those with a result that is not empty,
     or that failed, with the result or the error.
     """
     task = ray.remote(check)
-    asked = [
+    references = [
         task.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        ).remote(about)
+        ).remote(argument)
         for node in able
     ]
-    ray.wait(asked, num_returns=len(asked), timeout=CHECK_TIMEOUT)
-    said = zip(able, map(_answer, asked), strict=True)
-    return [(node, why) for node, why in said if why]
+    ray.wait(references, num_returns=len(references), timeout=CHECK_TIMEOUT)
+    answers = zip(able, map(_answer, references), strict=True)
+    return [(node, answer) for node, answer in answers if answer]
 
 
-def _answer(asked: Any) -> str:
+def _answer(reference: Any) -> str:
     try:
-        return str(ray.get(asked, timeout=0))
+        return str(ray.get(reference, timeout=0))
     except TimeoutError:
         return f"it did not answer within {CHECK_TIMEOUT:g} s"
     except RayError as error:

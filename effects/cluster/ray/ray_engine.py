@@ -61,7 +61,7 @@ class EnginePlace:
         """The actor, which is created if there is none. Returns at once: Ray starts a new
         actor when a node has the resources.
         """
-        made = ray.remote(EngineActor).options(
+        actor_class = ray.remote(EngineActor).options(
             name=self.name,
             num_cpus=self.needs.get(CPU, 0),
             num_gpus=self.needs.get(GPU, 0),
@@ -69,7 +69,7 @@ class EnginePlace:
             lifetime="detached",
             get_if_exists=True,
         )
-        return made.remote()
+        return actor_class.remote()
 
 
 @frozen(kw_only=True)
@@ -153,8 +153,10 @@ class RayEngine:
                     ray.cancel(call.answer)  # or calls pile up where no node has room
                 continue
             except RayTaskError as error:  # e.g. the node has another version of minfer
-                why = str(error.cause or error).splitlines()[-1]
-                state = EngineProcessState(node="its node", code=CANNOT_START, why=why)
+                error_line = str(error.cause or error).splitlines()[-1]
+                state = EngineProcessState(
+                    node="its node", code=CANNOT_START, why=error_line
+                )
             except RayError as error:
                 self._calls.remove(call)
                 return error
@@ -194,7 +196,7 @@ class RayEngine:
             why=answer.why or ended,
         )
 
-    def _lost(self, why: str) -> ActorEngineEnd | None:
+    def _lost(self, reason: str) -> ActorEngineEnd | None:
         """Forget an actor's process that is gone; returns how the engine ended that was
         known to run there.
         """
@@ -202,7 +204,7 @@ class RayEngine:
         self._forget()
         if state is None:
             return None
-        return ActorEngineEnd(node=state.node, code=LOST, why=f"it is gone: {why}")
+        return ActorEngineEnd(node=state.node, code=LOST, why=f"it is gone: {reason}")
 
     def _forget(self) -> None:
         note_address(self.path, None)

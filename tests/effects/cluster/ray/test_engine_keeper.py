@@ -54,7 +54,7 @@ def keeper(engines: dict[str, ScriptedEngine]) -> Iterator[Any]:
     made = Keeper(scripted, lambda: called.append(None))
     over = threading.Event()
     over.set()
-    made.keep(over, lambda: None, again=False)
+    made.keep(over, lambda: None, is_resumed=False)
     made.look(FAR)
     yield made
     assert len(called) <= 1
