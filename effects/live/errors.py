@@ -4,7 +4,7 @@ from typing import Final
 
 from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
-PROGRAM_ENDS: Final = (
+PROGRAM_ENDED_MESSAGE: Final = (
     "the program's main thread has ended; let it wait for those who still ask"
 )
 
@@ -28,8 +28,8 @@ class TooLongError(RequestError):
     """The context or the cache cannot hold prompt and output, whatever the load."""
 
 
-_FAR: Final = 2  # times the limit, beyond which a prompt is not read to its end
-_LEAST_LIST: Final = 4096  # items of a list that are always read
+_UNREAD_FACTOR: Final = 2  # times the limit, beyond which a prompt is not read to its end
+_MIN_ITEMS_READ: Final = 4096  # items of a list that are always read
 
 
 def far_too_long(context: int) -> TooLongError:
@@ -50,7 +50,7 @@ def check_prompt(length: int, context: int, model_max_len: int, *, output: bool)
     """
     if length <= longest_prompt(context, output=output):
         return
-    if length > _FAR * max(context, _LEAST_LIST):
+    if length > _UNREAD_FACTOR * max(context, _MIN_ITEMS_READ):
         raise far_too_long(context)
     reason = (
         f"the prompt has {length} tokens; this model's maximum context length is "
@@ -68,7 +68,7 @@ class OverloadedError(RequestError):
 
 
 def check_queue(waiting: int, num_new: int, max_waiting: int) -> None:
-    """Raise OverloadedError if `num_new` samples more would not fit in the waiting queue."""
+    """Raise OverloadedError if `num_new` more samples do not fit in the queue."""
     if queue_is_full(waiting, num_new, max_waiting):
         reason = f"{waiting} samples wait already, of at most {max_waiting} (max_waiting)"
         raise OverloadedError(f"{reason}; try again later")

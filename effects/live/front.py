@@ -35,7 +35,7 @@ from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted
 
 _log = logging.getLogger("minfer.front")
-POLL: Final = 0.02  # seconds between two checks while waiting for an end
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for an end
 
 
 class Front:
@@ -112,7 +112,7 @@ class Front:
         for name in names - served:  # an interrupt came before they were submitted
             self._release(name)
         while self.client.working and any(map(self.processor, served)):
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
 
     def abandon(self, error: Exception) -> None:
         """Cancel all, and fail their jobs at once: a running step may take a while."""

@@ -40,7 +40,7 @@ from minfer.effects.live.input_processing.prompts import (
     read_prompt,
 )
 from minfer.effects.live.input_processing.template_settings import (
-    UNKNOWN_FORMAT,
+    UNKNOWN_FORMAT_MESSAGE,
     TemplateSettings,
     parsers_of,
     template_settings,
@@ -255,7 +255,9 @@ class ServedModel(Renders):
         """
         if tools and self.parsers.unknown_tools:
             remedy = f'set tool_call_parser to one of {", ".join(TOOLS)}, or "none"'
-            raise RequestError(f"tools: {UNKNOWN_FORMAT}; {remedy}", param="tools")
+            raise RequestError(
+                f"tools: {UNKNOWN_FORMAT_MESSAGE}; {remedy}", param="tools"
+            )
 
     def _job(
         self,

@@ -50,13 +50,13 @@ COUNTERS: Final = (
     "spec_decode_num_accepted_tokens",
 )
 # Accepted drafts by place in a row, from 0: a count's name is this, and the place.
-ACCEPTED_AT: Final = "spec_decode_num_accepted_tokens_per_pos "
-FIRST: Final = "time_to_first_token_seconds"
-GAP: Final = "inter_token_latency_seconds"
-STEP: Final = "iteration_tokens_total"  # tokens of a step's plan
+ACCEPTED_PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos "
+TTFT: Final = "time_to_first_token_seconds"
+ITL: Final = "inter_token_latency_seconds"
+STEP_TOKENS: Final = "iteration_tokens_total"  # tokens of a step's plan
 # Upper bounds, from 1 ms to 5,000 s and from 1 to 5,000,000 tokens.
-SECONDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
-SIZES: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
+SECONDS_BOUNDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
+TOKENS_BOUNDS: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
 
 
 @frozen
@@ -129,13 +129,16 @@ class TotalsCounter:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.buckets = {FIRST: HistogramBuilder(SECONDS), GAP: HistogramBuilder(SECONDS)}
-        self.buckets[STEP] = HistogramBuilder(SIZES)
+        self.buckets = {
+            TTFT: HistogramBuilder(SECONDS_BOUNDS),
+            ITL: HistogramBuilder(SECONDS_BOUNDS),
+        }
+        self.buckets[STEP_TOKENS] = HistogramBuilder(TOKENS_BOUNDS)
         self.last_step_time = 0.0  # when the last step was planned
         self.failing = 0  # steps that failed since the last good one
         self.last: dict[SampleId, _LastOutput] = {}  # its last output, or its arrival
         self.ids: SampleIds | None = None  # exactly these samples share `last_output`
-        self.last_output = _LastOutput(GAP, 0.0)
+        self.last_output = _LastOutput(ITL, 0.0)
 
     def totals(self) -> Totals:
         """Returns the totals so far."""
@@ -158,7 +161,7 @@ class TotalsCounter:
                 counts["spec_decode_num_draft_tokens"] += rows * proposed
                 counts["spec_decode_num_accepted_tokens"] += rows * accepted
                 for position in range(proposed):
-                    name = f"{ACCEPTED_AT}{position}"
+                    name = f"{ACCEPTED_PER_POSITION}{position}"
                     accepted_here = rows if position < accepted else 0
                     counts[name] = counts.get(name, 0) + accepted_here
 
@@ -174,7 +177,7 @@ class TotalsCounter:
                         self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
                     self.last_step_time = now
-                    self.buckets[STEP].add(sum(plan.counts))
+                    self.buckets[STEP_TOKENS].add(sum(plan.counts))
                 case _:
                     pass
 
@@ -183,7 +186,7 @@ class TotalsCounter:
         for reason in reasons:
             match reason:
                 case Admitted(name, sample) if reason.prompt:  # for the first time
-                    self.last[name, sample] = _LastOutput(FIRST, now - reason.waited)
+                    self.last[name, sample] = _LastOutput(TTFT, now - reason.waited)
                     counts["prefix_cache_queries"] += reason.prompt
                     counts["prefix_cache_hits"] += reason.cached
                     if not sample:  # once a request
@@ -191,11 +194,13 @@ class TotalsCounter:
                 case Preempted():
                     counts["num_preemptions"] += 1
                 case Loading():
-                    counts[_of_tier(reason, "loaded")] += reason.blocks - reason.hit
+                    counts[_tier_counter(reason, "loaded")] += reason.blocks - reason.hit
                 case Recomputing():
-                    counts[_of_tier(reason, "recomputed")] += reason.blocks - reason.hit
+                    counts[_tier_counter(reason, "recomputed")] += (
+                        reason.blocks - reason.hit
+                    )
                 case LostBlocks(blocks):
-                    counts[_of_tier(reason, "lost")] += blocks
+                    counts[_tier_counter(reason, "lost")] += blocks
                 case Discarded(plans=plans):
                     counts["failed_steps"] += plans
                     self.failing += plans
@@ -208,7 +213,7 @@ class TotalsCounter:
         """Count the times since the samples' last outputs, or since they arrived."""
         all_rows = all(tokens)
         if all_rows and ids is self.ids:  # as in the turn before
-            self.buckets[GAP].add(now - self.last_output.time, len(ids))
+            self.buckets[ITL].add(now - self.last_output.time, len(ids))
             self.last_output.time = now
             return
         new = list(compress(ids, tokens))
@@ -216,10 +221,10 @@ class TotalsCounter:
             if since is not None:
                 self.buckets[since.name].add(now - since.time, times)
         self.ids = ids if all_rows else None
-        self.last_output = _LastOutput(GAP, now)
+        self.last_output = _LastOutput(ITL, now)
         self.last.update(dict.fromkeys(new, self.last_output))
 
 
-def _of_tier(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
+def _tier_counter(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
     """The name of a count of a tier's blocks."""
     return f"kv_{'keyed' if reason.keyed else 'host'}_{outcome}_blocks"

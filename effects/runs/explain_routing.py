@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.journal.journal_files import RunFiles, content_of
-from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
+from minfer.effects.live.journal.routing_journal_file import PREFILL_SUFFIX, SUFFIX
 from minfer.effects.live.request_names import answer_of, search_of
 from minfer.effects.runs.recorded import machine_of
 from minfer.journal.format import JournalError
@@ -105,7 +105,7 @@ def routing_lines(
         times = one["deferred"]
         waited = f", after it was deferred {times:,} times" if times else ""
         why = _why(one["placed"]) if one["placed"] else "sent there without a decision"
-        prefilled = one["end"] == ENDED and named.endswith(PREFILL_ROUTER)
+        prefilled = one["end"] == ENDED and named.endswith(PREFILL_SUFFIX)
         how = _PREFILLED if prefilled else one["end"]
         end = _ENDS.get((how, one["started"]), "")
         yield f"  turn {one['turn']:,}: {one['id']!r} to {where}{waited}: {why}{end}"

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import NO_TOTALS, sum_totals
 
-QUIET: Final = 2.0  # seconds without a message of the engine, after which it may hang
+QUIET_SECONDS: Final = 2.0  # without a message of the engine: then it may hang
 
 
 def unknown_snapshot(now: float, requests: int) -> Snapshot:
@@ -38,7 +38,7 @@ def reported_snapshot(
     """Returns the snapshot of an engine that sent `last`, and nothing for `quiet` seconds
     in which requests were served.
     """
-    stalled = max(last.stalled, quiet if quiet > QUIET else 0.0)
+    stalled = max(last.stalled, quiet if quiet > QUIET_SECONDS else 0.0)
     return evolve(
         last,
         time=now,

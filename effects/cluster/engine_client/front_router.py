@@ -23,9 +23,9 @@ from minfer.routing.messages import (
     RoutingRequest,
 )
 
-# If a request may have as many output tokens, how many are expected is left to the
-# policy: where clients leave the bound out, it is all of the context.
-USUAL: Final = 256
+# Tokens. If a request may have as many output tokens, how many are expected is left to
+# the policy: where clients leave the bound out, it is all of the context.
+MAX_EXPECTED_OUTPUT: Final = 256
 
 
 class FrontRouter(RecordedRouter):
@@ -55,5 +55,5 @@ def routing_request(request: Request, session: str = "") -> RoutingRequest:
         tokens=len(request.prompt),
         tenant=request.client,
         session=session,
-        output=request.max_tokens if request.max_tokens < USUAL else None,
+        output=request.max_tokens if request.max_tokens < MAX_EXPECTED_OUTPUT else None,
     )

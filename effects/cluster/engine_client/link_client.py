@@ -35,11 +35,11 @@ from minfer.effects.net.framing import (
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import connect
 
-# Seconds in which an engine that died should have a new address; without one, no machine
-# may have room for it.
-PLACED: Final = 10.0
-_CHUNK: Final = 2**18  # bytes read at once
-_LOOK: Final = 0.5  # seconds between two looks for silence
+# In which an engine that died should have a new address; without one, no machine may have
+# room for it.
+ADDRESS_SECONDS: Final = 10.0
+_READ_BYTES: Final = 2**18  # at once
+_SILENCE_CHECK_SECONDS: Final = 0.5  # between two checks for silence
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
 Result = TypeVar("Result")
@@ -55,8 +55,8 @@ class Distance:
 
 
 # The system reports the end of a process at once, and the supervisor logs it.
-HERE: Final = Distance(retry=0.05, silence=inf, logged=False)
-ELSEWHERE: Final = Distance(retry=0.5, silence=CUT, logged=True)
+SAME_MACHINE: Final = Distance(retry=0.05, silence=inf, logged=False)
+OTHER_MACHINE: Final = Distance(retry=0.5, silence=CUT, logged=True)
 
 
 @frozen(kw_only=True)
@@ -67,7 +67,7 @@ class LinkedEngine:
     find: Callable[[], Address | None]  # returns its address, if it has one by now
     terms: Terms
     name: str  # by which the front introduces itself
-    distance: Distance = ELSEWHERE
+    distance: Distance = OTHER_MACHINE
 
 
 class LinkClient(asyncio.Protocol):
@@ -79,7 +79,7 @@ class LinkClient(asyncio.Protocol):
         self.cut = False  # by this front, or the network: no engine has ended
         self._remote = remote
         self._replica = replica
-        self._frames = FrameReader(wire.LARGEST)
+        self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,7 +115,7 @@ class LinkClient(asyncio.Protocol):
         """Read what the engine sent before it ended: the event loop does not."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         with contextlib.suppress(OSError):
-            while data := os.read(descriptor, _CHUNK):
+            while data := os.read(descriptor, _READ_BYTES):
                 self.data_received(data)
 
     def _say(self, message: wire.ToEngine) -> None:
@@ -124,8 +124,8 @@ class LinkClient(asyncio.Protocol):
 
 async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
     """Keep a link to an engine, with a new one when it is over, until the task is
-    cancelled. If the engine has no address for `PLACED` seconds, nothing waits for it any
-    more.
+    cancelled. If the engine has no address for `ADDRESS_SECONDS`, nothing waits for it
+    any more.
     """
     logged_error = ""
     last_found = time.monotonic()  # when it had an address
@@ -133,7 +133,7 @@ async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
         if (address := engine.find()) is not None:
             last_found = time.monotonic()
             logged_error = await _link_once(remote, engine, address, logged_error)
-        elif time.monotonic() > last_found + PLACED:
+        elif time.monotonic() > last_found + ADDRESS_SECONDS:
             remote.give_up(engine.replica)
             last_found = inf
         await asyncio.sleep(engine.distance.retry)
@@ -176,7 +176,7 @@ def _dial(address: Address, engine: LinkedEngine) -> Socket:
 
 async def _until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
-        await asyncio.wait([client.over], timeout=_LOOK)
+        await asyncio.wait([client.over], timeout=_SILENCE_CHECK_SECONDS)
         if time.monotonic() - client.heard > silence:
             client.cut = True
             return

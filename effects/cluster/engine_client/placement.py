@@ -117,7 +117,9 @@ class Placement:
             if self._runs_alone(request_state):
                 solo.append(request_state)
             elif not self._must_wait(request_state):
-                routable.append(Waiting(request_state, _asked(request_state)))
+                routable.append(
+                    Waiting(request_state, _routing_request_of(request_state))
+                )
         if solo and (isolation := self._isolation()) is not None:
             self.sender.send_to(isolation, solo)
         self.dispatcher.submit(self._without_searches(routable))
@@ -223,7 +225,7 @@ class Placement:
         if end.reason == "length":  # else it was refused there
             handover.stage = HandoverStage.DECODE
             prefill.handed_over += 1
-        routing = _asked(request_state)
+        routing = _routing_request_of(request_state)
         blocks, tokens = len(routing.keys), routing.tokens
         placed = Placed(
             routing.id, target.name, HANDED_OVER, handover.held, blocks, tokens
@@ -327,6 +329,6 @@ class Placement:
         return not any(link.will_take(now) for link in self._replicas)
 
 
-def _asked(request_state: FrontRequest) -> RoutingRequest:
+def _routing_request_of(request_state: FrontRequest) -> RoutingRequest:
     """Returns what the router must know of a request."""
     return routing_request(request_state.request, request_state.record.session)

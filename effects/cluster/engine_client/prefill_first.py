@@ -30,7 +30,7 @@ from minfer.routing.messages import Placed
 
 # Tokens of a prompt, at most, that a decode replica computes itself: they hardly make its
 # steps longer, and sending their KV would take as long.
-DIRECT: Final = 256
+MAX_DIRECT_TOKENS: Final = 256
 Assigned = Sequence[Assignment[FrontRequest]]
 
 
@@ -42,7 +42,7 @@ class PrefillFirst:
 
     router: FrontRouter
     max_model_len: int = 2**31
-    direct: int = DIRECT
+    direct: int = MAX_DIRECT_TOKENS
     handed_over: int = 0  # requests
 
     def deliver(

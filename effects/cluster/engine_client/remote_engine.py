@@ -32,7 +32,10 @@ from minfer.effects.cluster.engine_client.front_request import FrontRequest
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.placement import Placement
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.replica_link import MOST_FAILURES, ReplicaLink
+from minfer.effects.cluster.engine_client.replica_link import (
+    MAX_FAILED_LOADS,
+    ReplicaLink,
+)
 from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashingRequest, request_digest
@@ -59,7 +62,7 @@ from minfer.effects.live.totals import Totals, sum_totals
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
-POLL: Final = 0.02  # seconds between two checks while waiting for the end
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for the end
 _log = logging.getLogger("minfer.link")
 _GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
 
@@ -232,7 +235,7 @@ class RemoteEngine:
         self.draining = True
         end = None if timeout is None else time.monotonic() + timeout
         while self.working and (end is None or time.monotonic() < end):
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return not self.working
 
     def close(self) -> None:
@@ -382,7 +385,7 @@ class RemoteEngine:
 
     def give_up(self, replica: int) -> None:
         """Note that a replica may have no next engine: nothing waits for it any more."""
-        self.replicas[replica].failures = MOST_FAILURES
+        self.replicas[replica].failures = MAX_FAILED_LOADS
         self._placement.place_waiting()
 
     def _send(self, replica: int, message: wire.ToEngine) -> None:

@@ -25,8 +25,8 @@ from minfer.effects.net.addresses import (
 from minfer.records.request import Request
 
 # Engines in a row that died while they loaded, after which nothing waits for a next one.
-MOST_FAILURES: Final = 2
-# Seconds after the end of a link in which a new engine's process should be there; while
+MAX_FAILED_LOADS: Final = 2
+# After the end of a link, in which a new engine's process should be there; while
 # that loads, there is a link.
 RESTART_SECONDS: Final = 60.0
 _WAITING: Final = wire.LoadingProgress("waiting for the engine")
@@ -110,7 +110,7 @@ class ReplicaLink:
         """Returns whether it takes no requests now, but probably will soon: its engine
         loads, serves a suspect, or died less than `RESTART_SECONDS` ago.
         """
-        if self.takes_requests or self.failures >= MOST_FAILURES:
+        if self.takes_requests or self.failures >= MAX_FAILED_LOADS:
             return False
         return self.send is not None or now < self.lost_at + RESTART_SECONDS
 

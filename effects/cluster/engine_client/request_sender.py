@@ -22,7 +22,7 @@ from minfer.effects.cluster.engine_client.front_request import (
 from minfer.effects.cluster.engine_client.front_requests import FrontRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.live.request_names import again_name, search_of
+from minfer.effects.live.request_names import resumed_name, search_of
 from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.text.timeline import Sending
 from minfer.records.request import Request
@@ -34,7 +34,7 @@ HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
 _WITHOUT_DECISION: Final = frozenset({SEARCH, HANDED_OVER})
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 # Searches of which the replica is known; the next round of another one is routed anew.
-_SEARCHES: Final = 4096
+_MAX_SEARCHES: Final = 4096
 
 
 class RequestSender:
@@ -99,7 +99,7 @@ class RequestSender:
     def _resumed(
         self, request_state: FrontRequest, rest: Request, sample: int | None, replica: int
     ) -> wire.Resumed:
-        name = again_name(request_state.request.id, next(self._again))
+        name = resumed_name(request_state.request.id, next(self._again))
         was_sent = request_state.sent  # else an engine may refuse it, as any new one
         self._go(request_state, name, sample, replica)
         histories = (
@@ -144,7 +144,7 @@ class RequestSender:
         if request_state.request.place is not None:  # it is not valid in another engine
             request_state.request = evolve(request_state.request, place=None)
         searches = self._requests.searches
-        if len(searches) >= _SEARCHES:
+        if len(searches) >= _MAX_SEARCHES:
             del searches[next(iter(searches))]
         searches[search] = link.number
 

@@ -23,10 +23,10 @@ from minfer.routing.replica_events import (
     routing_group,
 )
 
-EVERY: Final = 0.005  # seconds from one message of changes to the next
-REPORT: Final = 0.25  # seconds from one report of the load to the next
-PIECE: Final = 4096  # keys of a message
-MOST: Final = 2**16  # keys that a new front gets: 4 million tokens in blocks of 64
+CHANGES_SECONDS: Final = 0.005  # from one message of changes to the next
+LOAD_SECONDS: Final = 0.25  # from one report of the load to the next
+MAX_MESSAGE_KEYS: Final = 4096
+MAX_INITIAL_KEYS: Final = 2**16  # of a new front: 4 million tokens in blocks of 64
 
 
 class CacheEventPublisher:
@@ -53,7 +53,7 @@ class CacheEventPublisher:
 
     def due(self, now: float) -> Iterator[wire.CachedKeys]:
         """Yields the changes, if it is time to send them."""
-        if self._changes and (self._ended or now >= self._sent + EVERY):
+        if self._changes and (self._ended or now >= self._sent + CHANGES_SECONDS):
             yield from self._take(now)
 
     def regular(self, now: float) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
@@ -62,33 +62,35 @@ class CacheEventPublisher:
         """
         if self._changes:
             yield from self._take(now)
-        if now >= self._reported + REPORT:
+        if now >= self._reported + LOAD_SECONDS:
             self._reported = now
             load = load_report(self._config, "replica", self._state())
             pages = load.pages or 0
             yield wire.EngineLoad(load.waiting, load.running, load.prefill, pages)
 
     def whole(self) -> Iterator[wire.CachedKeys]:
-        """Yields all keys in the cache, up to `MOST`."""
+        """Yields all keys in the cache, up to `MAX_INITIAL_KEYS`."""
         yield wire.CachedKeys(cleared=True)
         group = routing_group(self._config)
         if group is None:
             return
-        nodes = islice(self._state().blocks.prefix.nodes, MOST)
-        for keys in _pieces(content_keys(nodes, group)):
+        nodes = islice(self._state().blocks.prefix.nodes, MAX_INITIAL_KEYS)
+        for keys in _split_keys(content_keys(nodes, group)):
             yield wire.CachedKeys(published=keys)
 
     def _take(self, now: float) -> Iterator[wire.CachedKeys]:
         changes, self._changes = self._changes, {}
         self._sent, self._ended = now, False
-        for keys in _pieces(key for key, published in changes.items() if not published):
+        for keys in _split_keys(
+            key for key, published in changes.items() if not published
+        ):
             yield wire.CachedKeys(evicted=keys)
-        for keys in _pieces(key for key, published in changes.items() if published):
+        for keys in _split_keys(key for key, published in changes.items() if published):
             yield wire.CachedKeys(published=keys)
 
 
-def _pieces(keys: Iterable[Key]) -> Iterator[Keys]:
+def _split_keys(keys: Iterable[Key]) -> Iterator[Keys]:
     """Yields the keys, as many at once as a message has."""
     remaining = iter(keys)
-    while chunk := tuple(islice(remaining, PIECE)):
+    while chunk := tuple(islice(remaining, MAX_MESSAGE_KEYS)):
         yield chunk

@@ -29,7 +29,11 @@ from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.execution.contract import Executor, crew_of
 from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
-from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
+from minfer.effects.live.engine.host_memory import (
+    TRIM_CHECK_SECONDS,
+    Trim,
+    bound_onednn_cache,
+)
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.child import STOP
@@ -50,8 +54,8 @@ class Outside:
 
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
-# Seconds that an engine has to end in after one of its ranks is lost.
-LAST: Final = 2.0
+# That an engine has to end in after one of its ranks is lost.
+RANK_LOSS_SECONDS: Final = 2.0
 log = logging.getLogger("minfer.engine")
 
 
@@ -80,8 +84,8 @@ def run_engine(
         causes.append(reason)
         over.set()
 
-    _obey(over, loaded)
-    bound_products()
+    _handle_signals(over, loaded)
+    bound_onednn_cache()
     of_others = outside is not None and not outside.own
     num_fronts = None if of_others else fronts
     engine_server = EngineServer(num_fronts, died, beat, block_size=args.block_size)
@@ -93,7 +97,7 @@ def run_engine(
         link_server.let_in(outside.sock, own_terms(outside.secret))
     engine_server.report("loading the model")
     start_log.info("loading the model")
-    args = _as_before(args, path)
+    args = _with_previous_blocks(args, path)
 
     def report(progress: StartProgress) -> None:
         engine_server.report(progress.stage, progress.done, progress.total)
@@ -114,7 +118,7 @@ def run_engine(
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
-        while not over.wait(EVERY):
+        while not over.wait(TRIM_CHECK_SECONDS):
             trim.look()
         if not causes:  # else a request may be why it broke
             engine_server.end()
@@ -130,7 +134,7 @@ def _end_with_ranks(executor: Executor) -> None:
     """
 
     def end() -> None:
-        timer = threading.Timer(LAST, os._exit, (BROKEN,))
+        timer = threading.Timer(RANK_LOSS_SECONDS, os._exit, (BROKEN,))
         timer.daemon = True
         timer.start()
 
@@ -138,7 +142,7 @@ def _end_with_ranks(executor: Executor) -> None:
         crew.on_loss.insert(0, end)  # first: the release of the ranks may wait, too
 
 
-def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
+def _with_previous_blocks(args: EngineArgs, path: Path) -> EngineArgs:
     """Returns the settings with as many KV blocks as the previous engine had."""
     return args.with_blocks(noted_blocks(path)) if _blocks_file(path).exists() else args
 
@@ -158,7 +162,7 @@ def _blocks_file(path: Path) -> Path:
     return path.with_name("blocks")
 
 
-def _obey(over: threading.Event, loaded: threading.Event) -> None:
+def _handle_signals(over: threading.Event, loaded: threading.Event) -> None:
     """Have `STOP`, and no other signal, end this process."""
 
     def stop(*_: object) -> None:

@@ -21,11 +21,11 @@ from minfer.blocks.keys import block_keys, tail_keys
 from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
 from minfer.effects.cluster.engine_server.front_counts import FrontCounts
 from minfer.effects.cluster.engine_server.output_routing import OutputRouter, Session
-from minfer.effects.cluster.engine_server.query_forwarding import pass_on
+from minfer.effects.cluster.engine_server.query_forwarding import forward_query
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist, CrashingRequest
 from minfer.effects.cluster.link.crash_rule import REFUSAL_MESSAGE
-from minfer.effects.cluster.link.quarantine import Held, Quarantine
+from minfer.effects.cluster.link.quarantine import Quarantine, QuarantinedRequest
 from minfer.effects.live.client import (
     EngineClient,
     EngineDied,
@@ -39,12 +39,12 @@ from minfer.records.messages import Finish, Finished, clip
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 
-STAGE: Final = 1800.0  # seconds that one stage of loading may take
-# Seconds without a completed step, after which the engine may hang: a GPU's steps are
+LOADING_STAGE_SECONDS: Final = 1800.0  # that one stage of loading may take
+# Without a completed step, after which the engine may hang: a GPU's steps are
 # short, and on a CPU a long prompt of a large model takes minutes.
-_STEP: Final = 1.0
-_CPU_STEP: Final = 600.0
-PATIENCE: Final = 2.0  # seconds in which known fronts should be back
+_GPU_STEP_SECONDS: Final = 1.0
+_CPU_STEP_SECONDS: Final = 600.0
+FRONT_RETURN_SECONDS: Final = 2.0  # in which known fronts should be back
 
 
 class EngineServer:
@@ -69,7 +69,7 @@ class EngineServer:
         self._beat = beat
         self._clock = clock
         self._reported = clock()  # when the stage of loading began
-        self._step = _STEP
+        self._step = _GPU_STEP_SECONDS
         self._client: EngineClient | None = None
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
@@ -114,7 +114,7 @@ class EngineServer:
             client.live.update(self._live)
             self._live = client.live
             self._opened = client.clock()
-            self._step = _CPU_STEP if ready.device == "cpu" else _STEP
+            self._step = _CPU_STEP_SECONDS if ready.device == "cpu" else _GPU_STEP_SECONDS
             client.listen(self.handle_message, early=True)
             self._ready = wire.encode(ready)
             self._broadcast(self._ready)
@@ -156,7 +156,7 @@ class EngineServer:
         """
         with self._lock:
             if self._client is None:
-                if self._clock() - self._reported < STAGE:
+                if self._clock() - self._reported < LOADING_STAGE_SECONDS:
                     self._beat()
                 return
             if self._quarantine.is_over(self._client.clock()):
@@ -219,7 +219,7 @@ class EngineServer:
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
-                    pass_on(session, message, self._sessions)
+                    forward_query(session, message, self._sessions)
                 case wire.FrontTotals(totals):
                     if session.front is not None:
                         self._counts.note(session.front, totals)
@@ -254,7 +254,7 @@ class EngineServer:
         by_id = {resume.request.id: resume for resume in resumed}
         for request in self._register(session, [resume.request for resume in resumed]):
             resume = by_id[request.id]
-            quarantined = Held(
+            quarantined = QuarantinedRequest(
                 request, resume.deaths, resume.to_clear, isolated=resume.isolated
             )
             self._quarantine.hold([quarantined])
@@ -262,7 +262,7 @@ class EngineServer:
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
         registered = self._register(session, requests)
-        self._quarantine.hold([Held(request) for request in registered])
+        self._quarantine.hold([QuarantinedRequest(request) for request in registered])
         self._serve_due()
 
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
@@ -385,7 +385,7 @@ class EngineServer:
         own.
         """
         missing = self._fronts is None or bool(self._missing)
-        return missing and client.clock() < self._opened + PATIENCE
+        return missing and client.clock() < self._opened + FRONT_RETURN_SECONDS
 
     def _without_crashing(self, requests: tuple[Request, ...]) -> tuple[Request, ...]:
         """Refuse requests on the denylist; returns the others."""

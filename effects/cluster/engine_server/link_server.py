@@ -2,7 +2,7 @@
 
 The engine's stepping thread must never wait for a front: bytes that a front's socket does
 not take at once are kept for the links' thread, which sends them when the socket is
-ready. A front that takes nothing while `MOST_KEPT` bytes wait for it is disconnected. A
+ready. A front that takes nothing while `MAX_UNSENT_BYTES` wait for it is disconnected. A
 link with invalid messages is closed, and no other one. If the links' thread itself
 breaks, the engine counts as broken, as no front could reach it.
 
@@ -30,9 +30,9 @@ from minfer.effects.net.framing import FrameReader, PeerError, Socket, frame
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener
 
-MOST_KEPT: Final = 2**27  # bytes that wait for a front
-TICK: Final = 0.1  # seconds between two reports of the engine's state
-_CHUNK: Final = 2**18  # bytes read at once
+MAX_UNSENT_BYTES: Final = 2**27  # that wait for a front
+TICK_SECONDS: Final = 0.1  # between two reports of the engine's state
+_READ_BYTES: Final = 2**18  # at once
 
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
@@ -119,9 +119,9 @@ class LinkServer:
     def _serve(self, links: "set[_Link]") -> None:
         last_tick = 0.0
         while not self._closing:
-            for key, mask in self._selector.select(TICK):
+            for key, mask in self._selector.select(TICK_SECONDS):
                 if key.fileobj is self._woken:
-                    self._woken.recv(_CHUNK)
+                    self._woken.recv(_READ_BYTES)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
             while self._taken:
@@ -133,7 +133,7 @@ class LinkServer:
                     links.discard(link)
                     self._drop(link)
             now = time.monotonic()
-            if now >= last_tick + TICK:
+            if now >= last_tick + TICK_SECONDS:
                 self._engine_server.tick()
                 last_tick = now
 
@@ -168,7 +168,7 @@ class _Link:
         self.watched = selectors.EVENT_READ  # what the selector waits for
         self._engine_server = engine_server
         self._wake = wake
-        self._frames = FrameReader(wire.LARGEST)
+        self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._lock = threading.Lock()  # guards the attributes below
         self.kept = bytearray()  # bytes that the socket did not take yet
         self._over = False
@@ -190,7 +190,7 @@ class _Link:
         with self._lock:
             if self.kept and not self._over:
                 del self.kept[: self._sent(self.kept)]
-                if len(self.kept) > MOST_KEPT:
+                if len(self.kept) > MAX_UNSENT_BYTES:
                     log.warning("a front takes nothing any more: its link is cut")
                     self._over = True
             return not self._over
@@ -198,7 +198,7 @@ class _Link:
     def read(self) -> None:
         """Read and handle incoming messages."""
         try:
-            data = self.connection.recv(_CHUNK)
+            data = self.connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:  # the front has disconnected

@@ -6,7 +6,7 @@ from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 
 
-def pass_on(
+def forward_query(
     session: Session,
     message: wire.SendQuery | wire.SendAnswer,
     sessions: Sequence[Session],

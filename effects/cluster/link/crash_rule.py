@@ -1,8 +1,8 @@
 """The rule for requests that kill engines: who is suspected, runs alone, is ended, and is
 refused. The numbers by which it judges are here. How long others wait is where they wait:
-for an engine's restart (`RESTART_SECONDS`, `MOST_FAILURES` in `replica_link`), and for a
-front with suspects of its own (`PATIENCE` in `engine_server`); the length of the denylist
-is `MAX_CRASHING_REQUESTS` in `crash_denylist`.
+for an engine's restart (`RESTART_SECONDS`, `MAX_FAILED_LOADS` in `replica_link`), and for
+a front with suspects of its own (`FRONT_RETURN_SECONDS` in `engine_server`); the length
+of the denylist is `MAX_CRASHING_REQUESTS` in `crash_denylist`.
 
     an engine dies --> what ran there is resubmitted --> it dies again --> suspects
     a suspect runs alone --> it is cleared by tokens, or ends by itself

@@ -30,7 +30,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
 from minfer.records.token_logprobs import Logprobs
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30
 
 # --- from a front to the engine ---------------------------------------------------------
 

@@ -29,7 +29,7 @@ from minfer.records.request import Request
 
 
 @frozen
-class Held:
+class QuarantinedRequest:
     """A request that waits."""
 
     request: Request
@@ -49,17 +49,17 @@ class Quarantine:
     def __init__(self) -> None:
         self.probing = ""  # the request that runs alone, or is the next to do so
         self.started = False  # it runs
-        self._probed: Held | None = None
+        self._probed: QuarantinedRequest | None = None
         self._began = 0.0
         self._rest_until = 0.0  # when the next isolated request may run
         self._got: Counter[int] = Counter()  # its tokens, by sample
-        self._waiting: list[Held] = []  # in the order in which they came
+        self._waiting: list[QuarantinedRequest] = []  # in the order in which they came
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
         return {entry.request.id for entry in self._waiting}
 
-    def hold(self, requests: Sequence[Held]) -> None:
+    def hold(self, requests: Sequence[QuarantinedRequest]) -> None:
         """Have requests wait until there is no suspect."""
         self._waiting += requests
 
@@ -126,7 +126,7 @@ class Quarantine:
         self._got.clear()
         return () if self._probed is None else (self._probed.request,)
 
-    def _next_probe(self, now: float) -> Held | None:
+    def _next_probe(self, now: float) -> QuarantinedRequest | None:
         suspects = [entry for entry in self._waiting if entry.suspect]
         if suspects:
             return max(suspects, key=lambda held: held.deaths)  # the first of these

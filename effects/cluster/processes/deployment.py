@@ -35,7 +35,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
-_SECRET: Final = 32  # bytes
+_SECRET_BYTES: Final = 32
 
 
 @frozen(kw_only=True)
@@ -235,7 +235,7 @@ def _link_secret(options: argparse.Namespace, *, between_servers: bool) -> bytes
     """
     if between_servers:
         return secret_key(options.cache_secret)
-    return secrets.token_bytes(_SECRET) if options.distributed else b""
+    return secrets.token_bytes(_SECRET_BYTES) if options.distributed else b""
 
 
 def _port(text: str | None, name: str) -> Port | None:

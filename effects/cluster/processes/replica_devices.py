@@ -13,7 +13,7 @@ from minfer.effects.setup.memory import CPU_SHARE
 from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
 from minfer.values.checks import ConfigError
 
-THREADS: Final = "OMP_NUM_THREADS"
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 
 @frozen(kw_only=True)
@@ -31,7 +31,7 @@ class ReplicaDevice:
         """
         if self.number is None:
             return args
-        os.environ.setdefault(THREADS, str(self.threads))
+        os.environ.setdefault(THREADS_VARIABLE, str(self.threads))
         if self.gpus:
             os.environ[VISIBLE] = self.gpus
         elif args.gpu_memory_utilization is None:

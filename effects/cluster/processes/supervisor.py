@@ -27,8 +27,8 @@ from minfer.effects.net.child import (
     reap_orphans,
 )
 
-LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
-_LOOK: Final = 0.5  # seconds between two looks at the clock
+END_SECONDS: Final = 10.0  # that a process has to end, beyond its own time
+_CHECK_SECONDS: Final = 0.5  # between two checks of the clock
 
 # Work of a process, which gets callbacks for a heartbeat and for when it is ready;
 # returns the exit code.
@@ -101,7 +101,7 @@ class Supervisor:
 
     def _select_timeout(self) -> float:
         until_due = min(self._due.values(), default=float("inf")) - time.monotonic()
-        return max(0.0, min(_LOOK, until_due))
+        return max(0.0, min(_CHECK_SECONDS, until_due))
 
     def _read_reports(self, reports: str, ready: Callable[[], None]) -> None:
         for name in reports.split("\n"):
@@ -114,14 +114,14 @@ class Supervisor:
             interrupt = self._signals.pop(0) == signal.SIGINT
             self._execute(self._processes.note_signal(interrupt=interrupt))
             wait = self._patience if self._processes.phase == "draining" else 0.0
-            self._deadline = time.monotonic() + wait + LAST_MOMENTS
+            self._deadline = time.monotonic() + wait + END_SECONDS
         self._reap()
         now = time.monotonic()
         self._check_heartbeats(now)
         if self._processes.phase == "stopping" and self._deadline is None:
-            self._deadline = now + LAST_MOMENTS
+            self._deadline = now + END_SECONDS
         if self._deadline is not None and now > self._deadline:
-            self._deadline = now + LAST_MOMENTS
+            self._deadline = now + END_SECONDS
             self._execute(self._processes.note_timeout())
         for name in [name for name, due_time in self._due.items() if due_time <= now]:
             del self._due[name]

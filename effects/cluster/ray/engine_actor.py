@@ -1,7 +1,7 @@
 """The Ray actor of a replica: it reserves the replica's resources on a node, and runs the
 engine there in a child process that it watches. It does not restart that process: the
 keeper (`engine_keeper`) has Ray restart the whole actor. If the keeper was killed, the
-engine goes on serving until the next one calls; without a call for KEEPER_TIMEOUT, the
+engine goes on serving until the next one calls; without a call for KEEPER_SECONDS, the
 server is taken to be gone, and the actor ends.
 """
 
@@ -19,8 +19,8 @@ from attrs import define, field, frozen
 
 from minfer.effects.cluster.ray.engine_plan import (
     CANNOT_START,
-    KEEPER_TIMEOUT,
-    STOP_TIMEOUT,
+    KEEPER_SECONDS,
+    STOP_SECONDS,
     EnginePlan,
     EngineProcessState,
     read_report,
@@ -29,10 +29,12 @@ from minfer.effects.net.child import STOP, Child, spawn_child
 from minfer.effects.net.run_folder import run_folder
 from minfer.version import __version__
 
-_LOOK: Final = 0.5  # seconds between two checks of a timeout
+_CHECK_SECONDS: Final = 0.5  # between two checks of a timeout
 # Run as a program, so that the actor need not import the engine, which is slow.
 _CHILD: Final = "minfer.effects.cluster.ray.engine_child"
-_HUNG: Final = "it has not answered for too long (--engine-timeout), and was killed"
+_HUNG_MESSAGE: Final = (
+    "it has not answered for too long (--engine-timeout), and was killed"
+)
 
 
 class EngineActor:
@@ -40,7 +42,7 @@ class EngineActor:
 
     def __init__(self) -> None:
         self._id = secrets.token_hex(8)
-        self._keeper_timeout = KEEPER_TIMEOUT
+        self._keeper_timeout = KEEPER_SECONDS
         self._engine: _Engine | None = None
         self._asked = time.monotonic()
         own_actor = ray.get_runtime_context().current_actor
@@ -70,13 +72,13 @@ class EngineActor:
         return self._engine.state(node, self._id)
 
     def stop(self) -> None:
-        """Stop the engine; kill it if it has not ended after STOP_TIMEOUT."""
+        """Stop the engine; kill it if it has not ended after STOP_SECONDS."""
         if self._engine is not None:
             self._engine.stop()
 
     def _end_without_keeper(self, own_actor: Any) -> None:
         while time.monotonic() < self._asked + self._keeper_timeout:
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_SECONDS)
         self.stop()
         ray.kill(own_actor)
 
@@ -136,12 +138,12 @@ class _Engine:
             kv=None if report.kv is None else (node.host, report.kv),
             blocks=report.blocks,
             code=code,
-            why=_HUNG if self._hung else report.why,
+            why=_HUNG_MESSAGE if self._hung else report.why,
         )
 
     def stop(self) -> None:
-        """Stop the process; kill it if it has not ended after STOP_TIMEOUT."""
+        """Stop the process; kill it if it has not ended after STOP_SECONDS."""
         self.child.signal(STOP)
-        self.child.wait(STOP_TIMEOUT)
+        self.child.wait(STOP_SECONDS)
         self.child.kill()
         self._opened.close()

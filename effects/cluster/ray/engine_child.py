@@ -32,7 +32,7 @@ from minfer.effects.net.run_folder import socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE
 from minfer.values.texts import without_breaks
 
-_LONGEST: Final = 1000  # characters, at most, of the reason that is reported
+_MAX_REASON_CHARS: Final = 1000  # of the reason that is reported
 
 
 def run_child(host: str, folder: Path, plans: Connection) -> None:
@@ -45,7 +45,7 @@ def run_child(host: str, folder: Path, plans: Connection) -> None:
         code = _serve(plan, host, folder, beat)
     except (ValueError, OSError) as error:
         code = CANNOT_START
-        reason = without_breaks(f"{type(error).__name__}: {error}")[:_LONGEST]
+        reason = without_breaks(f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]
         EngineReport(why=reason).write(folder)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -33,7 +33,7 @@ from minfer.effects.cluster.processes.process_ends import (
     engine_names,
 )
 from minfer.effects.cluster.ray.engine_plan import (
-    STOP_TIMEOUT,
+    STOP_SECONDS,
     EnginePlan,
     with_absolute_paths,
 )
@@ -53,10 +53,10 @@ from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 
-LOOK: Final = 0.1  # seconds between two looks at the engines
-DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
-# Seconds after which engines that no node has room for are named on standard error.
-ROOM_WARNING: Final = 15.0
+POLL_SECONDS: Final = 0.1  # between two polls of the engines
+DRAIN_POLL_SECONDS: Final = 2.0  # between two searches for nodes that are drained
+# After which engines that no node has room for are named on standard error.
+ROOM_WARNING_SECONDS: Final = 15.0
 
 
 @frozen(kw_only=True)
@@ -76,7 +76,7 @@ class RayEngines:
     ) -> int:
         """Keep the engines until a `STOP`; returns the exit code. Their addresses are
         written beside `paths`, one for each; `ready` is called when the first of them is
-        ready, and `beat` every LOOK seconds.
+        ready, and `beat` every POLL_SECONDS.
 
         Raises ConfigError if the cluster or one of its nodes cannot serve the model, or
         if an engine cannot be started, by the table of processes.
@@ -146,13 +146,13 @@ class Keeper:
         self._execute(self.table.begin())
         if is_resumed:
             self._note_served()
-        while not over.wait(LOOK):
+        while not over.wait(POLL_SECONDS):
             beat()
             self.look(now := time.monotonic())
-            if now > looked + DRAIN_POLL:
+            if now > looked + DRAIN_POLL_SECONDS:
                 looked = now
                 self._move_one()
-            if not warned and now > start + ROOM_WARNING:
+            if not warned and now > start + ROOM_WARNING_SECONDS:
                 warned = True
                 self._warn_of_room()
 
@@ -168,7 +168,7 @@ class Keeper:
             end = engine.look()
             if engine.ready and name not in self.table.ready:
                 self.table.note_ready(name)
-                _say(f"{name} is ready on {engine.state and engine.state.node}")
+                _print(f"{name} is ready on {engine.state and engine.state.node}")
                 if not self.table.served:
                     self._note_served()
             if end is not None:
@@ -182,7 +182,7 @@ class Keeper:
         actions = self.table.note_ended(name, end.code)
         if self.table.phase == "stopping":
             raise ConfigError(f"{name} cannot be started on {end.node}: {end.why}")
-        _say(f"{name} on {end.node}: {end.why}; it is started again")
+        _print(f"{name} on {end.node}: {end.why}; it is started again")
         self._execute(actions)
 
     def _execute(self, actions: Sequence[Action]) -> None:
@@ -209,7 +209,7 @@ class Keeper:
     def _warn_of_room(self) -> None:
         engines = self.engines.items()
         if waiting := [name for name, engine in engines if engine.state is None]:
-            _say(f"{', '.join(waiting)} of {len(engines)} wait for a node with room")
+            _print(f"{', '.join(waiting)} of {len(engines)} wait for a node with room")
 
 
 def _server_name(secret: bytes) -> str:
@@ -226,7 +226,7 @@ def _end(engines: Sequence[RayEngine]) -> None:
         note_address(engine.path, None)
     with suppress(RayError):
         asked = [engine.actor.stop.remote() for engine in engines]
-        ray.wait(asked, num_returns=len(asked), timeout=STOP_TIMEOUT)
+        ray.wait(asked, num_returns=len(asked), timeout=STOP_SECONDS)
     for engine in engines:
         with suppress(RayError):
             ray.kill(engine.actor)
@@ -239,5 +239,5 @@ def _handle_signals(over: threading.Event) -> None:
         signal.signal(number, lambda *_: None)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"minfer: {text}", file=sys.stderr, flush=True)

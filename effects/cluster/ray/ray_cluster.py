@@ -26,9 +26,9 @@ from minfer.values.checks import ConfigError
 from minfer.values.texts import without_breaks
 from minfer.version import __version__
 
-# Seconds that nodes have to check a model in: they may have to download it.
-CHECK_TIMEOUT: Final = 120.0
-CONNECT_TIMEOUT: Final = 5.0  # seconds for a TCP connection to the cluster's head
+# That nodes have to check a model in: they may have to download it.
+CHECK_SECONDS: Final = 120.0
+CONNECT_SECONDS: Final = 5.0  # for a TCP connection to the cluster's head
 GPU: Final = "GPU"
 CPU: Final = "CPU"
 _log = logging.getLogger("minfer.cluster")
@@ -92,7 +92,7 @@ def _check_address(address: str) -> None:
         port = read_port(place)
     except ValueError:  # it is empty or a word such as `auto`, or Ray refuses it
         return
-    socket.create_connection(port, CONNECT_TIMEOUT).close()
+    socket.create_connection(port, CONNECT_SECONDS).close()
 
 
 def nodes() -> list[ClusterNode]:
@@ -192,9 +192,9 @@ def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
         raise ConfigError(
             f"each replica needs {count} {name} of one node: {'; '.join(has)}"
         )
-    failed = _asked(able, _version_check(), __version__)
+    failed = _run_check(able, _version_check(), __version__)
     if not failed:  # another version may not be able to unpickle the settings
-        failed = _asked(able, model_error, args)
+        failed = _run_check(able, model_error, args)
     current_ids = {node.id for node in nodes()}  # one that left meanwhile is no error
     errors = [
         f"node {node.name}: {error}" for node, error in failed if node.id in current_ids
@@ -220,7 +220,7 @@ def _version_check() -> Callable[[str], str]:
     return check
 
 
-def _asked(
+def _run_check(
     able: Sequence[ClusterNode], check: Callable[[Any], str], argument: object
 ) -> list[tuple[ClusterNode, str]]:
     """Run a check on each of these nodes; returns those with a result that is not empty,
@@ -235,7 +235,7 @@ def _asked(
         ).remote(argument)
         for node in able
     ]
-    ray.wait(references, num_returns=len(references), timeout=CHECK_TIMEOUT)
+    ray.wait(references, num_returns=len(references), timeout=CHECK_SECONDS)
     answers = zip(able, map(_answer, references), strict=True)
     return [(node, answer) for node, answer in answers if answer]
 
@@ -244,7 +244,7 @@ def _answer(reference: Any) -> str:
     try:
         return str(ray.get(reference, timeout=0))
     except TimeoutError:
-        return f"it did not answer within {CHECK_TIMEOUT:g} s"
+        return f"it did not answer within {CHECK_SECONDS:g} s"
     except RayError as error:
         return without_breaks(error)[-300:]
 

@@ -10,7 +10,7 @@ by its name. If the actor or its node fails, Ray restarts it without being asked
 engine has ended then, too. An actor without a node does not answer: the engine waits.
 
 A call may be lost with an actor, or wait until the actor has a node. So another one is
-made when one returns, fails, or takes long (CALL_TIMEOUT, RESTART_POLL).
+made when one returns, fails, or takes long (CALL_SECONDS, RESTART_POLL_SECONDS).
 """
 
 import time
@@ -33,13 +33,13 @@ from minfer.effects.cluster.ray.engine_plan import (
 from minfer.effects.cluster.ray.ray_cluster import CPU, GPU
 from minfer.version import __version__
 
-POLL: Final = 0.1  # seconds from an actor's answer to the next call
-CALL_TIMEOUT: Final = 5.0  # seconds after which a call is given up: it may be lost
-# Seconds after which another call is made while the actor may be restarting. Ray has a
+POLL_SECONDS: Final = 0.1  # from an actor's answer to the next call
+CALL_SECONDS: Final = 5.0  # after which a call is given up: it may be lost
+# After which another call is made while the actor may be restarting. Ray has a
 # call to such an actor fail after one or two seconds, even if the actor is there by then;
 # one that is made then is answered at once.
-RESTART_POLL: Final = 0.3
-LOST: Final = 137  # the exit code of an engine that was lost: as of one that was killed
+RESTART_POLL_SECONDS: Final = 0.3
+LOST_EXIT_CODE: Final = 137  # of an engine that was lost: as if it was killed
 
 
 @frozen
@@ -123,14 +123,16 @@ class RayEngine:
         now = time.monotonic()
         answer = self._answer(now)
         if answer is not None:
-            self._heard, self._due = now, now + POLL
+            self._heard, self._due = now, now + POLL_SECONDS
             return self._note(answer)
-        if self.state is None and now > self._heard + CALL_TIMEOUT:
+        if self.state is None and now > self._heard + CALL_SECONDS:
             note_address(self.path, None)  # an earlier keeper's may be out of date
         if now >= self._due:
             reference = self.actor.keep.remote(__version__, self.plan)
             self._calls.append(_Call(reference, now))
-            self._due = now + (RESTART_POLL if self.state is None else CALL_TIMEOUT)
+            self._due = now + (
+                RESTART_POLL_SECONDS if self.state is None else CALL_SECONDS
+            )
         return None
 
     def end(self) -> None:
@@ -148,7 +150,7 @@ class RayEngine:
             try:
                 state: EngineProcessState = ray.get(call.answer, timeout=0)
             except GetTimeoutError:
-                if now > call.made + CALL_TIMEOUT:
+                if now > call.made + CALL_SECONDS:
                     self._calls.remove(call)
                     ray.cancel(call.answer)  # or calls pile up where no node has room
                 continue
@@ -204,7 +206,9 @@ class RayEngine:
         self._forget()
         if state is None:
             return None
-        return ActorEngineEnd(node=state.node, code=LOST, why=f"it is gone: {reason}")
+        return ActorEngineEnd(
+            node=state.node, code=LOST_EXIT_CODE, why=f"it is gone: {reason}"
+        )
 
     def _forget(self) -> None:
         note_address(self.path, None)

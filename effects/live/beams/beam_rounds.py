@@ -114,7 +114,7 @@ class SearchRounds:
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
             for child in choice.children
-            if child.logprob > _IMPOSSIBLE
+            if child.logprob > _PADDING_LOGPROB
             for parent in (self.beams[child.parent],)
         )
         next_round = evolve(self.next_round, number=self.next_round.number + 1)
@@ -181,7 +181,7 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     return offers
 
 
-_IMPOSSIBLE: Final = float("-inf")  # the log-probability of a padding beam
+_PADDING_LOGPROB: Final = float("-inf")  # the log-probability of a padding beam
 
 
 def candidates_of(beam: int, logprobs: Sequence[TokenLogprobs]) -> Candidates | None:

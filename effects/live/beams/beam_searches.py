@@ -36,7 +36,7 @@ from minfer.records.request import Request
 from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
-_NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
+_NO_LOGPROBS_ERROR = "the model gave a beam no log-probabilities that can be compared"
 
 
 @define(eq=False)
@@ -292,7 +292,7 @@ class BeamSearches:
             if end.reason not in ("stop", "length"):
                 search.fail(end)
             elif beam.beam not in search.offers:
-                search.fail(Finished(end.id, 0, "error", 0, _NO_NUMBERS))
+                search.fail(Finished(end.id, 0, "error", 0, _NO_LOGPROBS_ERROR))
         for search in touched.values():
             if search.failed is not None and search.names:
                 self._client.cancel(sorted(search.names))

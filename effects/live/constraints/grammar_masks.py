@@ -35,7 +35,7 @@ import numpy as np
 from attrs import evolve
 from typing_extensions import override
 
-from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
+from minfer.effects.live.constraints.mask_batch import STUCK_ERROR as STUCK_ERROR
 from minfer.effects.live.constraints.mask_batch import MaskBatch
 from minfer.effects.live.constraints.sample_grammars import (
     AllowedTokens,
@@ -60,8 +60,8 @@ from minfer.records.request import Request
 from minfer.records.sequence import Running, SampleId
 from minfer.records.state import EngineState, Transition
 
-ANY: Final = -1  # a word that allows all its tokens
-NOTHING: Final = frozenset[int]()
+ALL_TOKENS: Final = -1  # a word that allows all its tokens
+NO_TOKENS: Final = frozenset[int]()
 
 
 class GrammarMasks(MaskMaker):
@@ -288,7 +288,7 @@ class GrammarMasks(MaskMaker):
         if empty or batch.errors:
             ends = batch.end(empty)
         for line in batch.free:
-            lines[line] = ANY
+            lines[line] = ALL_TOKENS
         return StepMasks(ends=ends)
 
     def _make_at_once(self, batch: MaskBatch, lines: Lines) -> dict[int, GrammarError]:
@@ -403,7 +403,7 @@ class GrammarMasks(MaskMaker):
         return grammar.matcher
 
     def _set_matcher(self, grammar: SampleGrammar, matcher: Matcher) -> None:
-        ends = self._ends if grammar.request.sampling.ignore_eos else NOTHING
+        ends = self._ends if grammar.request.sampling.ignore_eos else NO_TOKENS
         grammar.matcher, grammar.never = matcher, ends | self._grammars.never
 
 

@@ -14,7 +14,7 @@ from minfer.effects.text.grammars.mask_lines import Lines, bits_of
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan
 
-STUCK: Final = "the grammar cannot go on"  # prefix of errors that end a sample
+STUCK_ERROR: Final = "the grammar cannot go on"  # prefix of errors that end a sample
 
 
 @define(eq=False)
@@ -53,7 +53,9 @@ class MaskBatch:
         for line, grammar in self.samples.items():
             length, error = self.lengths[line], self.errors.get(line)
             if error is not None:
-                ends.append(Finish(*grammar.name, length, "error", f"{STUCK}: {error}"))
+                ends.append(
+                    Finish(*grammar.name, length, "error", f"{STUCK_ERROR}: {error}")
+                )
             elif line in empty:
                 ends.append(Finish(*grammar.name, length))
             else:

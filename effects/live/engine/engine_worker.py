@@ -22,7 +22,7 @@ from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.live.engine.reporting import OutputReporter
-from minfer.effects.live.errors import PROGRAM_ENDS, DrainingError, check_queue
+from minfer.effects.live.errors import PROGRAM_ENDED_MESSAGE, DrainingError, check_queue
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.live.request_registry import RequestRegistry, RequestStage
@@ -33,8 +33,8 @@ from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 
-COLLECT_INTERVAL: Final = 60.0  # seconds; a server that is never idle creates cycles, too
-POLL: Final = 0.02  # seconds between two checks while waiting for the end
+COLLECT_SECONDS: Final = 60.0  # a server that is never idle creates cycles, too
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for the end
 
 
 class EngineWorker:
@@ -181,7 +181,7 @@ class EngineWorker:
         with self.posted:
             self.draining = True
             while self.working and (end is None or time.monotonic() < end):
-                self.posted.wait(POLL)
+                self.posted.wait(POLL_SECONDS)
             return not self.working
 
     def close(self) -> None:
@@ -279,14 +279,14 @@ class EngineWorker:
         holds the lock, and reports it then. Threads that wait for an answer get one, and
         can end.
         """
-        self._stop_serving(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
+        self._stop_serving(EngineDeadError(PROGRAM_ENDED_MESSAGE), PROGRAM_ENDED_MESSAGE)
 
     def _run(self) -> None:
         collected_at = time.monotonic()
         try:
             with paused_collector(), short_switch_interval():
                 while self._has_work():
-                    if time.monotonic() - collected_at > COLLECT_INTERVAL:
+                    if time.monotonic() - collected_at > COLLECT_SECONDS:
                         gc.collect()
                         collected_at = time.monotonic()
                     self._turn()
@@ -303,7 +303,9 @@ class EngineWorker:
                 wait_seconds = (driver.wake or 0.0) - driver.clock() if idle else 0.0
                 awaits_event = driver.state.paused or driver.state.tiers.transfers
                 if idle and driver.wake is None and awaits_event:
-                    wait_seconds = POLL  # until an event reports a mask, or moved blocks
+                    wait_seconds = (
+                        POLL_SECONDS  # until an event reports a mask, or moved blocks
+                    )
                 if wait_seconds <= 0:
                     return True
                 self.posted.wait(min(wait_seconds, 1.0))

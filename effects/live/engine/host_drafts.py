@@ -27,8 +27,8 @@ from minfer.records.speculation import HOST
 from minfer.records.state import EngineState, Transition
 from minfer.speculate.proposer import Proposer
 
-MAX_TOKENS_READ: Final = 512  # tokens
-MAX_SKIPPED: Final = 32  # turns without proposals, after unused ones
+MAX_TOKENS_READ: Final = 512  # in a turn
+MAX_SKIPPED_TURNS: Final = 32  # without proposals, after unused ones
 
 
 class HostDraftSource(Protocol):
@@ -129,7 +129,7 @@ class HostDrafts(HostDraftSource):
         if any(plan.drafts for plan in plans):
             self.skip = self.skipped = 0
         elif plans:  # the engine planned without the proposals
-            self.skipped = min(MAX_SKIPPED, 2 * self.skipped or 1)
+            self.skipped = min(MAX_SKIPPED_TURNS, 2 * self.skipped or 1)
             self.skip = self.skipped
 
     def _forget(self, samples: Iterable[SampleId]) -> None:

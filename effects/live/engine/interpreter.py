@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import define, field
 
-SWITCH_INTERVAL: Final = 5e-4  # seconds
+SWITCH_SECONDS: Final = 5e-4
 
 
 @define
@@ -34,7 +34,7 @@ def short_switch_interval() -> Iterator[None]:
     with _switching.lock:
         if not _switching.loops:
             _switching.before = sys.getswitchinterval()
-            sys.setswitchinterval(SWITCH_INTERVAL)
+            sys.setswitchinterval(SWITCH_SECONDS)
         _switching.loops += 1
     try:
         yield

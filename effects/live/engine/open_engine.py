@@ -32,7 +32,7 @@ from minfer.values.checks import ConfigError
 
 _log = logging.getLogger("minfer.executor")
 # versions in the journal
-RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
+RECORDED_PACKAGES: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
 def open_executor(
@@ -138,7 +138,7 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
     args = setup.args
     if args.journal is None:
         return None
-    packages = RECORDED if args.executor == "torch" else ()
+    packages = RECORDED_PACKAGES if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
     machine = {} if args.journal_redact else {"machine": socket.gethostname()}
     header = {

@@ -17,7 +17,7 @@ from minfer.records.messages import PolicyOverride, Reason
 from minfer.records.policy import Policy
 
 _log = logging.getLogger("minfer.engine")
-MOST_KINDS: Final = 100  # limit of warnings: a policy may make up names
+MAX_WARNINGS: Final = 100  # a policy may make up names
 
 
 @define
@@ -35,7 +35,7 @@ class PolicyWarnings:
 
     def _warn(self, override: PolicyOverride) -> None:
         kind = override.question, override.why, override.line
-        if kind in self.warned or len(self.warned) >= MOST_KINDS:
+        if kind in self.warned or len(self.warned) >= MAX_WARNINGS:
             return
         self.warned.add(kind)
         _log.warning(

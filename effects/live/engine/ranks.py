@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
-OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
+RANK_0_SETTINGS: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
 _log = logging.getLogger("minfer.executor")
 
@@ -85,7 +85,7 @@ def start_ranks(setup: Setup) -> RankGroup:
     RankStartError for those that do not come, or are not of the same engine.
     """
     count = setup.args.parallel.ranks
-    crew = Crew(count, about(setup))
+    crew = Crew(count, shared_facts(setup))
     try:
         listener = listen_in_new_folder(settings_to(setup), crew.resources)
         with closing(listener):
@@ -130,7 +130,7 @@ def follow_rank_0() -> int:
     folder = rank_folder_path()
     leader = Leader.found(folder, rank)
     setup = settings_from(leader.settings)
-    leader.join(about(setup))
+    leader.join(shared_facts(setup))
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -177,7 +177,7 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
         raise
 
 
-def about(setup: Setup) -> Mapping[str, str]:
+def shared_facts(setup: Setup) -> Mapping[str, str]:
     """What must be alike on all ranks."""
     return {"version": __version__, "model or weights": setup.fingerprint.hex()}
 
@@ -186,7 +186,9 @@ def settings_to(setup: Setup) -> Mapping[str, Any]:
     """The settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
     names = [
-        attribute.name for attribute in fields(EngineArgs) if attribute.name not in OWN
+        attribute.name
+        for attribute in fields(EngineArgs)
+        if attribute.name not in RANK_0_SETTINGS
     ]
     settings = {name: getattr(args, name) for name in names}
     if setup.speculative is not None:

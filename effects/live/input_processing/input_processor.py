@@ -41,7 +41,7 @@ from minfer.sampling.structured import StructuredOutputs
 from minfer.values.checks import MAX_PRIORITY, is_number
 
 Params = SamplingParams | Sequence[SamplingParams]
-MAX_CLIENT: Final = 512  # characters of a client's name
+MAX_CLIENT_CHARS: Final = 512  # of a client's name
 
 
 @frozen(kw_only=True)
@@ -58,9 +58,9 @@ class SchedulingHints:
     def __attrs_post_init__(self) -> None:
         if type(self.priority) is not int or abs(self.priority) >= MAX_PRIORITY:
             raise RequestError(f"priority must be a whole number, not {self.priority!r}")
-        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT:
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
             raise RequestError(
-                f"client must be a string of up to {MAX_CLIENT} characters"
+                f"client must be a string of up to {MAX_CLIENT_CHARS} characters"
             )
         if not is_number(self.deadline) or not self.deadline > 0:
             raise RequestError(

@@ -13,9 +13,9 @@ from minfer.effects.text.tokenizer import TextError, Tokenizer
 from minfer.sampling.params import MAX_ADJUSTMENTS, SamplingParams
 
 BadWords = tuple[tuple[int, ...], ...]
-_BIAS: Final = "logit_bias"
-_ALLOWED: Final = "allowed_token_ids"
-_BAD: Final = "bad_words"
+_BIAS_FIELD: Final = "logit_bias"
+_ALLOWED_FIELD: Final = "allowed_token_ids"
+_BAD_WORDS_FIELD: Final = "bad_words"
 
 
 def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWords:
@@ -23,7 +23,9 @@ def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWord
     Raises RequestError.
     """
     if words and tokenizer is None:
-        raise RequestError("bad_words: there is no tokenizer to read them", param=_BAD)
+        raise RequestError(
+            "bad_words: there is no tokenizer to read them", param=_BAD_WORDS_FIELD
+        )
     token_ids = dict[tuple[int, ...], None]()
     for word in words:
         bare = word.lstrip() or word
@@ -36,9 +38,11 @@ def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     try:
         ids = tokenizer.encode(text, add_special_tokens=False) if tokenizer else ()
     except TextError as error:
-        raise RequestError(f"bad_words: {text!r}: {error}", param=_BAD) from None
+        raise RequestError(
+            f"bad_words: {text!r}: {error}", param=_BAD_WORDS_FIELD
+        ) from None
     if not ids:
-        raise RequestError(f"bad_words: {text!r} has no token", param=_BAD)
+        raise RequestError(f"bad_words: {text!r} has no token", param=_BAD_WORDS_FIELD)
     return tuple(ids)
 
 
@@ -49,8 +53,8 @@ def check_shape(
     `stops` end the output.
     """
     ids_of = {
-        _BIAS: [token for token, _ in params.logit_bias],
-        _ALLOWED: params.allowed_token_ids or (),
+        _BIAS_FIELD: [token for token, _ in params.logit_bias],
+        _ALLOWED_FIELD: params.allowed_token_ids or (),
     }
     for name, ids in ids_of.items():
         if (largest := max(ids, default=0)) >= vocab_size:
@@ -67,7 +71,7 @@ def check_shape(
         set(range(vocab_size) if allowed is None else allowed) if removed else {0}
     )
     if not candidates - removed:
-        name = _BAD if allowed is None else _ALLOWED
+        name = _BAD_WORDS_FIELD if allowed is None else _ALLOWED_FIELD
         raise RequestError(
             f"{name}: no token is left that is neither the end of a bad word nor, until "
             f"min_tokens, one that ends the output; leave one of these out",
@@ -77,8 +81,8 @@ def check_shape(
 
 def _check_count(params: SamplingParams, num_stops: int, bad_words: BadWords) -> None:
     counts = {
-        _BAD: sum(map(len, bad_words)),
-        _BIAS: len(params.logit_bias),
+        _BAD_WORDS_FIELD: sum(map(len, bad_words)),
+        _BIAS_FIELD: len(params.logit_bias),
         "min_tokens": num_stops,
     }
     if (total := sum(counts.values())) > MAX_ADJUSTMENTS:

@@ -25,7 +25,7 @@ from minfer.records.state import Turn
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".journal"
-_SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name
+_TIME_CHARS: Final = len("20200101T000000Z")  # a run's start, which its name begins with
 _REPLICA: Final = re.compile(r"replica-(\d+)$")  # a replica's folder
 _SEGMENT: Final = re.compile(r"-\d{6}$")  # a segment's number, after the run's name
 
@@ -159,8 +159,8 @@ def _age(file: Path) -> tuple[str, list[int], str]:
     """Returns the sort key of segments: the second in which their run began, then
     numbers, by value.
     """
-    numbers = re.findall(r"\d+", file.stem[_SECOND:])
-    return file.stem[:_SECOND], [int(number) for number in numbers], file.name
+    numbers = re.findall(r"\d+", file.stem[_TIME_CHARS:])
+    return file.stem[:_TIME_CHARS], [int(number) for number in numbers], file.name
 
 
 def content_of(path: Path) -> Any:

@@ -40,10 +40,10 @@ from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState, Turn
 from minfer.values.checks import ConfigError
 
-SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
-FIRST_PAUSE: Final = 1.0  # seconds until a failed journal is retried; doubled
-LONGEST_PAUSE: Final = 60.0  # each time, up to this
-LOOK: Final = 64  # turns between two checks that the file is still in its folder
+MAX_SEGMENTS: Final = 16  # each has this share of the allowed size
+FIRST_RETRY_SECONDS: Final = 1.0  # until a failed journal is retried; doubled
+MAX_RETRY_SECONDS: Final = 60.0  # each time, up to this
+FILE_CHECK_TURNS: Final = 64  # between two checks that the file is still in its folder
 _log = logging.getLogger("minfer.journal")
 
 
@@ -80,7 +80,7 @@ class JournalWriter:
         self.snapshots = not redact or can_be_redacted(config)
         self.about = {"minfer": minfer.__version__, **header}
         self.secret = secrets.token_bytes(32) if redact else b""
-        self.limit = max(1, size // SEGMENTS)  # bytes of a segment
+        self.limit = max(1, size // MAX_SEGMENTS)  # bytes of a segment
         self.digest = START
         self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
@@ -92,12 +92,12 @@ class JournalWriter:
         self.folder = folder
         self.numbers = count()  # of runs that begin in the same second
         self.older: list[Path] = []  # segments of this engine's earlier runs
-        self.pause = FIRST_PAUSE
+        self.pause = FIRST_RETRY_SECONDS
         self.retry_time = 0.0  # when writing is retried, on the engine's clock
         first = _head(config, self.shown, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.paths = [_fresh(folder, self.numbers)]
+            self.paths = [_new_run_path(folder, self.numbers)]
             self.file = create(self.paths[0])
             self.size = self.base = write_all(self.file, MAGIC + first)
         except OSError as error:
@@ -121,7 +121,7 @@ class JournalWriter:
         self.errors += 1
         self.job = None  # its results belong to a run that has ended
         self.retry_time = now + self.pause
-        self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+        self.pause = min(MAX_RETRY_SECONDS, 2 * self.pause)
         if self.failed is None:
             _log.warning(
                 "the journal ends after turn %d of %s: %s; the engine goes on without%s",
@@ -148,7 +148,7 @@ class JournalWriter:
 
     def _begin_run(self, mark: _Mark) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._begin_segment(_fresh(self.folder, self.numbers), mark.head)
+        self._begin_segment(_new_run_path(self.folder, self.numbers), mark.head)
         self.older += self.paths[:-1]
         del self.paths[:-1]
         self.failed = None
@@ -165,9 +165,9 @@ class JournalWriter:
         return records.turn_record(turn, decisions, self.digest)
 
     def _turn(self, turn: Turn) -> None:
-        if not self.snapshots and self.size > SEGMENTS * self.limit:
+        if not self.snapshots and self.size > MAX_SEGMENTS * self.limit:
             raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
-        if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
+        if turn.number % FILE_CHECK_TURNS == 0 and not os.fstat(self.file).st_nlink:
             raise OSError(errno.ENOENT, "it was removed")
         record = self._record(turn)
         self.size += write_all(self.file, record)
@@ -203,7 +203,7 @@ class JournalWriter:
     def _marked(self, mark: _Mark) -> None:
         """Write the thread's results; begin the next segment if there is a head."""
         self.job = None
-        self.pause = FIRST_PAUSE  # writing works
+        self.pause = FIRST_RETRY_SECONDS  # writing works
         if mark.record:
             self.size += write_all(self.file, mark.record)
         if mark.head:
@@ -228,7 +228,7 @@ class JournalWriter:
         self.file = new
         self.since = []
         self.paths.append(path)
-        if len(self.older) + len(self.paths) > SEGMENTS:
+        if len(self.older) + len(self.paths) > MAX_SEGMENTS:
             oldest = self.older if self.older else self.paths
             oldest.pop(0).unlink(missing_ok=True)
 
@@ -276,7 +276,7 @@ def _head(
     return first
 
 
-def _fresh(folder: Path, numbers: Iterator[int]) -> Path:
+def _new_run_path(folder: Path, numbers: Iterator[int]) -> Path:
     """Returns the first segment's path, for a run whose name is not used, and was not
     used before with these numbers.
     """

@@ -26,10 +26,8 @@ from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".routing"
-PREFILL_ROUTER: Final = (
-    "-prefill"  # ends the names of routers among replicas that prefill
-)
-_HEAD: Final = 2**16  # bytes of a first line that are looked at
+PREFILL_SUFFIX: Final = "-prefill"  # of the names of routers among replicas that prefill
+_MAX_FIRST_LINE_BYTES: Final = 2**16  # that are read
 _log: Final = logging.getLogger("minfer.journal")
 
 
@@ -47,7 +45,7 @@ class RoutingJournalFile:
         self._lines = RoutingWriter(config, header)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path, file = _fresh(folder, name)
+            self.path, file = _create_file(folder, name)
         except OSError as error:
             reason = f"--journal {folder}: {error.strerror or error}"
             raise ConfigError(f"{reason}; name a folder that can be written") from None
@@ -110,11 +108,11 @@ def routing_journals(path: Path) -> list[Path]:
     if not path.is_file():
         return []
     with path.open("rb") as file:
-        head = file.readline(_HEAD)
+        head = file.readline(_MAX_FIRST_LINE_BYTES)
     return [path] if f'"{NAME}":'.encode() in head else []
 
 
-def _fresh(folder: Path, name: str) -> tuple[Path, Any]:
+def _create_file(folder: Path, name: str) -> tuple[Path, Any]:
     """A file of a name that is not used, and its descriptor. Raises OSError."""
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for number in count():

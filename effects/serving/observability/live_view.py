@@ -24,11 +24,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 import minfer
 from minfer.effects.live.client import EngineClient, ReplicaState, Snapshot
 from minfer.effects.live.totals import (
-    ACCEPTED_AT,
+    ACCEPTED_PER_POSITION,
     COUNTERS,
-    FIRST,
-    GAP,
-    SECONDS,
+    ITL,
+    SECONDS_BOUNDS,
+    TTFT,
     Histogram,
     HistogramBuilder,
 )
@@ -57,7 +57,7 @@ class Distribution:
     def of(cls, histogram: Histogram | None) -> "Distribution":
         """A histogram of an engine's totals; an empty one, if it has none."""
         if histogram is None:
-            histogram = HistogramBuilder(SECONDS).histogram()
+            histogram = HistogramBuilder(SECONDS_BOUNDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
 
 
@@ -106,8 +106,8 @@ class Figures:
             blocks_free=now.blocks_free - now.blocks_cached,
             block_size=config.block_size,
             counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
-            ttft=Distribution.of(now.totals.histograms.get(FIRST)),
-            itl=Distribution.of(now.totals.histograms.get(GAP)),
+            ttft=Distribution.of(now.totals.histograms.get(TTFT)),
+            itl=Distribution.of(now.totals.histograms.get(ITL)),
             accepted=_accepted(now.totals.counts),
             replicas=now.replicas,
         )
@@ -116,7 +116,7 @@ class Figures:
 def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
     """The number of accepted drafts by position, from the first on."""
     found = list[int]()
-    while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
+    while (one := counts.get(f"{ACCEPTED_PER_POSITION}{len(found)}")) is not None:
         found.append(int(one))
     return tuple(found)
 

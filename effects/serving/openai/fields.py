@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import (
-    MAX_CLIENT,
+    MAX_CLIENT_CHARS,
     SchedulingHints,
 )
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
@@ -145,7 +145,7 @@ Biases = Annotated[
     dict[int, float],
     BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
 ]
-Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+Client = Annotated[str, Field(max_length=MAX_CLIENT_CHARS)]
 RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 

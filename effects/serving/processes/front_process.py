@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import (
-    HERE,
+    SAME_MACHINE,
     LinkedEngine,
     keep_linked,
 )
@@ -33,7 +33,7 @@ from minfer.effects.cluster.processes.engine_address import noted_address
 from minfer.effects.cluster.processes.process_ends import front_name
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.journal.routing_journal_file import (
-    PREFILL_ROUTER,
+    PREFILL_SUFFIX,
     RoutingJournalFile,
 )
 from minfer.effects.live.logs import configure_logs
@@ -126,7 +126,7 @@ async def _serve(
     if plan.deployment.routed:
         router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
-        prefill = PrefillFirst(_router(plan, journals, PREFILL_ROUTER))
+        prefill = PrefillFirst(_router(plan, journals, PREFILL_SUFFIX))
     remote = RemoteEngine(
         plan.number,
         max_waiting=plan.args.max_waiting,
@@ -210,7 +210,7 @@ def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEn
             find=lambda: path,
             terms=own_terms(),
             name=name,
-            distance=HERE,
+            distance=SAME_MACHINE,
         )
     link = remote.replicas[replica]
 

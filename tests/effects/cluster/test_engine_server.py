@@ -9,8 +9,8 @@ from attrs import evolve
 from minfer.blocks.keys import DIGEST, block_keys, tail_keys
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server.engine_server import (
-    PATIENCE,
-    STAGE,
+    FRONT_RETURN_SECONDS,
+    LOADING_STAGE_SECONDS,
     EngineServer,
 )
 from minfer.effects.cluster.engine_server.output_routing import Session
@@ -268,7 +268,7 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
         engine = MadeUp()
         host = EngineServer(fronts, print, block_size=size)
         host.open(engine, READY)
-        engine.now = PATIENCE
+        engine.now = FRONT_RETURN_SECONDS
         session = Session(lambda _: None)
         host.join(session)
         host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
@@ -430,7 +430,7 @@ def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
     ends.host.receive(session, hello(0, 1, *suspects("a")))
     ends.host.tick()
     assert not ends.engine.requested
-    ends.engine.now = PATIENCE
+    ends.engine.now = FRONT_RETURN_SECONDS
     ends.host.tick()
     assert ends.engine.requested == [("a",)]
 
@@ -596,11 +596,11 @@ def test_an_engine_that_loads_is_well_while_it_gets_on() -> None:
     beats: list[float] = []
     moments = [0.0]
     host = EngineServer(1, print, lambda: beats.append(moments[-1]), lambda: moments[-1])
-    for moment in (0.1, STAGE - 1):
+    for moment in (0.1, LOADING_STAGE_SECONDS - 1):
         moments.append(moment)
         host.tick()
     host.report("weights", 1, 2)
-    for moment in (STAGE + 1, 3 * STAGE):
+    for moment in (LOADING_STAGE_SECONDS + 1, 3 * LOADING_STAGE_SECONDS):
         moments.append(moment)
         host.tick()
-    assert beats == [0.1, STAGE - 1, STAGE + 1]
+    assert beats == [0.1, LOADING_STAGE_SECONDS - 1, LOADING_STAGE_SECONDS + 1]

@@ -14,7 +14,7 @@ from minfer.blocks.keys import block_keys
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_client.replica_link import (
-    MOST_FAILURES,
+    MAX_FAILED_LOADS,
     RESTART_SECONDS,
 )
 from minfer.effects.cluster.link import link_messages as wire
@@ -352,7 +352,7 @@ def test_requests_do_not_wait_for_an_engine_that_does_not_come(how: str) -> None
         case "no room":
             ends.remote.give_up(0)
         case "no start":
-            for _ in range(MOST_FAILURES):
+            for _ in range(MAX_FAILED_LOADS):
                 assert where_of(ends, "a") is None
                 ends.remote.connect(ends.sent[0].append, 0)
                 ends.remote.disconnect(0)

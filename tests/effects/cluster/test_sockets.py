@@ -18,14 +18,17 @@ import pytest
 from attrs import define, evolve, field
 
 from minfer.effects.cluster.engine_client.link_client import (
-    HERE,
+    SAME_MACHINE,
     LinkClient,
     LinkedEngine,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server import link_server
-from minfer.effects.cluster.engine_server.engine_server import PATIENCE, EngineServer
+from minfer.effects.cluster.engine_server.engine_server import (
+    FRONT_RETURN_SECONDS,
+    EngineServer,
+)
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import own_terms
@@ -63,7 +66,7 @@ class Served:
         self.server.start()
         self.server.let_in(listen_at(self.path), own_terms())
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * PATIENCE  # no front is waited for
+        self.engine.now = 2 * FRONT_RETURN_SECONDS  # no front is waited for
 
     def links(self) -> int:
         return len(self.host._sessions)
@@ -111,7 +114,7 @@ def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
 def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_server, "TICK", 60.0)  # it must not wait for that
+    monkeypatch.setattr(link_server, "TICK_SECONDS", 60.0)  # it must not wait for that
     with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
         until(lambda: len(served.engine.served) == 1)
         time.sleep(0.15)  # the thread has begun a long wait
@@ -125,7 +128,7 @@ def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
 def test_a_front_that_takes_nothing_any_more_is_cut(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link_server, "MOST_KEPT", 2**20)
+    monkeypatch.setattr(link_server, "MAX_UNSENT_BYTES", 2**20)
     with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper:
         until(lambda: len(served.engine.served) == 1)
         served.batch("a", 60, 10_000)
@@ -142,7 +145,7 @@ NOISE = frame(b"noise")
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("<I", wire.LARGEST + 1),
+        struct.pack("<I", wire.MAX_MESSAGE_BYTES + 1),
         NOISE,
         frame(wire.encode(HELLO)) * 2,  # doubled
         frame(wire.encode(wire.SubmitRequests((request("z"),)))),  # no hello
@@ -234,7 +237,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
 def front(path: Path, test: Callable[[RemoteEngine], Any], terms: Terms = OWN) -> Any:
     """Run a test in an event loop, with a remote that is kept linked."""
     engine = LinkedEngine(
-        replica=0, find=lambda: path, terms=terms, name="a", distance=HERE
+        replica=0, find=lambda: path, terms=terms, name="a", distance=SAME_MACHINE
     )
 
     async def run() -> Any:
@@ -314,7 +317,7 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
         front(path, test)
         thread.join()
     gaps = [later - sooner for sooner, later in pairwise(came)]
-    assert min(gaps) > HERE.retry / 2, "an engine that cuts must not be pestered"
+    assert min(gaps) > SAME_MACHINE.retry / 2, "an engine that cuts must not be pestered"
     assert caplog.text.count("the link to the engine is cut") >= 3
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
@@ -373,7 +376,7 @@ def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(remote: RemoteEngine) -> None:
-        await asyncio.sleep(4 * HERE.retry)
+        await asyncio.sleep(4 * SAME_MACHINE.retry)
         assert not remote.links
 
     front(served.path, test, evolve(OWN, version="0"))

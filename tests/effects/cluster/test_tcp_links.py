@@ -15,14 +15,17 @@ from attrs import define, evolve, field
 from minfer.effects.cluster.engine_client import link_client
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import (
-    ELSEWHERE,
+    OTHER_MACHINE,
     Distance,
     LinkedEngine,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
-from minfer.effects.cluster.engine_server.engine_server import PATIENCE, EngineServer
+from minfer.effects.cluster.engine_server.engine_server import (
+    FRONT_RETURN_SECONDS,
+    EngineServer,
+)
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms
@@ -37,7 +40,7 @@ from tests.effects.cluster.test_sockets import soon
 from tests.effects.network import Network
 
 TERMS = link_terms(b"model", "cpu", 4, secret_key("s"))
-NEAR = evolve(ELSEWHERE, retry=0.01)
+NEAR = evolve(OTHER_MACHINE, retry=0.01)
 
 
 @define(eq=False)
@@ -58,7 +61,7 @@ class Outside:
         self.server.start()
         self._all.callback(self.server.close)
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * PATIENCE
+        self.engine.now = 2 * FRONT_RETURN_SECONDS
         self.sock = listen_at(("127.0.0.1", 0))
         self.server.let_in(self.sock, TERMS)
         self.network = Network(self.sock.getsockname())
@@ -95,7 +98,7 @@ def engine(
 def run(
     outside: Outside,
     test: Callable[..., Any],
-    distance: Distance = ELSEWHERE,
+    distance: Distance = OTHER_MACHINE,
     terms: Any = TERMS,
     count: int = 1,
 ) -> None:
@@ -144,7 +147,7 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
 def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "PLACED", 0.1)
+    monkeypatch.setattr(link_client, "ADDRESS_SECONDS", 0.1)
     front, given_up = remote(), list[int]()
     monkeypatch.setattr(front, "give_up", given_up.append)
     at: Port | None = None
@@ -193,7 +196,7 @@ def test_who_is_refused_says_so_once_and_others_go_on(
 def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
     outside: Outside, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(link_client, "_LOOK", 0.05)
+    monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.05)
 
     async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
@@ -217,13 +220,13 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
         await soon(linked(front))
         await soon(lambda: kept.replica == 1)
 
-    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=0.3))
+    run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=0.3))
 
 
 def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "_LOOK", 0.02)
+    monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.02)
 
     async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
@@ -234,7 +237,7 @@ def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
         await asyncio.sleep(0.1)
         assert linked(front)()
 
-    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=10.0))
+    run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=10.0))
 
 
 CABLE = """

@@ -63,7 +63,7 @@ STEP = 0.01  # seconds on the world's clock that a move takes
 SPLIT = 0.2  # of pieces: a part of the next one comes with it
 GARBAGE = 0.3  # of spoilt links: an end says what is no message
 NOISE = (  # a length that no end sends, no message, and one of no kind
-    (wire.LARGEST + 1).to_bytes(4, "little"),
+    (wire.MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"),
     frame(b"noise"),
     frame(b"\x81\xa4type\xa1x"),
     frame(b""),
@@ -182,7 +182,7 @@ class Way:
     """One direction of a link: bytes on their way, and who reads them."""
 
     pieces: deque[bytes] = field(factory=deque)
-    reader: FrameReader = field(factory=lambda: FrameReader(wire.LARGEST))
+    reader: FrameReader = field(factory=lambda: FrameReader(wire.MAX_MESSAGE_BYTES))
     stalled: float = 0.0  # nothing arrives before this time
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine import engine_worker as worker
 from minfer.effects.live.errors import (
-    PROGRAM_ENDS,
+    PROGRAM_ENDED_MESSAGE,
     DrainingError,
     EngineDeadError,
     OverloadedError,
@@ -117,9 +117,9 @@ while not llm.worker.driver.busy:
     )
     first, second = completed.stdout.splitlines()
     assert (completed.returncode, completed.stderr) == (0, "")
-    assert first == f"EngineDeadError {PROGRAM_ENDS}"
+    assert first == f"EngineDeadError {PROGRAM_ENDED_MESSAGE}"
     assert second.startswith("EngineDeadError ")
-    assert PROGRAM_ENDS in second
+    assert PROGRAM_ENDED_MESSAGE in second
 
 
 @pytest.mark.parametrize("serving", [False, True])
@@ -216,7 +216,7 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
         def observe() -> None:
             if not freed:
                 freed.append(weakref.ref(Knot()))
-                monkeypatch.setattr(worker, "COLLECT_INTERVAL", 0.0)
+                monkeypatch.setattr(worker, "COLLECT_SECONDS", 0.0)
 
         llm.front.after.append(observe)
         stream = llm.stream([1, 2], ENDLESS)

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 
 from minfer.effects.cluster.processes.process_ends import (
-    MOST_FAILED_STARTS,
+    MAX_FAILED_STARTS,
     Processes,
     Start,
 )
@@ -107,7 +107,7 @@ def test_it_gives_up_if_no_other_is_ready(
     first, second = (engines[name] for name in NAMES)
     first.ready = True
     keeper.look(FAR)
-    for _ in range(2 * MOST_FAILED_STARTS):  # the first is ready
+    for _ in range(2 * MAX_FAILED_STARTS):  # the first is ready
         second.ends.append(end(1))
         keeper.look(FAR)
         keeper.look(FAR)
@@ -115,4 +115,4 @@ def test_it_gives_up_if_no_other_is_ready(
     second.ends.append(end(1))
     with pytest.raises(ConfigError, match="engine 1 cannot be started"):
         keeper.look(FAR)
-    assert second.starts == 2 * MOST_FAILED_STARTS + 1
+    assert second.starts == 2 * MAX_FAILED_STARTS + 1

@@ -81,8 +81,10 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ranks.about
-    monkeypatch.setattr(ranks, "about", lambda of: {**about(of), "model or weights": "x"})
+    about = ranks.shared_facts
+    monkeypatch.setattr(
+        ranks, "shared_facts", lambda of: {**about(of), "model or weights": "x"}
+    )
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
