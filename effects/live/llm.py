@@ -119,8 +119,8 @@ class LLM(ServedModel):
         further variables of this template. `sampling_params` are as for `generate`, but
         None lets an answer take all room in the context.
 
-        Raises ChatTemplateError, and as `generate` does; for tools of which nobody knows
-        how the model calls them, RequestError: see `tool_call_parser` of `EngineArgs`.
+        Raises ChatTemplateError, and as `generate` does; and RequestError for tools if it
+        is unknown how the model calls them: see `tool_call_parser` of `EngineArgs`.
         """
         options: ChatOptions = {
             "tools": tools,

@@ -250,7 +250,7 @@ class ServedModel(Renders):
         gc.unfreeze()
 
     def _check_tools(self, tools: "Tools | None") -> None:
-        """Raise RequestError if there are tools, and nobody knows how the model calls
+        """Raise RequestError if there are tools, and it is unknown how the model calls
         them.
         """
         if tools and self.parsers.unknown_tools:

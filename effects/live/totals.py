@@ -105,7 +105,7 @@ class HistogramBuilder:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value, so many times."""
+        """Add a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

@@ -139,7 +139,7 @@ class Dispatcher(Generic[Item]):
         assigned: list[Assignment[Item]] = []
         for waiting in waiting_requests:
             tenant = waiting.request.tenant
-            if tenant in self._queues or not self._leaves(waiting, assigned):
+            if tenant in self._queues or not self._try_assign(waiting, assigned):
                 self._queues.setdefault(tenant, TenantQueue()).add(waiting)
                 self._waiting[waiting.request.id] = waiting
         if assigned:
@@ -166,13 +166,15 @@ class Dispatcher(Generic[Item]):
         for tenant in (*self._queues,) if tenants is None else tenants:
             while (queue := self._queues.get(tenant)) is not None:
                 first = queue.first()
-                if not self._leaves(first, assigned):
+                if not self._try_assign(first, assigned):
                     break
                 self.remove(first.request.id)
         if assigned:
             self._deliver(assigned)
 
-    def _leaves(self, waiting: Waiting[Item], assigned: list[Assignment[Item]]) -> bool:
+    def _try_assign(
+        self, waiting: Waiting[Item], assigned: list[Assignment[Item]]
+    ) -> bool:
         """Add a request to those that are `assigned`, or refuse it; False if it has to
         wait.
         """

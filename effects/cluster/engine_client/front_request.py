@@ -31,7 +31,8 @@ class Handover:
 
     target: int  # the replica that is to decode it
     push_to: str  # how the replica that computes the prompt names that one
-    held: int  # leading blocks of its prompt that the target has, which are not sent
+    # Leading blocks of its prompt that the target has, which are not sent.
+    target_blocks: int
     stage: HandoverStage = HandoverStage.PREFILL
     cached: int | None = None  # prompt tokens that the replica which prefilled it had
 
@@ -44,7 +45,7 @@ class FrontRequest:
     record: RequestRecord
     tokens: list[list[int]]  # new ones, by sample
     histories: list[SampleHistory]  # likewise
-    replica: int | None = None  # the one that has it
+    replica: int | None = None  # that has it
     sent: bool = False  # to an engine, at any time
     started: bool = False  # tokens of it came from the engine that has it
     # By its names on that engine's link, of which it has several if its samples were

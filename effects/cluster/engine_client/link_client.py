@@ -46,8 +46,8 @@ Result = TypeVar("Result")
 
 
 @frozen(kw_only=True)
-class Distance:
-    """How links to engines at a distance are kept."""
+class LinkSettings:
+    """How links to engines are kept, by where the engines are."""
 
     retry: float  # seconds between two attempts to connect
     silence: float  # seconds without a message, after which the link is cut
@@ -55,8 +55,8 @@ class Distance:
 
 
 # The system reports the end of a process at once, and the supervisor logs it.
-SAME_MACHINE: Final = Distance(retry=0.05, silence=inf, logged=False)
-OTHER_MACHINE: Final = Distance(retry=0.5, silence=CUT, logged=True)
+SAME_MACHINE: Final = LinkSettings(retry=0.05, silence=inf, logged=False)
+OTHER_MACHINE: Final = LinkSettings(retry=0.5, silence=CUT, logged=True)
 
 
 @frozen(kw_only=True)
@@ -67,7 +67,7 @@ class LinkedEngine:
     find: Callable[[], Address | None]  # returns its address, if it has one by now
     terms: Terms
     name: str  # by which the front introduces itself
-    distance: Distance = OTHER_MACHINE
+    settings: LinkSettings = OTHER_MACHINE
 
 
 class LinkClient(asyncio.Protocol):
@@ -75,7 +75,7 @@ class LinkClient(asyncio.Protocol):
 
     def __init__(self, remote: RemoteEngine, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
-        self.heard = time.monotonic()  # when the engine last sent something
+        self.last_received = time.monotonic()  # when the engine last sent something
         self.cut = False  # by this front, or the network: no engine has ended
         self._remote = remote
         self._replica = replica
@@ -87,11 +87,11 @@ class LinkClient(asyncio.Protocol):
         self._transport = cast("asyncio.WriteTransport", transport)
         address = transport.get_extra_info("sockname")
         local_address = address[0] if isinstance(address, tuple) else ""
-        self._remote.connect(self._say, self._replica, local_address)
+        self._remote.connect(self._send, self._replica, local_address)
 
     def data_received(self, data: bytes) -> None:
         """Pass the engine's messages on."""
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         try:
             for message in self._frames.feed(data):
                 self._remote.receive(wire.read_to_front(message), self._replica)
@@ -118,7 +118,7 @@ class LinkClient(asyncio.Protocol):
             while data := os.read(descriptor, _READ_BYTES):
                 self.data_received(data)
 
-    def _say(self, message: wire.ToEngine) -> None:
+    def _send(self, message: wire.ToEngine) -> None:
         self._transport.write(frame(wire.encode(message)))
 
 
@@ -136,7 +136,7 @@ async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
         elif time.monotonic() > last_found + ADDRESS_SECONDS:
             remote.give_up(engine.replica)
             last_found = inf
-        await asyncio.sleep(engine.distance.retry)
+        await asyncio.sleep(engine.settings.retry)
 
 
 async def _link_once(
@@ -145,7 +145,7 @@ async def _link_once(
     """Link an engine, if it lets this front in, until the link is over; returns why it
     does not. The `logged_error` is not logged again.
     """
-    is_logged = engine.distance.logged
+    is_logged = engine.settings.logged
     try:
         sock = await _in_thread(lambda: _dial(address, engine))
     except (PeerError, OSError) as error:
@@ -160,7 +160,7 @@ async def _link_once(
         lambda: LinkClient(remote, engine.replica), sock=sock
     )
     try:
-        await _until_over(client, engine.distance.silence)
+        await _until_over(client, engine.settings.silence)
     finally:
         transport.abort()
     if is_logged:
@@ -177,7 +177,7 @@ def _dial(address: Address, engine: LinkedEngine) -> Socket:
 async def _until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
         await asyncio.wait([client.over], timeout=_SILENCE_CHECK_SECONDS)
-        if time.monotonic() - client.heard > silence:
+        if time.monotonic() - client.last_received > silence:
             client.cut = True
             return
 

@@ -133,17 +133,17 @@ class Placement:
         for name, request_state in unplaced.items():
             if self._runs_alone(request_state) or self._must_wait(request_state):
                 self.dispatcher.remove(name)
-        self.submit(self._held())
+        self.submit(self._undispatched())
         self.dispatcher.wake()
 
     def note_time(self) -> None:
         """Send the requests that waited for an engine which has not started in time, or
         for the end of their client's isolation.
         """
-        if self._held():
+        if self._undispatched():
             self.place_waiting()
 
-    def _held(self) -> list[FrontRequest]:
+    def _undispatched(self) -> list[FrontRequest]:
         """Returns the requests that wait here, and not for the dispatcher."""
         unplaced, dispatcher = self.requests.unplaced, self.dispatcher
         return [
@@ -228,7 +228,7 @@ class Placement:
         routing = _routing_request_of(request_state)
         blocks, tokens = len(routing.keys), routing.tokens
         placed = Placed(
-            routing.id, target.name, HANDED_OVER, handover.held, blocks, tokens
+            routing.id, target.name, HANDED_OVER, handover.target_blocks, blocks, tokens
         )
         self.sender.send([Assignment(request_state, routing, placed)])
 

@@ -42,7 +42,7 @@ class PrefillFirst:
 
     router: FrontRouter
     max_model_len: int = 2**31
-    direct: int = MAX_DIRECT_TOKENS
+    max_direct_tokens: int = MAX_DIRECT_TOKENS
     handed_over: int = 0  # requests
 
     def deliver(
@@ -64,7 +64,7 @@ class PrefillFirst:
         """
         request_state, decode = assignment.item, assignment.placed
         target = replicas[int(decode.replica)]
-        if target.prefills or not self._pays(request_state, decode):
+        if target.prefills or not self._should_prefill_elsewhere(request_state, decode):
             return assignment
         placed = self.router.decide(assignment.request)
         if not isinstance(placed, Placed):
@@ -72,14 +72,16 @@ class PrefillFirst:
         request_state.handover = Handover(
             target=target.number,
             push_to=replicas[int(placed.replica)].pushes_to(target),
-            held=decode.hit,
+            target_blocks=decode.hit,
             cached=None
             if request_state.handover is None
             else request_state.handover.cached,
         )
         return Assignment(request_state, assignment.request, placed)
 
-    def _pays(self, request_state: FrontRequest, decode: Placed) -> bool:
+    def _should_prefill_elsewhere(
+        self, request_state: FrontRequest, decode: Placed
+    ) -> bool:
         """Whether another replica should compute the prompt of a request."""
         request = request_state.request
         num_known = (
@@ -87,7 +89,7 @@ class PrefillFirst:
         )
         min_length = num_known + 2  # each of the two replicas yields a token
         return (
-            decode.prefill > self.direct
+            decode.prefill > self.max_direct_tokens
             and request.n == 1
             and request.most_known(self.max_model_len) >= min_length
             and request.reads_cache

@@ -202,7 +202,9 @@ class RemoteEngine:
         reporting = [link for link in self.replicas if link.snapshot is not None]
         ready = [link for link in reporting if link.progress is None] or reporting
         busy = {request_state.replica for request_state in self._requests.all()}
-        snapshots = [link.now(now, busy=link.number in busy) for link in ready]
+        snapshots = [
+            link.current_snapshot(now, busy=link.number in busy) for link in ready
+        ]
         if not snapshots:
             snapshot = unknown_snapshot(now, len(self.live.served()))
         else:

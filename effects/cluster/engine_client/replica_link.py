@@ -41,7 +41,8 @@ class ReplicaLink:
     elsewhere: bool = False  # of another server, which starts and ends it
     machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
-    here: str = ""  # this machine's address on the link, if that is to another machine
+    # This machine's address on the link, if that is to another machine.
+    local_address: str = ""
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
@@ -71,16 +72,18 @@ class ReplicaLink:
 
     def pushes_to(self, target: "ReplicaLink") -> str:
         """Returns how this one names another one, to which it sends KV."""
-        if not self.here or target.listens is None:
+        if not self.local_address or target.listens is None:
             return target.name
         host, port = target.listens
-        return port_text((self.here if is_everywhere(target.listens) else host, port))
+        return port_text(
+            (self.local_address if is_everywhere(target.listens) else host, port)
+        )
 
     def connect(
         self, send: Callable[[wire.ToEngine], None], now: float, local_address: str = ""
     ) -> None:
         """Note a new link."""
-        self.send, self.here = send, local_address
+        self.send, self.local_address = send, local_address
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
 
@@ -135,7 +138,7 @@ class ReplicaLink:
         last = NO_TOTALS if self.snapshot is None else self.snapshot.totals
         return sum_totals([self.past, last])
 
-    def now(self, now: float, *, busy: bool) -> Snapshot | None:
+    def current_snapshot(self, now: float, *, busy: bool) -> Snapshot | None:
         """Returns the engine's state; `busy`: it has requests of this front."""
         if self.snapshot is None:
             return None

@@ -30,7 +30,7 @@ from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
 SEARCH: Final = "search"  # a later round of a beam search
-HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
+HANDED_OVER: Final = "handed over"  # by the replica that has computed its prompt
 _WITHOUT_DECISION: Final = frozenset({SEARCH, HANDED_OVER})
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 # Searches of which the replica is known; the next round of another one is routed anew.
@@ -52,14 +52,14 @@ class RequestSender:
         self._live = live
         self._requests = requests
         self._replicas = replicas
-        self._again = count(1)
+        self._resumptions = count(1)
 
     def send(self, assigned: Iterable[Assignment[FrontRequest]]) -> None:
         """Send requests to their replicas, those of one replica together."""
         by_replica = defaultdict[int, list[FrontRequest]](list)
         for assignment in assigned:
             link = self._replicas[int(assignment.placed.replica)]
-            self._note(assignment.item, assignment.placed, link)
+            self._note_placement(assignment.item, assignment.placed, link)
             by_replica[link.number].append(assignment.item)
         for number, group in by_replica.items():
             self.send_to(self._replicas[number], group)
@@ -71,7 +71,9 @@ class RequestSender:
             if request_state.sent or request_state.runs_alone:
                 resumed += self.resume(request_state, link.number)
             else:
-                self._go(request_state, request_state.request.id, None, link.number)
+                self._note_sent(
+                    request_state, request_state.request.id, None, link.number
+                )
                 new.append(_for_engine(request_state, request_state.request))
         link.submit(new, resumed)
 
@@ -99,9 +101,9 @@ class RequestSender:
     def _resumed(
         self, request_state: FrontRequest, rest: Request, sample: int | None, replica: int
     ) -> wire.Resumed:
-        name = resumed_name(request_state.request.id, next(self._again))
+        name = resumed_name(request_state.request.id, next(self._resumptions))
         was_sent = request_state.sent  # else an engine may refuse it, as any new one
-        self._go(request_state, name, sample, replica)
+        self._note_sent(request_state, name, sample, replica)
         histories = (
             request_state.histories
             if sample is None
@@ -114,7 +116,7 @@ class RequestSender:
             isolated=request_state.isolated,
         )
 
-    def _go(
+    def _note_sent(
         self, request_state: FrontRequest, name: str, sample: int | None, replica: int
     ) -> None:
         """Note that a request, or one of its samples, is sent to a replica under a
@@ -127,7 +129,7 @@ class RequestSender:
             request_state.request.sampling.structured_outputs is not None
         )
 
-    def _note(
+    def _note_placement(
         self, request_state: FrontRequest, placed: Placed, link: ReplicaLink
     ) -> None:
         """Note where a request goes, and why."""
@@ -158,10 +160,10 @@ def _for_engine(request_state: FrontRequest, request: Request) -> Request:
     if handover is None or handover.stage is HandoverStage.OVER:
         return request
     if handover.stage is HandoverStage.DECODE:
-        return evolve(request, stored=len(request.keys), sent_from=handover.held)
+        return evolve(request, stored=len(request.keys), sent_from=handover.target_blocks)
     return evolve(
         request,
         max_tokens=len(request.output) + 1,
         push_to=handover.push_to,
-        sent_from=handover.held,
+        sent_from=handover.target_blocks,
     )

@@ -51,12 +51,14 @@ class CacheEventPublisher:
         emits = (command for command in transition.commands if isinstance(command, Emit))
         self._ended = self._ended or any(emit.finished for emit in emits)
 
-    def due(self, now: float) -> Iterator[wire.CachedKeys]:
+    def due_changes(self, now: float) -> Iterator[wire.CachedKeys]:
         """Yields the changes, if it is time to send them."""
         if self._changes and (self._ended or now >= self._sent + CHANGES_SECONDS):
             yield from self._take(now)
 
-    def regular(self, now: float) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
+    def periodic_messages(
+        self, now: float
+    ) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
         """Yields the changes that wait, and the load, if it is time to; to be called some
         times a second.
         """
@@ -68,7 +70,7 @@ class CacheEventPublisher:
             pages = load.pages or 0
             yield wire.EngineLoad(load.waiting, load.running, load.prefill, pages)
 
-    def whole(self) -> Iterator[wire.CachedKeys]:
+    def all_keys(self) -> Iterator[wire.CachedKeys]:
         """Yields all keys in the cache, up to `MAX_INITIAL_KEYS`."""
         yield wire.CachedKeys(cleared=True)
         group = routing_group(self._config)

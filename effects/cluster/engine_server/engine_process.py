@@ -43,18 +43,17 @@ from minfer.effects.setup.prepare import Setup
 
 
 @frozen
-class Outside:
-    """Where fronts of other machines are linked, instead of those here."""
+class FrontSocket:
+    """A socket for links of fronts on other machines, instead of those here."""
 
     sock: socket.socket  # that listens
     secret: bytes = field(repr=False)
-    own: bool = (
-        False  # they are its own server's: linked from the start on, as those here
-    )
+    # These fronts are its own server's: linked from the start on, as those here.
+    own: bool = False
 
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
-# That an engine has to end in after one of its ranks is lost.
+# In which an engine has to end after one of its ranks is lost.
 RANK_LOSS_SECONDS: Final = 2.0
 log = logging.getLogger("minfer.engine")
 
@@ -67,11 +66,11 @@ def run_engine(
     beat: Callable[[], None] = lambda: None,
     *,
     routed: bool = False,
-    outside: Outside | None = None,
+    front_socket: FrontSocket | None = None,
 ) -> int:
-    """Serve so many fronts at `path`, or those `outside`, until a `STOP`; returns the
-    exit code. If it is `routed`, as one of several engines, it reports its cache and its
-    load to them.
+    """Serve `fronts` fronts at `path`, or those at `front_socket`, until a `STOP`;
+    returns the exit code. If it is `routed`, as one of several engines, it reports its
+    cache and its load to them.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
     start on, while it loads or its steps complete. Raises ConfigError and the like if it
@@ -86,15 +85,15 @@ def run_engine(
 
     _handle_signals(over, loaded)
     bound_onednn_cache()
-    of_others = outside is not None and not outside.own
+    of_others = front_socket is not None and not front_socket.own
     num_fronts = None if of_others else fronts
     engine_server = EngineServer(num_fronts, died, beat, block_size=args.block_size)
     link_server = LinkServer(engine_server)
     link_server.start()
-    if outside is None:
-        link_server.let_in(listen_at(path), own_terms())
-    elif outside.own:
-        link_server.let_in(outside.sock, own_terms(outside.secret))
+    if front_socket is None:
+        link_server.accept_links(listen_at(path), own_terms())
+    elif front_socket.own:
+        link_server.accept_links(front_socket.sock, own_terms(front_socket.secret))
     engine_server.report("loading the model")
     start_log.info("loading the model")
     args = _with_previous_blocks(args, path)
@@ -113,13 +112,13 @@ def run_engine(
             publisher = CacheEventPublisher(driver.config, lambda: driver.state)
             model.worker.on_turn = engine_server.note_turn
         engine_server.open(model.client, _facts(model.setup), publisher)
-        if outside is not None and not outside.own:
-            link_server.let_in(outside.sock, _terms(outside, model.setup))
+        if front_socket is not None and not front_socket.own:
+            link_server.accept_links(front_socket.sock, _terms(front_socket, model.setup))
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
         while not over.wait(TRIM_CHECK_SECONDS):
-            trim.look()
+            trim.trim_if_grown()
         if not causes:  # else a request may be why it broke
             engine_server.end()
         link_server.close()
@@ -176,9 +175,9 @@ def _handle_signals(over: threading.Event, loaded: threading.Event) -> None:
         signal.signal(number, lambda *_: None)
 
 
-def _terms(outside: Outside, setup: Setup) -> Terms:
+def _terms(front_socket: FrontSocket, setup: Setup) -> Terms:
     size = setup.config.block_size
-    return link_terms(setup.fingerprint, setup.device.kind, size, outside.secret)
+    return link_terms(setup.fingerprint, setup.device.kind, size, front_socket.secret)
 
 
 def _facts(setup: Setup) -> wire.EngineReady:

@@ -53,19 +53,19 @@ class EngineServer:
     def __init__(
         self,
         fronts: int | None = 1,
-        died: Callable[[str], None] = print,
+        on_death: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         block_size: int = 0,
     ) -> None:
         """`fronts` is the number of fronts; None: they are those of other machines, and
         their number is not known. Their requests' keys are computed again, which needs
-        the engine's `block_size`. `died` gets the reason of the engine's end, once.
+        the engine's `block_size`. `on_death` gets the reason of the engine's end, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
         time before it is ready.
         """
         self._lock = threading.RLock()
-        self._died = died
+        self._on_death = on_death
         self._beat = beat
         self._clock = clock
         self._reported = clock()  # when the stage of loading began
@@ -134,14 +134,14 @@ class EngineServer:
                 case TurnOutputs():
                     self._send_outputs(message)
                 case EngineDied():
-                    self._died(message.reason)
+                    self._on_death(message.reason)
 
     def note_turn(self, before: EngineState, transition: Transition) -> None:
         """Pass on what a turn of the engine has changed in its cache, in its thread."""
         with self._lock:
             if self._publisher is not None:
                 self._publisher.observe(before, transition)
-                self._send_cache_events(self._publisher.due(self._clock()))
+                self._send_cache_events(self._publisher.due_changes(self._clock()))
 
     def _send_cache_events(self, messages: Iterable[wire.ToFront]) -> None:
         for message in messages:
@@ -170,7 +170,7 @@ class EngineServer:
                     wire.encode(wire.EngineStatus(self._with_front_counts(snapshot)))
                 )
             if self._publisher is not None:
-                self._send_cache_events(self._publisher.regular(self._clock()))
+                self._send_cache_events(self._publisher.periodic_messages(self._clock()))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class EngineServer:
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
         if self._publisher is not None:
-            for cached_keys in self._publisher.whole():
+            for cached_keys in self._publisher.all_keys():
                 session.send(wire.encode(cached_keys))
         if denied := self._denylist.all():
             session.send(wire.encode(wire.NewCrashingRequests(denied)))
@@ -257,12 +257,12 @@ class EngineServer:
             quarantined = QuarantinedRequest(
                 request, resume.deaths, resume.to_clear, isolated=resume.isolated
             )
-            self._quarantine.hold([quarantined])
+            self._quarantine.add([quarantined])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
         registered = self._register(session, requests)
-        self._quarantine.hold([QuarantinedRequest(request) for request in registered])
+        self._quarantine.add([QuarantinedRequest(request) for request in registered])
         self._serve_due()
 
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
@@ -271,7 +271,7 @@ class EngineServer:
         if self._fronts is None:
             requests = [self._with_own_keys(request) for request in requests]
         for request in requests:
-            if self._is_of(session, request.id):
+            if self._is_from(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
             try:
                 self._live.add(request, read=True)
@@ -295,14 +295,14 @@ class EngineServer:
             return evolve(request, keys=keys)
         return evolve(request, keys=keys, tails=tail_keys(root, keys, prompt, size))
 
-    def _is_of(self, session: Session, name: str) -> bool:
+    def _is_from(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""
         return self._readers.get(name) is session
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         waiting, running = list[Request](), list[str]()
         for name in ids:
-            if not self._is_of(session, name):
+            if not self._is_from(session, name):
                 continue
             quarantined = self._quarantine.drop(name)
             if quarantined is None:
@@ -318,7 +318,7 @@ class EngineServer:
 
     def _finish(self, session: Session, ends: Sequence[Finish]) -> None:
         if self._client is not None:
-            self._client.finish([end for end in ends if self._is_of(session, end.id)])
+            self._client.finish([end for end in ends if self._is_from(session, end.id)])
 
     def _refuse(
         self, session: Session, request: Request, reason: str, error: str = ""
@@ -339,7 +339,7 @@ class EngineServer:
         client = self._client
         if client is None or self._awaits_fronts(client):
             return
-        requests = self._quarantine.due(self._running, client.clock())
+        requests = self._quarantine.take_due(self._running, client.clock())
         requests = self._without_crashing(requests)
         probing = wire.ProbingRequest(self._quarantine.probing, self._quarantine.started)
         if not probing.id:
@@ -430,7 +430,7 @@ class EngineServer:
             rows = zip(outputs.ids, outputs.tokens, strict=True)
             cleared = False
             for (name, sample), tokens in rows:
-                if name == probing and self._quarantine.give(sample, len(tokens)):
+                if name == probing and self._quarantine.count_tokens(sample, len(tokens)):
                     cleared = True
             if cleared or probing not in self._live:
                 self._note_cleared(probing)

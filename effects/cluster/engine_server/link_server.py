@@ -7,8 +7,8 @@ link with invalid messages is closed, and no other one. If the links' thread its
 breaks, the engine counts as broken, as no front could reach it.
 
 Fronts of this machine and of other ones come through a `Listener`, and both ends know
-then that they speak the same version and have the same secret (`let_in`). From there on,
-all links are alike.
+then that they speak the same version and have the same secret (`accept_links`). From
+there on, all links are alike.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class LinkServer:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._taken = deque[Socket]()  # connections that the thread does not serve yet
+        self._new_connections = deque[Socket]()  # that the thread does not serve yet
         self._closing = False
         self._over = False  # the thread serves no more
         self._thread = threading.Thread(target=self._run, name="minfer-links")
@@ -59,7 +59,7 @@ class LinkServer:
         """Serve links from now on."""
         self._thread.start()
 
-    def let_in(self, sock: Socket, terms: Terms) -> None:
+    def accept_links(self, sock: Socket, terms: Terms) -> None:
         """Accept links of fronts at a socket that listens."""
         is_local = sock.family == socket.AF_UNIX
         peer = "a front" if is_local else "a front of another machine"
@@ -67,18 +67,18 @@ class LinkServer:
         def enter(connection: Socket, name: str) -> None:
             if not is_local:
                 _start_log.info("%s (%s) is linked", peer, name)
-            self.take(connection)
+            self.add_connection(connection)
 
         listener = Listener(sock, terms, enter, peer)
         self._listeners.append(listener)
         listener.start()
 
-    def take(self, connection: Socket) -> None:
+    def add_connection(self, connection: Socket) -> None:
         """Serve a front on a connection that is there, from any thread."""
-        self._taken.append(connection)
+        self._new_connections.append(connection)
         self.wake()
         if self._over:
-            self._close_taken()
+            self._close_new_connections()
 
     def close(self) -> None:
         """Close all links."""
@@ -87,7 +87,7 @@ class LinkServer:
         self._thread.join()
 
     def wake(self) -> None:
-        """Wake the thread to send what is kept."""
+        """Wake the thread to send unsent bytes."""
         with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or ended
             self._waker.send(b"\0")
 
@@ -104,17 +104,17 @@ class LinkServer:
             for listener in self._listeners:
                 listener.close()
             self._over = True
-            self._close_taken()
+            self._close_new_connections()
             for link in links:
                 self._drop(link)
             self._selector.close()
             for end in (self._woken, self._waker):
                 end.close()
 
-    def _close_taken(self) -> None:
+    def _close_new_connections(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                self._taken.popleft().close()
+                self._new_connections.popleft().close()
 
     def _serve(self, links: "set[_Link]") -> None:
         last_tick = 0.0
@@ -124,8 +124,8 @@ class LinkServer:
                     self._woken.recv(_READ_BYTES)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
-            while self._taken:
-                self._add(self._taken.popleft(), links)
+            while self._new_connections:
+                self._add_link(self._new_connections.popleft(), links)
             for link in list(links):
                 if link.flush():
                     self._watch(link)
@@ -137,7 +137,7 @@ class LinkServer:
                 self._engine_server.tick()
                 last_tick = now
 
-    def _add(self, connection: Socket, links: "set[_Link]") -> None:
+    def _add_link(self, connection: Socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
         link = _Link(connection, self._engine_server, self.wake)
         self._selector.register(connection, link.watched, link)
@@ -145,8 +145,8 @@ class LinkServer:
         self._engine_server.join(link.session)
 
     def _watch(self, link: "_Link") -> None:
-        """Wait for a writable socket only while bytes are kept for it."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
+        """Wait for a writable socket only while bytes are unsent."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
         if events != link.watched:
             link.watched = events
             self._selector.modify(link.connection, events, link)
@@ -170,7 +170,7 @@ class _Link:
         self._wake = wake
         self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._lock = threading.Lock()  # guards the attributes below
-        self.kept = bytearray()  # bytes that the socket did not take yet
+        self.unsent = bytearray()  # bytes that the socket did not take yet
         self._over = False
 
     def send(self, message: bytes) -> None:
@@ -179,18 +179,18 @@ class _Link:
             if self._over:
                 return
             data = frame(message)
-            if not self.kept:
+            if not self.unsent:
                 data = data[self._sent(data) :]
-            self.kept += data
+            self.unsent += data
         if data:
             self._wake()
 
     def flush(self) -> bool:
-        """Send kept bytes; returns False if the link is over."""
+        """Send unsent bytes; returns False if the link is over."""
         with self._lock:
-            if self.kept and not self._over:
-                del self.kept[: self._sent(self.kept)]
-                if len(self.kept) > MAX_UNSENT_BYTES:
+            if self.unsent and not self._over:
+                del self.unsent[: self._sent(self.unsent)]
+                if len(self.unsent) > MAX_UNSENT_BYTES:
                     log.warning("a front takes nothing any more: its link is cut")
                     self._over = True
             return not self._over

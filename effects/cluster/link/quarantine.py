@@ -1,7 +1,7 @@
 """Runs suspects alone after engines have died, so that only the request that is the cause
 ends with an error.
 
-    hold --> waiting --+--> no suspect: all at once
+    add ---> waiting --+--> no suspect: all at once
                        +--> a suspect: `probing` --> all others have left: it starts -->
                             cleared, or ended: the next suspect, or all that wait
 
@@ -52,14 +52,14 @@ class Quarantine:
         self._probed: QuarantinedRequest | None = None
         self._began = 0.0
         self._rest_until = 0.0  # when the next isolated request may run
-        self._got: Counter[int] = Counter()  # its tokens, by sample
+        self._num_tokens: Counter[int] = Counter()  # its tokens, by sample
         self._waiting: list[QuarantinedRequest] = []  # in the order in which they came
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
         return {entry.request.id for entry in self._waiting}
 
-    def hold(self, requests: Sequence[QuarantinedRequest]) -> None:
+    def add(self, requests: Sequence[QuarantinedRequest]) -> None:
         """Have requests wait until there is no suspect."""
         self._waiting += requests
 
@@ -73,16 +73,16 @@ class Quarantine:
                 return entry.request
         return None
 
-    def give(self, sample: int, tokens: int) -> bool:
+    def count_tokens(self, sample: int, tokens: int) -> bool:
         """Count new tokens of a sample of the running suspect; returns whether it is
         cleared.
         """
-        self._got[sample] += tokens
+        self._num_tokens[sample] += tokens
         entry = self._probed
         return (
             entry is not None
             and not entry.isolated
-            and self._got[sample] > entry.to_clear
+            and self._num_tokens[sample] > entry.to_clear
         )
 
     def clear(self, name: str, now: float) -> bool:
@@ -102,7 +102,7 @@ class Quarantine:
         isolated = self.started and entry is not None and entry.isolated
         return isolated and now >= self._began + SOLO_SECONDS
 
-    def due(
+    def take_due(
         self, running: Callable[[], Collection[str]], now: float
     ) -> tuple[Request, ...]:
         """Returns the requests to serve now: the next suspect, once no other request is
@@ -123,7 +123,7 @@ class Quarantine:
             return ()
         self._waiting = [entry for entry in self._waiting if entry is not self._probed]
         self.started, self._began = True, now
-        self._got.clear()
+        self._num_tokens.clear()
         return () if self._probed is None else (self._probed.request,)
 
     def _next_probe(self, now: float) -> QuarantinedRequest | None:

@@ -246,7 +246,7 @@ def _port(text: str | None, name: str) -> Port | None:
 
 
 def _after(first: Port | None, count: int) -> Port | None:
-    """Returns the port that is so many behind another one."""
+    """Returns the port that follows `first` by `count`."""
     return None if first is None else (first[0], first[1] + count)
 
 

@@ -46,8 +46,8 @@ def engine_names(replicas: int) -> list[str]:
 
 
 def restart_pause(failures: int) -> float:
-    """Seconds before a process is restarted that ended so many times in a row before it
-    was ready.
+    """Seconds before a process is restarted that ended `failures` times in a row before
+    it was ready.
     """
     return min(
         FIRST_PAUSE_SECONDS * 2.0 ** min(failures, _MAX_DOUBLINGS), MAX_PAUSE_SECONDS

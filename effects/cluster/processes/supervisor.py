@@ -27,7 +27,7 @@ from minfer.effects.net.child import (
     reap_orphans,
 )
 
-END_SECONDS: Final = 10.0  # that a process has to end, beyond its own time
+END_SECONDS: Final = 10.0  # in which a process has to end, beyond its own time
 _CHECK_SECONDS: Final = 0.5  # between two checks of the clock
 
 # Work of a process, which gets callbacks for a heartbeat and for when it is ready;
@@ -44,20 +44,21 @@ class Supervisor:
         processes: Processes,
         runs: Mapping[str, Run],
         guard: Guard,
-        patience: float,
-        limit: float,
+        end_seconds: float,
+        heartbeat_seconds: float,
         note_end: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        """`patience`: seconds that a process has to end in; `limit`: seconds without a
-        heartbeat until it is killed, or 0. `note_end` is called with the name of each
-        process that has ended, and its exit code, or its signal (negative).
+        """`end_seconds`: seconds that a process has to end in; `heartbeat_seconds`:
+        seconds without a heartbeat until it is killed, or 0. `note_end` is called with
+        the name of each process that has ended, and its exit code, or its signal
+        (negative).
         """
         self._note_end = note_end
         self._processes = processes
         self._runs = runs
         self._guard = guard
-        self._patience = patience
-        self._limit = limit
+        self._end_seconds = end_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._children: dict[str, Child] = {}  # by name
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
@@ -113,7 +114,7 @@ class Supervisor:
         while self._signals:
             interrupt = self._signals.pop(0) == signal.SIGINT
             self._execute(self._processes.note_signal(interrupt=interrupt))
-            wait = self._patience if self._processes.phase == "draining" else 0.0
+            wait = self._end_seconds if self._processes.phase == "draining" else 0.0
             self._deadline = time.monotonic() + wait + END_SECONDS
         self._reap()
         now = time.monotonic()
@@ -167,7 +168,7 @@ class Supervisor:
             with contextlib.suppress(OSError):  # the parent has gone
                 os.write(self._reports_end, f"{name}\n".encode())
 
-        self._children[name] = fork_child(run, name, self._limit)
+        self._children[name] = fork_child(run, name, self._heartbeat_seconds)
         self._processes.note_started(name)
 
 

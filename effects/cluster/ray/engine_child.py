@@ -14,7 +14,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.cluster.engine_server.engine_process import (
-    Outside,
+    FrontSocket,
     noted_blocks,
     run_engine,
 )
@@ -77,7 +77,7 @@ def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) 
             ready,
             beat,
             routed=plan.replicas > 1,
-            outside=Outside(sock, plan.secret, own=True),
+            front_socket=FrontSocket(sock, plan.secret, own=True),
         )
 
 

@@ -148,7 +148,7 @@ class Keeper:
             self._note_served()
         while not over.wait(POLL_SECONDS):
             beat()
-            self.look(now := time.monotonic())
+            self.poll(now := time.monotonic())
             if now > looked + DRAIN_POLL_SECONDS:
                 looked = now
                 self._move_one()
@@ -156,7 +156,7 @@ class Keeper:
                 warned = True
                 self._warn_of_room()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start the engines that are due, and look at those that were started."""
         for name, engine in self.engines.items():
             if name in self._due and now >= self._due[name]:
@@ -165,7 +165,7 @@ class Keeper:
                 self.table.note_started(name)
             if name not in self.table.alive:
                 continue
-            end = engine.look()
+            end = engine.poll()
             if engine.ready and name not in self.table.ready:
                 self.table.note_ready(name)
                 _print(f"{name} is ready on {engine.state and engine.state.node}")

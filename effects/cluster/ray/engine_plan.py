@@ -13,7 +13,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
 from minfer.effects.setup.speculation_settings import speculative_config
 
-STOP_SECONDS: Final = 5.0  # that an engine has to end in
+STOP_SECONDS: Final = 5.0  # in which an engine has to end
 KEEPER_SECONDS: Final = 30.0  # without a call of a keeper until an actor ends
 CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
 _REPORT_FILE: Final = "report"

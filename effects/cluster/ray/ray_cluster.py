@@ -26,7 +26,7 @@ from minfer.values.checks import ConfigError
 from minfer.values.texts import without_breaks
 from minfer.version import __version__
 
-# That nodes have to check a model in: they may have to download it.
+# In which nodes have to check a model: they may have to download it.
 CHECK_SECONDS: Final = 120.0
 CONNECT_SECONDS: Final = 5.0  # for a TCP connection to the cluster's head
 GPU: Final = "GPU"
@@ -84,7 +84,7 @@ def _last_address() -> str:
 
 
 def _check_address(address: str) -> None:
-    """Raise OSError if nobody listens at an address: Ray would try for many minutes."""
+    """Raise OSError if no process listens there: Ray would try for many minutes."""
     place = address.removeprefix("ray://")
     if "://" in place:  # Ray refuses it, as it does an HTTP address, or has a plugin
         return

@@ -2,7 +2,7 @@
 whether it is ready or has ended, and ends it.
 
     start   an actor is asked for the engine's state, which starts the engine there
-    look    the actor's answer is taken, and it is asked again
+    poll    the actor's answer is taken, and it is asked again
     end     Ray restarts the actor, on any node with room; no engine runs there yet
 
 The actor is detached: it outlives the keeper that created it, and the next one finds it
@@ -113,12 +113,12 @@ class RayEngine:
         return self.state is not None and self.state.blocks is not None
 
     def start(self) -> None:
-        """Start it at the next look, unless it runs."""
+        """Start it at the next poll, unless it runs."""
         self._due = time.monotonic()
 
-    def look(self) -> ActorEngineEnd | None:
+    def poll(self) -> ActorEngineEnd | None:
         """Take the answer of the actor, if there is one, or call it; never waits. Returns
-        how the engine has ended, if it has since the last look.
+        how the engine has ended, if it has since the last poll.
         """
         now = time.monotonic()
         answer = self._answer(now)

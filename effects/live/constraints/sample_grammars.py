@@ -11,7 +11,7 @@ from minfer.records.sequence import Running, SampleId
 
 @frozen(eq=False)
 class AllowedTokens:
-    """The allowed tokens after so many output tokens, or why the sample cannot
+    """The allowed tokens after `length` output tokens, or why the sample cannot
     continue.
     """
 

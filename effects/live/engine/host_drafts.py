@@ -72,8 +72,8 @@ class DraftedSample:
     gen: int  # the generation that it is read from
     last: int  # index of the last token that the sample may have
     stops: frozenset[int]
-    known: int = 0  # tokens of the sample so far
-    over: bool = False  # the last of them ends the sample
+    num_known: int = 0  # tokens of the sample so far
+    is_finished: bool = False  # the last of them ends the sample
     # those that the proposer has not read
     unread: deque[tuple[int, ...]] = field(factory=deque)
 
@@ -109,7 +109,9 @@ class HostDrafts(HostDraftSource):
             return ()
         self._read(continued)
         proposals = [
-            self._propose(name) for name in continued if not self.samples[name].over
+            self._propose(name)
+            for name in continued
+            if not self.samples[name].is_finished
         ]
         nonempty = tuple(proposal for proposal in proposals if proposal.tokens)
         self.proposed = bool(nonempty)
@@ -152,7 +154,7 @@ class HostDrafts(HostDraftSource):
         if sample is not None:
             self.by_gen.pop(sample.gen, None)
         # Tokens of steps after its preemption do not count.
-        if sample is None or sample.known > len(opened.known):
+        if sample is None or sample.num_known > len(opened.known):
             sample = DraftedSample(gen, opened.last, request.stop_ids)
             self.samples[name] = sample
             self.library = self.proposer.began(
@@ -160,7 +162,7 @@ class HostDrafts(HostDraftSource):
             )
         sample.gen = gen
         self.by_gen[gen] = name
-        self._append(sample, opened.known[sample.known :])
+        self._append(sample, opened.known[sample.num_known :])
 
     def _note_results(self, state: EngineState, result: Executed) -> list[SampleId]:
         """Note the results of the earliest plan; returns the samples that have more
@@ -179,10 +181,10 @@ class HostDrafts(HostDraftSource):
 
     def _append(self, sample: DraftedSample, tokens: tuple[int, ...]) -> None:
         if tokens:
-            sample.known += len(tokens)
+            sample.num_known += len(tokens)
             sample.unread.append(tokens)
             stopped = not sample.stops.isdisjoint(tokens)
-            sample.over = stopped or sample.known > sample.last
+            sample.is_finished = stopped or sample.num_known > sample.last
 
     def _read(self, first: list[SampleId]) -> None:
         """Pass new tokens to the proposer, as many as allowed in a turn: first those of
@@ -208,4 +210,4 @@ class HostDrafts(HostDraftSource):
         sample, tokens = self.samples[name], tuple[int, ...]()
         if not sample.unread:
             tokens = self.proposer.propose(self.library, name, self.max_drafts).tokens
-        return Propose(*name, sample.known, tokens)
+        return Propose(*name, sample.num_known, tokens)

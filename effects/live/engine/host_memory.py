@@ -52,7 +52,7 @@ class Trim:
 
     floor: int = 0  # resident bytes after the last trim
 
-    def look(self) -> bool:
+    def trim_if_grown(self) -> bool:
         """Return free memory if the process has grown enough; returns whether it has."""
         now = resident_bytes()
         if now - self.floor < TRIM_GROWTH_BYTES:

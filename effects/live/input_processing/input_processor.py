@@ -320,7 +320,7 @@ def _check_beams(setup: Setup, width: int, num_stop_ids: int) -> None:
 def _max_output_tokens(
     setup: Setup, length: int, params: SamplingParams, beams: int = 1
 ) -> int:
-    """Returns the most output tokens after a prompt of `length`, for so many beams that
+    """Returns the most output tokens after a prompt of `length`, for `beams` beams that
     share the cache. Raises TooLongError if none fits.
     """
     if params.max_tokens == 0:
@@ -351,7 +351,7 @@ def _max_output_tokens(
 
 
 def _pages_per_beam(setup: Setup, beams: int) -> int:
-    """Returns the pages that each of so many beams may take, so that all of them can run
+    """Returns the pages that each of `beams` beams may take, so that all of them can run
     at once even if they share nothing.
     """
     config = setup.config

@@ -49,8 +49,8 @@ def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
 def check_shape(
     vocab_size: int, params: SamplingParams, stops: frozenset[int], bad_words: BadWords
 ) -> None:
-    """Raise RequestError for changes that a vocabulary of so many tokens does not allow;
-    `stops` end the output.
+    """Raise RequestError for changes that a vocabulary of `vocab_size` tokens does not
+    allow; `stops` end the output.
     """
     ids_of = {
         _BIAS_FIELD: [token for token, _ in params.logit_bias],

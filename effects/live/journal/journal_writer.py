@@ -48,7 +48,7 @@ _log = logging.getLogger("minfer.journal")
 
 
 @frozen
-class _Mark:
+class _StateRecords:
     """A thread's results for a state: the record of its digest and a head, if due."""
 
     record: bytes
@@ -76,7 +76,7 @@ class JournalWriter:
         redact: bool = False,
     ) -> None:
         self.config = config
-        self.shown = redacted_config(config) if redact else config
+        self.written_config = redacted_config(config) if redact else config
         self.snapshots = not redact or can_be_redacted(config)
         self.about = {"minfer": minfer.__version__, **header}
         self.secret = secrets.token_bytes(32) if redact else b""
@@ -84,8 +84,8 @@ class JournalWriter:
         self.digest = START
         self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
-        self.job: Future[_Mark] | None = None
-        self.since: list[bytes] = []  # turns since the state of the job
+        self.job: Future[_StateRecords] | None = None
+        self.turns_since: list[bytes] = []  # turns since the state of the job
         self.failed: Exception | None = None
         self.errors = 0
         self.closed = False
@@ -94,7 +94,7 @@ class JournalWriter:
         self.older: list[Path] = []  # segments of this engine's earlier runs
         self.pause = FIRST_RETRY_SECONDS
         self.retry_time = 0.0  # when writing is retried, on the engine's clock
-        first = _head(config, self.shown, self.about, redact=redact)
+        first = _head(config, self.written_config, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.paths = [_new_run_path(folder, self.numbers)]
@@ -110,7 +110,7 @@ class JournalWriter:
             return
         try:
             if self.failed is None:
-                self._turn(turn)
+                self._write_turn(turn)
             else:
                 self._resume(turn)
         except (OSError, CodecError) as error:
@@ -135,20 +135,20 @@ class JournalWriter:
     def _resume(self, turn: Turn) -> None:
         """Begin a new run: start its snapshot, or write it when it is ready."""
         if self.job is not None:
-            self.since.append(self._record(turn))
+            self.turns_since.append(self._record(turn))
             if self.job.done():
                 self._begin_run(self.job.result())
         elif turn.transition.state.time >= self.retry_time:
             self.turns = turn.number + 1
             self.digest = START
-            self.since = []
+            self.turns_since = []
             self.job = self.pool.submit(
-                self._mark, self.turns, START, turn.transition.state, full=True
+                self._encode_state, self.turns, START, turn.transition.state, full=True
             )
 
-    def _begin_run(self, mark: _Mark) -> None:
+    def _begin_run(self, encoded: _StateRecords) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._begin_segment(_new_run_path(self.folder, self.numbers), mark.head)
+        self._begin_segment(_new_run_path(self.folder, self.numbers), encoded.head)
         self.older += self.paths[:-1]
         del self.paths[:-1]
         self.failed = None
@@ -164,7 +164,7 @@ class JournalWriter:
         self.turns += 1
         return records.turn_record(turn, decisions, self.digest)
 
-    def _turn(self, turn: Turn) -> None:
+    def _write_turn(self, turn: Turn) -> None:
         if not self.snapshots and self.size > MAX_SEGMENTS * self.limit:
             raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
         if turn.number % FILE_CHECK_TURNS == 0 and not os.fstat(self.file).st_nlink:
@@ -174,42 +174,50 @@ class JournalWriter:
         if not self.snapshots:
             return
         if self.job is not None:
-            self.since.append(record)
+            self.turns_since.append(record)
             if self.job.done():
-                self._marked(self.job.result())
+                self._write_state(self.job.result())
             return
         # A segment has at least as many bytes of turns as of its first snapshot.
         full = self.size > max(self.limit, 2 * self.base)
         if full or self.turns % EVERY == 0:
-            self.since = []
+            self.turns_since = []
             self.job = self.pool.submit(
-                self._mark, self.turns, self.digest, turn.transition.state, full=full
+                self._encode_state,
+                self.turns,
+                self.digest,
+                turn.transition.state,
+                full=full,
             )
 
-    def _mark(
+    def _encode_state(
         self, turns: int, digest: bytes, state: EngineState, *, full: bool
-    ) -> _Mark:
+    ) -> _StateRecords:
         state = self._recorded_state(state)
         head = Head(
-            config=self.shown, turn=turns, digest=digest, state=state, about=self.about
+            config=self.written_config,
+            turn=turns,
+            digest=digest,
+            state=state,
+            about=self.about,
         )
         record = records.state_record(turns, state) if turns % EVERY == 0 else b""
-        return _Mark(record, records.head_record(head) if full else b"")
+        return _StateRecords(record, records.head_record(head) if full else b"")
 
     def _recorded_state(self, state: EngineState) -> EngineState:
         """Returns a state as it is written."""
         return redacted_state(self.config, state, self.secret) if self.secret else state
 
-    def _marked(self, mark: _Mark) -> None:
+    def _write_state(self, encoded: _StateRecords) -> None:
         """Write the thread's results; begin the next segment if there is a head."""
         self.job = None
         self.pause = FIRST_RETRY_SECONDS  # writing works
-        if mark.record:
-            self.size += write_all(self.file, mark.record)
-        if mark.head:
+        if encoded.record:
+            self.size += write_all(self.file, encoded.record)
+        if encoded.head:
             run, _, number = self.paths[-1].stem.rpartition("-")
             name = f"{run}-{int(number) + 1:06}{SUFFIX}"
-            self._begin_segment(self.paths[-1].with_name(name), mark.head)
+            self._begin_segment(self.paths[-1].with_name(name), encoded.head)
 
     def _begin_segment(self, path: Path, head: bytes) -> None:
         """Write a file with a head and the turns since, and continue in it."""
@@ -218,7 +226,7 @@ class JournalWriter:
         new = create(temporary)
         try:
             self.base = len(MAGIC) + len(head)
-            self.size = write_all(new, b"".join([MAGIC, head, *self.since]))
+            self.size = write_all(new, b"".join([MAGIC, head, *self.turns_since]))
             temporary.rename(path)
         except OSError:
             os.close(new)
@@ -226,7 +234,7 @@ class JournalWriter:
             raise
         os.close(self.file)
         self.file = new
-        self.since = []
+        self.turns_since = []
         self.paths.append(path)
         if len(self.older) + len(self.paths) > MAX_SEGMENTS:
             oldest = self.older if self.older else self.paths

@@ -210,7 +210,7 @@ def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEn
             find=lambda: path,
             terms=own_terms(),
             name=name,
-            distance=SAME_MACHINE,
+            settings=SAME_MACHINE,
         )
     link = remote.replicas[replica]
 

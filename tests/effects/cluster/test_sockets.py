@@ -64,7 +64,7 @@ class Served:
         self.host = EngineServer(2, self.why.append)
         self.server = LinkServer(self.host)
         self.server.start()
-        self.server.let_in(listen_at(self.path), own_terms())
+        self.server.accept_links(listen_at(self.path), own_terms())
         self.host.open(self.engine, READY)
         self.engine.now = 2 * FRONT_RETURN_SECONDS  # no front is waited for
 
@@ -237,7 +237,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
 def front(path: Path, test: Callable[[RemoteEngine], Any], terms: Terms = OWN) -> Any:
     """Run a test in an event loop, with a remote that is kept linked."""
     engine = LinkedEngine(
-        replica=0, find=lambda: path, terms=terms, name="a", distance=SAME_MACHINE
+        replica=0, find=lambda: path, terms=terms, name="a", settings=SAME_MACHINE
     )
 
     async def run() -> Any:
@@ -410,7 +410,7 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
         # From here on, the event loop does not run until the front has written.
         engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
         engine.close()
-        client._say(wire.ResetCache())
+        client._send(wire.ResetCache())
         await client.over
 
     asyncio.run(go())

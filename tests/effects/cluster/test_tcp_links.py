@@ -16,8 +16,8 @@ from minfer.effects.cluster.engine_client import link_client
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import (
     OTHER_MACHINE,
-    Distance,
     LinkedEngine,
+    LinkSettings,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
@@ -63,7 +63,7 @@ class Outside:
         self.host.open(self.engine, READY)
         self.engine.now = 2 * FRONT_RETURN_SECONDS
         self.sock = listen_at(("127.0.0.1", 0))
-        self.server.let_in(self.sock, TERMS)
+        self.server.accept_links(self.sock, TERMS)
         self.network = Network(self.sock.getsockname())
         self._all.callback(self.network.close)
 
@@ -90,15 +90,15 @@ def remote() -> RemoteEngine:
 
 
 def engine(
-    find: Callable[[], Port | None], distance: Distance = NEAR, terms: Any = TERMS
+    find: Callable[[], Port | None], settings: LinkSettings = NEAR, terms: Any = TERMS
 ) -> LinkedEngine:
-    return LinkedEngine(replica=1, find=find, terms=terms, name="f", distance=distance)
+    return LinkedEngine(replica=1, find=find, terms=terms, name="f", settings=settings)
 
 
 def run(
     outside: Outside,
     test: Callable[..., Any],
-    distance: Distance = OTHER_MACHINE,
+    settings: LinkSettings = OTHER_MACHINE,
     terms: Any = TERMS,
     count: int = 1,
 ) -> None:
@@ -106,7 +106,7 @@ def run(
 
     async def go() -> None:
         fronts = [remote() for _ in range(count)]
-        found = engine(lambda: outside.port, distance, terms)
+        found = engine(lambda: outside.port, settings, terms)
         tasks = [asyncio.create_task(keep_linked(one, found)) for one in fronts]
         try:
             await test(*fronts)
@@ -137,7 +137,7 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
         assert heard[-1].tokens == ((7,),)
         first.reset_cache()
         await soon(lambda: second.resets == 1)
-        assert first.replicas[1].here == "127.0.0.1"
+        assert first.replicas[1].local_address == "127.0.0.1"
         second.queries.ask(wire.RequestQuery("r0"), heard.append)
         assert heard[-1] is None, "other servers are not asked for requests"
 

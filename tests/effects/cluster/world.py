@@ -498,7 +498,9 @@ class World:
         prefill = None
         if self.apart:
             own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
-            prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
+            prefill = PrefillFirst(
+                own, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
+            )
         remote = RemoteEngine(
             number,
             clock=self.clock,

@@ -18,9 +18,9 @@ keep = small[::500]  # so that the rest is holes, and not the end of the heap
 del small
 held = resident()
 assert held > full - (16 << 20), "the allocator gives back by itself"
-assert trim.look()
+assert trim.trim_if_grown()
 assert resident() < held - (200 << 20), (full, held, resident())
-assert not trim.look()
+assert not trim.trim_if_grown()
 """
 
 
@@ -41,10 +41,10 @@ def test_a_process_that_does_not_grow_is_not_restarted(
     monkeypatch.setattr(host_memory, "resident_bytes", lambda: next(sizes))
     monkeypatch.setattr(host_memory, "release_free_pages", lambda: requested.append(1))
     trim = Trim()
-    assert trim.look()  # floor 10
-    assert not trim.look()
-    assert not trim.look()  # floor 5: what it has given back by itself counts
-    assert trim.look()
+    assert trim.trim_if_grown()  # floor 10
+    assert not trim.trim_if_grown()
+    assert not trim.trim_if_grown()  # floor 5: what it has given back by itself counts
+    assert trim.trim_if_grown()
     assert len(requested) == 2
 
 

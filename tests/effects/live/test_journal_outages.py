@@ -50,7 +50,7 @@ class Engine:
     def __call__(self, turn: Turn) -> None:
         self.log.append(turn)
         self.writer(turn)
-        if self.writer.job is not None and len(self.writer.since) == 3:
+        if self.writer.job is not None and len(self.writer.turns_since) == 3:
             self.writer.job.exception(timeout=10)
 
     def close(self, state: EngineState) -> None:

@@ -55,7 +55,7 @@ def live(
         def __call__(self, turn: Turn) -> None:
             log.append(turn)
             writer(turn)
-            if writer.job and len(writer.since) == 3:
+            if writer.job and len(writer.turns_since) == 3:
                 wait([writer.job])
 
         close = staticmethod(writer.close)

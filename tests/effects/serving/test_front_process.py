@@ -38,7 +38,7 @@ host = EngineServer(1)
 path = Path({path!r})
 server = LinkServer(host)
 server.start()
-server.let_in(listen_on(path), own_terms())
+server.accept_links(listen_on(path), own_terms())
 fingerprint = prepare(args).fingerprint
 
 def open(fingerprint):
