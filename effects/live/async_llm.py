@@ -203,9 +203,13 @@ class AsyncLLM(ServedModel):
                 await ready.wait()
                 ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
-                long = processor.scores is not None and bool(processor.scores.unread)
+                reads_scores = processor.scores is not None and bool(
+                    processor.scores.unread
+                )
                 output = (
-                    await asyncio.to_thread(processor.take) if long else processor.take()
+                    await asyncio.to_thread(processor.take)
+                    if reads_scores
+                    else processor.take()
                 )
                 if processor.rejected:  # all else was checked: the queue was full by then
                     raise OverloadedError(f"{processor.rejected}; try again later")

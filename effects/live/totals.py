@@ -155,8 +155,8 @@ class TotalsCounter:
         """Count a turn's drafts."""
         counts = self.counts
         for step in steps:
-            alike = Counter(zip(step.proposed, step.accepted, strict=True))
-            for (proposed, accepted), rows in alike.items():
+            rows_by_counts = Counter(zip(step.proposed, step.accepted, strict=True))
+            for (proposed, accepted), rows in rows_by_counts.items():
                 counts["spec_decode_num_drafts"] += rows
                 counts["spec_decode_num_draft_tokens"] += rows * proposed
                 counts["spec_decode_num_accepted_tokens"] += rows * accepted
@@ -216,13 +216,13 @@ class TotalsCounter:
             self.buckets[ITL].add(now - self.last_output.time, len(ids))
             self.last_output.time = now
             return
-        new = list(compress(ids, tokens))
-        for since, times in Counter(map(self.last.get, new)).items():
-            if since is not None:
-                self.buckets[since.name].add(now - since.time, times)
+        with_tokens = list(compress(ids, tokens))
+        for previous, times in Counter(map(self.last.get, with_tokens)).items():
+            if previous is not None:
+                self.buckets[previous.name].add(now - previous.time, times)
         self.ids = ids if all_rows else None
         self.last_output = _LastOutput(ITL, now)
-        self.last.update(dict.fromkeys(new, self.last_output))
+        self.last.update(dict.fromkeys(with_tokens, self.last_output))
 
 
 def _tier_counter(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:

@@ -33,12 +33,12 @@ def unknown_snapshot(now: float, requests: int) -> Snapshot:
 
 
 def reported_snapshot(
-    now: float, last: Snapshot, quiet: float, *, ready: bool
+    now: float, last: Snapshot, quiet_seconds: float, *, ready: bool
 ) -> Snapshot:
-    """Returns the snapshot of an engine that sent `last`, and nothing for `quiet` seconds
+    """Returns the snapshot of an engine that sent `last`, and nothing for `quiet_seconds`
     in which requests were served.
     """
-    stalled = max(last.stalled, quiet if quiet > QUIET_SECONDS else 0.0)
+    stalled = max(last.stalled, quiet_seconds if quiet_seconds > QUIET_SECONDS else 0.0)
     return evolve(
         last,
         time=now,

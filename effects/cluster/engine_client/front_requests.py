@@ -140,8 +140,8 @@ class FrontRequests:
                 )
             self.unplaced[request_state.request.id] = request_state
         self._batches.pop(replica, None)
-        on = self.searches.items()
-        self.searches = {name: number for name, number in on if number != replica}
+        searches = self.searches.items()
+        self.searches = {name: number for name, number in searches if number != replica}
 
     def causes(self, replica: int, kind: EndKind) -> list[FrontRequest]:
         """Returns the requests that were the cause of an engine's end, which served them
@@ -187,8 +187,8 @@ class FrontRequests:
             for name, place in outputs.places.items()
             if (placed := self._named_by(name, replica)) is not None
         }
-        named = [self._named_by(name, replica) for name in outputs.arrived]
-        arrived = [request_state for request_state in named if request_state]
+        owners = [self._named_by(name, replica) for name in outputs.arrived]
+        arrived = [request_state for request_state in owners if request_state]
         for request_state in arrived:
             request_state.compiling = False
         finished = [self._finished(end, replica) for end in outputs.finished]

@@ -99,11 +99,11 @@ class Placement:
         together, or have them wait.
         """
         if self.dispatcher is None:
-            (only,) = self._replicas
-            if only.send is not None:
-                is_free = not only.probing
+            (link,) = self._replicas
+            if link.send is not None:
+                is_free = not link.probing
                 self.sender.send_to(
-                    only,
+                    link,
                     [
                         request_state
                         for request_state in request_states
@@ -155,7 +155,7 @@ class Placement:
     def resumed_by(self, replica: ReplicaLink) -> tuple[wire.Resumed, ...]:
         """Returns the requests that wait for the next engine, which is this one."""
         waiting = list(self.requests.unplaced.values())
-        if replica.elsewhere:  # its engine may serve others
+        if replica.is_external:  # its engine may serve others
             return ()
         solo = [
             request_state for request_state in waiting if self._runs_alone(request_state)
@@ -309,9 +309,9 @@ class Placement:
         the others.
         """
         now = self._clock()
-        local = [link for link in self._replicas if not link.elsewhere]
+        own_links = [link for link in self._replicas if not link.is_external]
         candidates = [
-            link for link in local if link.takes_requests or link.will_take(now)
+            link for link in own_links if link.takes_requests or link.will_take(now)
         ]
         serving = [link for link in candidates[1:] if link.takes_requests]
         isolation = (

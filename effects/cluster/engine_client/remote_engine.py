@@ -80,12 +80,12 @@ class RemoteEngine:
         router: FrontRouter | None = None,
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
-        elsewhere: int = 0,
+        external: int = 0,
         last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd(),
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
         of this server (on this machine, or on a Ray cluster), of which the first
-        `prefillers` compute prompts for the others, and behind these `elsewhere` of other
+        `prefillers` compute prompts for the others, and behind these `external` of other
         servers, all of which do that, too. `last_end` returns the last end of an engine
         of a replica of this server.
         """
@@ -102,10 +102,10 @@ class RemoteEngine:
         self.live = RequestRegistry()
         self.replicas = tuple(
             ReplicaLink(number, number < prefillers or number >= replicas)
-            for number in range(replicas + elsewhere)
+            for number in range(replicas + external)
         )
         for link in self.replicas[replicas:]:
-            link.elsewhere = True
+            link.is_external = True
         self._placement = Placement(self.live, self.replicas, router, prefill, clock)
         self._requests = self._placement.requests
         self._router = router
@@ -139,7 +139,7 @@ class RemoteEngine:
     @property
     def here(self) -> list[ReplicaLink]:
         """The replicas of this server."""
-        return [link for link in self.replicas if not link.elsewhere]
+        return [link for link in self.replicas if not link.is_external]
 
     @property
     def working(self) -> bool:
@@ -215,13 +215,15 @@ class RemoteEngine:
             unplaced = list(self._requests.unplaced.values())  # this may be any thread
             count = sum(len(request_state.left()) for request_state in unplaced)
             waiting_here = {"replica": count} if count else {}
-            apart = self._placement.prefill is not None
+            has_prefillers = self._placement.prefill is not None
             snapshot = evolve(
                 snapshot,
                 waiting=snapshot.waiting + count,
                 waiting_for={**snapshot.waiting_for, **waiting_here},
                 totals=sum_totals(link.totals for link in reporting),
-                replicas=tuple([link.state(apart=apart) for link in self.replicas]),
+                replicas=tuple(
+                    [link.state(has_prefillers=has_prefillers) for link in self.replicas]
+                ),
             )
         return evolve(
             snapshot,
@@ -264,14 +266,14 @@ class RemoteEngine:
         """
         self.links += 1
         link = self.replicas[replica]
-        if not link.elsewhere:  # there are other servers' fronts and engines
+        if not link.is_external:  # there are other servers' fronts and engines
             # Before anything is sent: the first message is a hello.
             end = link.end_of_last(self._last_end(replica))
             self._give_up(self._requests.causes(replica, end))
             self.queries.connect(send)
         link.connect(send, self.clock(), local_address)
         resumed = self._placement.resumed_by(link)
-        crashing = () if link.elsewhere else self._placement.denylist.all()
+        crashing = () if link.is_external else self._placement.denylist.all()
         send(wire.FrontHello(self.front, self.life, self.resets, resumed, crashing))
         self._placement.place_waiting()
 
@@ -328,8 +330,8 @@ class RemoteEngine:
     def _deny(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
         """Add requests to the denylist, and end equal ones; returns the new entries."""
         denylist = self._placement.denylist
-        new = denylist.add(crashing)
-        if not new:
+        new_entries = denylist.add(crashing)
+        if not new_entries:
             return ()
         denied = [
             request_state
@@ -338,7 +340,7 @@ class RemoteEngine:
         ]
         for request_state in denied:
             self._fail(request_state, REFUSAL_MESSAGE)
-        return new
+        return new_entries
 
     def _fail(self, request_state: FrontRequest, error: str) -> None:
         """End a request with an error."""
@@ -356,9 +358,9 @@ class RemoteEngine:
                 request.client, request_digest(request), request_state.deaths
             )
             self._fail(request_state, _GIVEN_UP_MESSAGE)
-            if new := self._deny([crashing]):
+            if new_entries := self._deny([crashing]):
                 for link in self.here:
-                    self._send(link.number, wire.NewCrashingRequests(new))
+                    self._send(link.number, wire.NewCrashingRequests(new_entries))
 
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
         own_outputs = self._requests.take(message, replica)
@@ -375,12 +377,12 @@ class RemoteEngine:
         or this front has cut the link.
         """
         link = self.replicas[replica]
-        served = link.progress is None and not cut
+        had_served = link.progress is None and not cut
         probing = link.probing if link.alone else ""
-        if link.send is not None and not link.elsewhere:
+        if link.send is not None and not link.is_external:
             self.queries.disconnect(link.send)
         link.disconnect(self.clock())
-        self._requests.lose(replica, probing, served=served)
+        self._requests.lose(replica, probing, served=had_served)
         self._placement.note_gone(link)
         self._end(self._requests.pending_ends())
         self._placement.place_waiting()

@@ -38,7 +38,7 @@ class ReplicaLink:
 
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
-    elsewhere: bool = False  # of another server, which starts and ends it
+    is_external: bool = False  # of another server, which starts and ends it
     machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
     # This machine's address on the link, if that is to another machine.
@@ -142,12 +142,14 @@ class ReplicaLink:
         """Returns the engine's state; `busy`: it has requests of this front."""
         if self.snapshot is None:
             return None
-        quiet = now - self.last_message if busy else 0.0
-        return reported_snapshot(now, self.snapshot, quiet, ready=self.progress is None)
+        quiet_seconds = now - self.last_message if busy else 0.0
+        return reported_snapshot(
+            now, self.snapshot, quiet_seconds, ready=self.progress is None
+        )
 
-    def state(self, *, apart: bool) -> ReplicaState:
-        """Returns the engine's state among several; `apart`: some compute prompts for the
-        others.
+    def state(self, *, has_prefillers: bool) -> ReplicaState:
+        """Returns the engine's state among several; `has_prefillers`: some compute
+        prompts for the others.
         """
         last = self.snapshot
         alive = last is not None and self.progress is None
@@ -155,7 +157,7 @@ class ReplicaLink:
         return ReplicaState(
             name=self.name,
             machine=self.machine,
-            role=BOTH if not apart else PREFILL if self.prefills else DECODE,
+            role=BOTH if not has_prefillers else PREFILL if self.prefills else DECODE,
             unready=self.unready,
             running=last.running if last and alive else 0,
             waiting=last.waiting if last and alive else 0,

@@ -86,20 +86,24 @@ class RequestSender:
         if request.n == 1:
             output = request.output + tuple(request_state.tokens[0])
             # Queue places are not valid in another engine.
-            rest = evolve(request, output=output, place=None)
-            return [self._resumed(request_state, rest, None, replica)]
+            unfinished = evolve(request, output=output, place=None)
+            return [self._resumed(request_state, unfinished, None, replica)]
         if not request_state.ended and not any(request_state.tokens):
             return [self._resumed(request_state, request, None, replica)]
         resumed = []
         for sample in request_state.left():
             number = request.first_sample + sample
             output = tuple(request_state.tokens[sample])
-            rest = evolve(request, n=1, first_sample=number, output=output)
-            resumed.append(self._resumed(request_state, rest, sample, replica))
+            unfinished = evolve(request, n=1, first_sample=number, output=output)
+            resumed.append(self._resumed(request_state, unfinished, sample, replica))
         return resumed
 
     def _resumed(
-        self, request_state: FrontRequest, rest: Request, sample: int | None, replica: int
+        self,
+        request_state: FrontRequest,
+        unfinished: Request,
+        sample: int | None,
+        replica: int,
     ) -> wire.Resumed:
         name = resumed_name(request_state.request.id, next(self._resumptions))
         was_sent = request_state.sent  # else an engine may refuse it, as any new one
@@ -110,7 +114,9 @@ class RequestSender:
             else [request_state.histories[sample]]
         )
         return wire.Resumed(
-            request=evolve(_for_engine(request_state, rest), id=name, taken=was_sent),
+            request=evolve(
+                _for_engine(request_state, unfinished), id=name, taken=was_sent
+            ),
             deaths=max(history.deaths for history in histories),
             to_clear=max(history.to_clear for history in histories),
             isolated=request_state.isolated,

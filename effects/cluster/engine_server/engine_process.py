@@ -76,14 +76,14 @@ def run_engine(
     start on, while it loads or its steps complete. Raises ConfigError and the like if it
     cannot be loaded.
     """
-    over, loaded = threading.Event(), threading.Event()
+    stop_event, loaded_event = threading.Event(), threading.Event()
     causes: list[str] = []
 
     def died(reason: str) -> None:
         causes.append(reason)
-        over.set()
+        stop_event.set()
 
-    _handle_signals(over, loaded)
+    _handle_signals(stop_event, loaded_event)
     bound_onednn_cache()
     of_others = front_socket is not None and not front_socket.own
     num_fronts = None if of_others else fronts
@@ -104,7 +104,7 @@ def run_engine(
     with contextlib.closing(ServedModel.opened(args, report)) as model:
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
-        loaded.set()
+        loaded_event.set()
         _note_blocks(path, model.setup.config.num_blocks)
         publisher = None
         if routed:
@@ -117,7 +117,7 @@ def run_engine(
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
-        while not over.wait(TRIM_CHECK_SECONDS):
+        while not stop_event.wait(TRIM_CHECK_SECONDS):
             trim.trim_if_grown()
         if not causes:  # else a request may be why it broke
             engine_server.end()
@@ -161,12 +161,12 @@ def _blocks_file(path: Path) -> Path:
     return path.with_name("blocks")
 
 
-def _handle_signals(over: threading.Event, loaded: threading.Event) -> None:
+def _handle_signals(stop_event: threading.Event, loaded_event: threading.Event) -> None:
     """Have `STOP`, and no other signal, end this process."""
 
     def stop(*_: object) -> None:
-        over.set()
-        if not loaded.is_set():  # no request is served, and loading may take minutes
+        stop_event.set()
+        if not loaded_event.is_set():  # no request is served; loading may take minutes
             os._exit(0)
 
     signal.signal(STOP, stop)

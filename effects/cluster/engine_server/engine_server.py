@@ -186,8 +186,8 @@ class EngineServer:
         """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
-            linked = self._readers.items()
-            names = {name for name, reader in linked if reader is session}
+            readers = self._readers.items()
+            names = {name for name, reader in readers if reader is session}
             for name in names:
                 self._release(name)
             quarantined = {
@@ -244,8 +244,8 @@ class EngineServer:
 
     def _deny(self, session: Session, crashing: Sequence[CrashingRequest]) -> None:
         """Add requests to the denylist, and forward the new entries."""
-        if new := self._denylist.add(crashing):
-            data = wire.encode(wire.NewCrashingRequests(new))
+        if new_entries := self._denylist.add(crashing):
+            data = wire.encode(wire.NewCrashingRequests(new_entries))
             for receiver in self._sessions:
                 if receiver is not session:
                     receiver.send(data)
@@ -384,18 +384,18 @@ class EngineServer:
         """Returns whether missing fronts may still come back with suspects of their
         own.
         """
-        missing = self._fronts is None or bool(self._missing)
-        return missing and client.clock() < self._opened + FRONT_RETURN_SECONDS
+        may_be_missing = self._fronts is None or bool(self._missing)
+        return may_be_missing and client.clock() < self._opened + FRONT_RETURN_SECONDS
 
     def _without_crashing(self, requests: tuple[Request, ...]) -> tuple[Request, ...]:
         """Refuse requests on the denylist; returns the others."""
-        served = list[Request]()
+        accepted = list[Request]()
         for request in requests:
             if self._denylist.refuses(request):
                 self._end_unserved(request, "error", REFUSAL_MESSAGE)
             else:
-                served.append(request)
-        return tuple(served)
+                accepted.append(request)
+        return tuple(accepted)
 
     def _end_unserved(self, request: Request, reason: str, error: str) -> None:
         """End a registered request that the engine does not have."""

@@ -110,8 +110,8 @@ class SampleHistory:
         """Whether the engine's death was not its fault: it had got many tokens, and not
         about as many as from the engine that died before.
         """
-        alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
-        return self.tokens_received > CLEARING_TOKENS and not alike
+        is_similar = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
+        return self.tokens_received > CLEARING_TOKENS and not is_similar
 
     @property
     def to_clear(self) -> int:

@@ -89,12 +89,12 @@ class Quarantine:
         """Note that a request is cleared or has ended; returns whether it was the running
         suspect.
         """
-        cleared = name == self.probing != "" and self.started
-        if cleared:
+        was_probing = name == self.probing != "" and self.started
+        if was_probing:
             if self._probed is not None and self._probed.isolated:
                 self._rest_until = now + max(REST_SECONDS, now - self._began)
             self._end_probe()
-        return cleared
+        return was_probing
 
     def is_over(self, now: float) -> bool:
         """Returns whether an isolated request has run alone for as long as it may."""

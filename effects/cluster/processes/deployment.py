@@ -96,7 +96,7 @@ class Deployment:
             return [None] * len(paths)
         if self.distributed:
             return [self._placed(number) for number in range(len(paths))]
-        local = {
+        local_paths = {
             str(number): path.with_name("kv")
             for number, path in enumerate(paths)
             if number >= self.prefillers
@@ -108,7 +108,7 @@ class Deployment:
             decode_ranks=ranks,
         )
         senders = [
-            make_plan(name=str(number), role=PREFILL, sends=local)
+            make_plan(name=str(number), role=PREFILL, sends=local_paths)
             for number in range(self.prefillers)
         ]
         receivers = [
@@ -118,7 +118,7 @@ class Deployment:
                 listens=self._receives(int(name), path),
                 nixl=self.nixl,
             )
-            for name, path in local.items()
+            for name, path in local_paths.items()
         ]
         return [*senders, *receivers]
 
@@ -130,8 +130,8 @@ class Deployment:
 
     def _receives(self, number: int, path: Path) -> tuple[Address, ...]:
         port = self.listens(number)
-        local = (path,) if self.prefillers else ()
-        return local if port is None else (*local, port)
+        local_paths = (path,) if self.prefillers else ()
+        return local_paths if port is None else (*local_paths, port)
 
     def link_sockets(self, stack: contextlib.ExitStack) -> list[socket.socket]:
         """Returns sockets that listen for fronts of other machines, one for each engine,

@@ -107,8 +107,8 @@ class Processes:
     def may_start(self, name: str) -> bool:
         """Whether a process that is due may still be started."""
         is_engine = name in self._engines()
-        needed = is_engine and self.phase == "draining" and self._fronts_alive()
-        return self.phase == "watching" or bool(needed)
+        is_needed = is_engine and self.phase == "draining" and self._fronts_alive()
+        return self.phase == "watching" or bool(is_needed)
 
     def note_ready(self, name: str) -> bool:
         """Note that a process is ready; returns whether all are, for the first time."""

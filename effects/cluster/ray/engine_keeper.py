@@ -82,16 +82,16 @@ class RayEngines:
         if an engine cannot be started, by the table of processes.
         """
         configure_logs("cluster")
-        over = threading.Event()
-        _handle_signals(over)
+        stop_event = threading.Event()
+        _handle_signals(stop_event)
         with connected():
-            _handle_signals(over)  # connecting has set Ray's handlers
+            _handle_signals(stop_event)  # connecting has set Ray's handlers
             args, cluster_nodes = with_absolute_paths(self.args), nodes()
             warn_of_open_ports(cluster_nodes)
-            needed = needs(args, cluster_nodes)
-            plans = self._plans(args, paths, on_gpu=GPU in needed)
+            resources = needs(args, cluster_nodes)
+            plans = self._plans(args, paths, on_gpu=GPU in resources)
             server = _server_name(self.deployment.secret)
-            places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
+            places = [EnginePlace(f"{server} {plan.number}", resources) for plan in plans]
             is_resumed = any(place.is_there for place in places)
             if not is_resumed:
                 check_nodes(args, cluster_nodes)
@@ -99,7 +99,7 @@ class RayEngines:
             engines = [*map(RayEngine, plans, paths, places)]
             keeper = Keeper(dict(zip(names, engines, strict=True)), ready)
             try:
-                keeper.keep(over, beat, is_resumed=is_resumed)
+                keeper.keep(stop_event, beat, is_resumed=is_resumed)
             except ConfigError:
                 _end(engines)
                 raise
@@ -136,21 +136,21 @@ class Keeper:
         self.table = Processes(fronts=0, replicas=len(self.engines))
 
     def keep(
-        self, over: threading.Event, beat: Callable[[], None], *, is_resumed: bool
+        self, stop_event: threading.Event, beat: Callable[[], None], *, is_resumed: bool
     ) -> None:
-        """Keep the engines until `over`. `is_resumed`: an earlier keeper created the
-        actors, so that some engine was ready.
+        """Keep the engines until `stop_event` is set. `is_resumed`: an earlier keeper
+        created the actors, so that some engine was ready.
         """
-        start = looked = time.monotonic()
+        start = last_drain_poll = time.monotonic()
         warned = False
         self._execute(self.table.begin())
         if is_resumed:
             self._note_served()
-        while not over.wait(POLL_SECONDS):
+        while not stop_event.wait(POLL_SECONDS):
             beat()
             self.poll(now := time.monotonic())
-            if now > looked + DRAIN_POLL_SECONDS:
-                looked = now
+            if now > last_drain_poll + DRAIN_POLL_SECONDS:
+                last_drain_poll = now
                 self._move_one()
             if not warned and now > start + ROOM_WARNING_SECONDS:
                 warned = True
@@ -232,9 +232,11 @@ def _end(engines: Sequence[RayEngine]) -> None:
             ray.kill(engine.actor)
 
 
-def _handle_signals(over: threading.Event) -> None:
-    """Set `over` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor handles."""
-    signal.signal(STOP, lambda *_: over.set())
+def _handle_signals(stop_event: threading.Event) -> None:
+    """Set `stop_event` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor
+    handles.
+    """
+    signal.signal(STOP, lambda *_: stop_event.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 

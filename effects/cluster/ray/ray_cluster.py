@@ -43,9 +43,11 @@ class ClusterNode:
     address: str  # at which Ray's ports of the node are reached
     resources: Mapping[str, float] = field(repr=False)  # in all, used or not
 
-    def has(self, needs: Mapping[str, float]) -> bool:
+    def has(self, resources: Mapping[str, float]) -> bool:
         """Whether a replica would fit if nothing else ran on the node."""
-        return all(self.resources.get(name, 0) >= count for name, count in needs.items())
+        return all(
+            self.resources.get(name, 0) >= count for name, count in resources.items()
+        )
 
 
 @contextlib.contextmanager
@@ -155,14 +157,14 @@ def draining_nodes() -> frozenset[str]:
     return frozenset(drained)
 
 
-def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
-    """Whether a replica fits now on a node that is not in `without` (ids of nodes)."""
-    free: Mapping[str, Mapping[str, float]]
-    free = ray._private.state.available_resources_per_node()
+def has_room(resources: Mapping[str, float], excluded: Collection[str]) -> bool:
+    """Whether a replica fits now on a node that is not in `excluded` (ids of nodes)."""
+    free_by_node: Mapping[str, Mapping[str, float]]
+    free_by_node = ray._private.state.available_resources_per_node()
     return any(
-        all(has.get(name, 0) >= count for name, count in needs.items())
-        for node, has in free.items()
-        if node not in without
+        all(free.get(name, 0) >= count for name, count in resources.items())
+        for node, free in free_by_node.items()
+        if node not in excluded
     )
 
 
@@ -182,19 +184,19 @@ def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
     them lacks this version of minfer, or cannot read the model. The error names each such
     node.
     """
-    needed = needs(args, cluster_nodes)
-    able = [node for node in cluster_nodes if node.has(needed)]
-    if not able:
-        (name, count), *_ = needed.items()
-        has = [
+    resources = needs(args, cluster_nodes)
+    able_nodes = [node for node in cluster_nodes if node.has(resources)]
+    if not able_nodes:
+        (name, count), *_ = resources.items()
+        available = [
             f"{node.name} has {node.resources.get(name, 0):g}" for node in cluster_nodes
         ]
         raise ConfigError(
-            f"each replica needs {count} {name} of one node: {'; '.join(has)}"
+            f"each replica needs {count} {name} of one node: {'; '.join(available)}"
         )
-    failed = _run_check(able, _version_check(), __version__)
+    failed = _run_check(able_nodes, _version_check(), __version__)
     if not failed:  # another version may not be able to unpickle the settings
-        failed = _run_check(able, model_error, args)
+        failed = _run_check(able_nodes, model_error, args)
     current_ids = {node.id for node in nodes()}  # one that left meanwhile is no error
     errors = [
         f"node {node.name}: {error}" for node, error in failed if node.id in current_ids
@@ -221,7 +223,7 @@ def _version_check() -> Callable[[str], str]:
 
 
 def _run_check(
-    able: Sequence[ClusterNode], check: Callable[[Any], str], argument: object
+    able_nodes: Sequence[ClusterNode], check: Callable[[Any], str], argument: object
 ) -> list[tuple[ClusterNode, str]]:
     """Run a check on each of these nodes; returns those with a result that is not empty,
     or that failed, with the result or the error.
@@ -233,10 +235,10 @@ def _run_check(
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         ).remote(argument)
-        for node in able
+        for node in able_nodes
     ]
     ray.wait(references, num_returns=len(references), timeout=CHECK_SECONDS)
-    answers = zip(able, map(_answer, references), strict=True)
+    answers = zip(able_nodes, map(_answer, references), strict=True)
     return [(node, answer) for node, answer in answers if answer]
 
 

@@ -190,12 +190,12 @@ class RayEngine:
         if answer.blocks is None:  # it was never ready
             # The next node may not have memory for as many blocks.
             self.plan = evolve(self.plan, blocks=None)
-        ended = f"it ended with {code}" if code >= 0 else f"signal {-code}"
+        reason = f"it ended with {code}" if code >= 0 else f"signal {-code}"
         self.end()
         return ActorEngineEnd(
             node=answer.node,
             code=code if code >= 0 else 128 - code,
-            why=answer.why or ended,
+            why=answer.why or reason,
         )
 
     def _lost(self, reason: str) -> ActorEngineEnd | None:

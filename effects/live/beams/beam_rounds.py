@@ -164,7 +164,8 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     candidates.
     """
     run = turn.before.running
-    plan = next((p for p in turn.before.inflight if p.step == event.step), None)
+    inflight = turn.before.inflight
+    plan = next((plan for plan in inflight if plan.step == event.step), None)
     if plan is None or not event.logprobs:
         return {}
     rounds = {

@@ -194,7 +194,7 @@ class BeamSearches:
         arrived = self._translate_arrivals(outputs)
         beam_ends = [end for end in outputs.finished if end.id in self._beams]
         finished = [end for end in outputs.finished if end.id not in self._beams]
-        passed = evolve(
+        translated = evolve(
             outputs,
             ids=_without(outputs.ids, beams),
             tokens=_without(outputs.tokens, beams),
@@ -206,11 +206,11 @@ class BeamSearches:
             reasons=reasons,
         )
         if not beam_ends:
-            return [passed]
+            return [translated]
         finished_searches, death = self._advance(beam_ends)
         for search in finished_searches:
-            passed = _with_outputs(passed, search)
-        return [passed, *([death] if death else [])]
+            translated = _with_outputs(translated, search)
+        return [translated, *([death] if death else [])]
 
     def _translate_reasons(self, outputs: TurnOutputs) -> tuple[RequestReason, ...]:
         """Returns reasons, with those of beams as their search's: its first admission,
@@ -243,13 +243,13 @@ class BeamSearches:
         return tuple(arrived)
 
     def _advance(
-        self, ended: Iterable[Finished]
+        self, beam_ends: Iterable[Finished]
     ) -> tuple[list[LiveSearch], EngineDied | None]:
         """Continue searches of which requests have ended; returns those that are over,
         and a death with those that a dead engine did not take.
         """
         finished_searches, lost_ids, reason = list[LiveSearch](), list[str](), ""
-        for search in self._note_ends(ended):
+        for search in self._note_ends(beam_ends):
             if self._searches.get(search.request.id) is not search:
                 continue  # it was over before these outputs were read: see `_note_ends`
             if search.failed is None and search.cancelled:
@@ -274,29 +274,29 @@ class BeamSearches:
         death = EngineDied(tuple(lost_ids), reason) if lost_ids else None
         return finished_searches, death
 
-    def _note_ends(self, ended: Iterable[Finished]) -> list[LiveSearch]:
+    def _note_ends(self, beam_ends: Iterable[Finished]) -> list[LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
         reports their ends at once, while these outputs are read.
         """
-        touched = dict[str, LiveSearch]()
-        for end in ended:
+        searches = dict[str, LiveSearch]()
+        for end in beam_ends:
             if (beam := self._beams.get(end.id)) is None:
                 continue
             self._release(end.id)
             search = beam.search
             search.names.discard(end.id)
-            touched[search.request.id] = search
+            searches[search.request.id] = search
             if not search.rounds.next_round.number:
                 search.cached = end.cached
             if end.reason not in ("stop", "length"):
                 search.fail(end)
             elif beam.beam not in search.offers:
                 search.fail(Finished(end.id, 0, "error", 0, _NO_LOGPROBS_ERROR))
-        for search in touched.values():
+        for search in searches.values():
             if search.failed is not None and search.names:
                 self._client.cancel(sorted(search.names))
-        return [search for search in touched.values() if not search.names]
+        return [search for search in searches.values() if not search.names]
 
 
 def _without(column: tuple[T, ...], rows: Mapping[int, object]) -> tuple[T, ...]:

@@ -89,15 +89,15 @@ def _when_all_done(
     compilations: Sequence[Compilation], on_done: Callable[[], object]
 ) -> None:
     """Call `on_done` once, when all are done or cancelled."""
-    left = len(compilations)
+    num_pending = len(compilations)
     lock = threading.Lock()
 
     def note_done(_: Compilation) -> None:
-        nonlocal left
+        nonlocal num_pending
         with lock:
-            left -= 1
-            last = not left
-        if last:
+            num_pending -= 1
+            is_last = not num_pending
+        if is_last:
             on_done()
 
     for compilation in compilations:

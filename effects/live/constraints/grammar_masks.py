@@ -126,13 +126,13 @@ class GrammarMasks(MaskMaker):
         for i, grammar in slow:
             if run.gens[i] in planned:
                 self._pause(grammar)
-        flying = {gen for plan in transition.state.inflight for gen in plan.gens}
+        inflight_gens = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
             if grammar.busy or not grammar.paused:
                 continue
-            if grammar.is_new or run.gens[i] not in flying:
+            if grammar.is_new or run.gens[i] not in inflight_gens:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     @override
@@ -145,8 +145,10 @@ class GrammarMasks(MaskMaker):
             return ready_masks(StepMasks(ends=batch.end(())))
         count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
-        fits = lent is not None and lent.shape[1] == words and len(lent) >= count
-        lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
+        is_usable = lent is not None and lent.shape[1] == words and len(lent) >= count
+        lines = (
+            lent if is_usable and lent is not None else np.empty((count, words), np.int32)
+        )
         masked = self._write_masks(batch, lines, plan, state.running)
         if lines is lent:
             return ready_masks(evolve(masked, written=True))
@@ -194,9 +196,9 @@ class GrammarMasks(MaskMaker):
         constraint = request.sampling.structured_outputs
         if (
             constraint is not None
-            and (idle := self._grammars.idle(constraint)) is not None
+            and (matcher := self._grammars.idle(constraint)) is not None
         ):
-            self._set_matcher(grammar, idle)
+            self._set_matcher(grammar, matcher)
             return
         self._slow[grammar.name] = grammar
         self._pause(grammar)
@@ -215,7 +217,7 @@ class GrammarMasks(MaskMaker):
         so it is inlined here.
         """
         batch = MaskBatch.of(plan)
-        samples, ids, seqs, num_known, fresh = (
+        samples, ids, seqs, num_known, new_tokens = (
             self._samples,
             run.ids,
             run.seqs,
@@ -235,17 +237,17 @@ class GrammarMasks(MaskMaker):
                 grammar = self._sample_grammar(ids[i], request)
             grammar_of_line[line] = grammar
             lengths[line] = length = num_known[i] - grammar.prompt
-            new, matcher = fresh[i], grammar.matcher
+            new, matcher = new_tokens[i], grammar.matcher
             one_more = length == grammar.consumed + 1 and new
             if one_more and matcher is not None and grammar.job is None:
                 grammar.consumed, grammar.allowed = length, None
                 move(MatcherUpdate(matcher, 0, new[-1:], line))
             else:
                 self._prepare_row(batch, line, run, i)
-            never = (
+            barred = (
                 grammar.never if length >= grammar.min_tokens else barred_tokens(grammar)
             )
-            batch.barred_tokens[never].append(line)
+            batch.barred_tokens[barred].append(line)
         return batch
 
     def _prepare_row(self, batch: MaskBatch, line: int, run: Running, i: int) -> None:
@@ -276,17 +278,17 @@ class GrammarMasks(MaskMaker):
         if batch.errors:
             self._retry_errors(batch, lines, _running_indices(plan, run), run)
         for line in batch.made:
-            last = batch.samples[line].allowed
-            if last is None:
+            allowed = batch.samples[line].allowed
+            if allowed is None:
                 raise AssertionError(f"no mask was made for {batch.samples[line].name}")
-            if isinstance(last.bits, GrammarError):
-                batch.errors[line] = last.bits
+            if isinstance(allowed.bits, GrammarError):
+                batch.errors[line] = allowed.bits
             else:
-                fill(lines[line], last.bits)
+                fill(lines[line], allowed.bits)
         ends: tuple[Finish, ...] = ()
-        empty = self._barring.clear(lines, batch.barred_tokens)
-        if empty or batch.errors:
-            ends = batch.end(empty)
+        empty_lines = self._barring.clear(lines, batch.barred_tokens)
+        if empty_lines or batch.errors:
+            ends = batch.end(empty_lines)
         for line in batch.free:
             lines[line] = ALL_TOKENS
         return StepMasks(ends=ends)
@@ -382,8 +384,8 @@ class GrammarMasks(MaskMaker):
                 bits = self._mask_from_new_matcher(evolve(mask, back=0, tokens=output))
                 grammar.consumed = mask.length
             grammar.allowed = AllowedTokens(mask.length, bits)
-        quick = time.thread_time() - start <= MASK_WAIT
-        if quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
+        is_quick = time.thread_time() - start <= MASK_WAIT
+        if is_quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
     def _open(self, grammar: SampleGrammar) -> Matcher | None:

@@ -45,9 +45,9 @@ class MaskBatch:
             if line not in free:
                 yield Mask(index, bits_of(lines[line]))
 
-    def end(self, empty: Collection[int]) -> tuple[Finish, ...]:
-        """Returns the ends of samples with errors, and of those in `empty`: lines without
-        any allowed token. Their rows may sample any token.
+    def end(self, empty_lines: Collection[int]) -> tuple[Finish, ...]:
+        """Returns the ends of samples with errors, and of those in `empty_lines`: lines
+        without any allowed token. Their rows may sample any token.
         """
         ends = []
         for line, grammar in self.samples.items():
@@ -56,7 +56,7 @@ class MaskBatch:
                 ends.append(
                     Finish(*grammar.name, length, "error", f"{STUCK_ERROR}: {error}")
                 )
-            elif line in empty:
+            elif line in empty_lines:
                 ends.append(Finish(*grammar.name, length))
             else:
                 continue

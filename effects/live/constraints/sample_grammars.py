@@ -92,14 +92,14 @@ def due_mask(
     run.
     """
     length = running.known[i] - grammar.prompt
-    back = max(0, grammar.consumed - length)
-    start = grammar.prompt + grammar.consumed - back
-    new = running.inputs(i, start, running.known[i], block_size)
+    num_rolled_back = max(0, grammar.consumed - length)
+    start = grammar.prompt + grammar.consumed - num_rolled_back
+    new_tokens = running.inputs(i, start, running.known[i], block_size)
     grammar.consumed = length
     output: tuple[int, ...] = ()
     if grammar.matcher is not None and grammar.matcher.served:
         output = running.inputs(i, grammar.prompt, running.known[i], block_size)
-    return DueMask(grammar, back, new, length, output)
+    return DueMask(grammar, num_rolled_back, new_tokens, length, output)
 
 
 def barred_tokens(grammar: SampleGrammar) -> frozenset[int]:

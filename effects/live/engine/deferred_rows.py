@@ -83,8 +83,8 @@ class DeferredSampling:
         if self.steps or self.unlaunched:
             inflight = {plan.step for plan in transition.state.inflight}
             self.steps = [step for step in self.steps if step.plan.step in inflight]
-            left = [plan for plan in self.unlaunched if plan.step in inflight]
-            self.unlaunched = deque(left)
+            unlaunched = [plan for plan in self.unlaunched if plan.step in inflight]
+            self.unlaunched = deque(unlaunched)
         self.masks.observe(transition)
         self._begin_masks()
         self._launch_due()

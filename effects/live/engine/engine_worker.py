@@ -193,8 +193,8 @@ class EngineWorker:
         if self.thread is not None:
             self.thread.join()
         with self.posted:
-            closing, self.closed = not self.closed, True
-        if closing:  # without the lock: the ends of transfers are posted meanwhile
+            is_first_close, self.closed = not self.closed, True
+        if is_first_close:  # without the lock: the ends of transfers are posted meanwhile
             self.driver.close()
 
     def _push_when_computed(self, request: Request) -> None:
@@ -299,10 +299,10 @@ class EngineWorker:
         with self.posted:
             # A program that ends without waiting for its requests does not need them.
             while driver.busy and threading.main_thread().is_alive():
-                idle = not driver.state.inflight and not driver.inbox
-                wait_seconds = (driver.wake or 0.0) - driver.clock() if idle else 0.0
+                is_idle = not driver.state.inflight and not driver.inbox
+                wait_seconds = (driver.wake or 0.0) - driver.clock() if is_idle else 0.0
                 awaits_event = driver.state.paused or driver.state.tiers.transfers
-                if idle and driver.wake is None and awaits_event:
+                if is_idle and driver.wake is None and awaits_event:
                     wait_seconds = (
                         POLL_SECONDS  # until an event reports a mask, or moved blocks
                     )
@@ -319,7 +319,9 @@ class EngineWorker:
         driver, reporter = self.driver, self.reporter
         before = driver.state
         transition = driver.turn(
-            lambda moved: reporter.report_admissions(before, driver.last_events, moved)
+            lambda transition: reporter.report_admissions(
+                before, driver.last_events, transition
+            )
         )
         drafts = drafted(before, driver.last_events, transition)
         if (

@@ -122,7 +122,11 @@ class HostDrafts(HostDraftSource):
         for command in transition.commands:
             if isinstance(command, Emit):
                 self._forget((end.id, end.sample) for end in command.finished)
-        plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
+        plans = [
+            command.plan
+            for command in transition.commands
+            if isinstance(command, Execute)
+        ]
         for plan in plans:
             for opened in plan.opens:
                 self._open(plan.gens[opened.index], opened, transition.state)
@@ -190,17 +194,17 @@ class HostDrafts(HostDraftSource):
         """Pass new tokens to the proposer, as many as allowed in a turn: first those of
         samples with new results, so that no sample waits for another one's prompt.
         """
-        left = MAX_TOKENS_READ
+        num_left = MAX_TOKENS_READ
         for name in [*first, *self.samples]:
-            if left <= 0:
+            if num_left <= 0:
                 return
             sample = self.samples[name]
-            while sample.unread and left > 0:
+            while sample.unread and num_left > 0:
                 tokens = sample.unread.popleft()
-                if len(tokens) > left:
-                    sample.unread.appendleft(tokens[left:])
-                    tokens = tokens[:left]
-                left -= len(tokens)
+                if len(tokens) > num_left:
+                    sample.unread.appendleft(tokens[num_left:])
+                    tokens = tokens[:num_left]
+                num_left -= len(tokens)
                 self.library = self.proposer.grew(self.library, name, tokens)
 
     def _propose(self, name: SampleId) -> Propose:

@@ -56,8 +56,8 @@ def open_executor(
         case "dry":
             from minfer.effects.execution.dry_executor import Dry, encoded_passage
 
-            spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
-            return Dry(spelled or (tuple(range(vocab_size)),))
+            passage = () if tokenizer is None else encoded_passage(tokenizer.encode)
+            return Dry(passage or (tuple(range(vocab_size)),))
         case _:
             return _with_torch(setup, report, store)
 

@@ -100,8 +100,8 @@ def scheduling_hints_for(
         try:
             hints.append(SchedulingHints(priority=level))
         except RequestError as error:
-            named = str(error).replace("priority", f"priority[{i}]", 1)
-            raise RequestError(named, i) from None
+            message = str(error).replace("priority", f"priority[{i}]", 1)
+            raise RequestError(message, i) from None
     return hints
 
 
@@ -243,8 +243,8 @@ def check_constraint(grammars: Grammars, constraint: StructuredOutputs) -> None:
     try:
         grammars.get(constraint)
     except GrammarError as error:
-        named = str(error) if error.param else f"{constraint.param}: {error}"
-        raise RequestError(named, param=constraint.param) from None
+        message = str(error) if error.param else f"{constraint.param}: {error}"
+        raise RequestError(message, param=constraint.param) from None
 
 
 def _check_prompt(setup: Setup, length: int) -> None:

@@ -28,8 +28,8 @@ def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWord
         )
     token_ids = dict[tuple[int, ...], None]()
     for word in words:
-        bare = word.lstrip() or word
-        for text in (bare, f" {bare}"):
+        stripped = word.lstrip() or word
+        for text in (stripped, f" {stripped}"):
             token_ids[_encoded(text, tokenizer)] = None
     return tuple(token_ids)
 

@@ -33,8 +33,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if not isinstance(prompts, str | Mapping | Sequence):
         raise wrong_kind("prompts", "a string, token ids, or a list of these", prompts)
-    ids = prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts)
-    if ids or isinstance(prompts, str | Mapping):
+    is_ids = prompts and all(
+        isinstance(item, int) and not isinstance(item, bool) for item in prompts
+    )
+    if is_ids or isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]  # by now it is one prompt
     return list(prompts)  # type: ignore[arg-type]  # and here several
 
@@ -174,9 +176,9 @@ def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
 
 def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
     """Returns a mapping's prompt and its cache salt."""
-    if odd := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
+    if unknown := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
         raise RequestError(
-            f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids"
+            f"a prompt has no field {min(unknown)!r}; use prompt or prompt_token_ids"
         )
     names = ("prompt", "prompt_token_ids")
     fields = [name for name in names if prompt.get(name) is not None]

@@ -145,8 +145,8 @@ def runs_in(path: Path) -> list[RunFiles]:
     files = [file for file in files if _SEGMENT.search(file.stem)] or files[-1:]
     if not files:
         inner = sorted({file.parent.name for file in path.glob(f"*/*{SUFFIX}")})
-        instead = f", but there are some in {', '.join(inner)}: name one" if inner else ""
-        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder{instead}")
+        hint = f", but there are some in {', '.join(inner)}: name one" if inner else ""
+        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder{hint}")
     runs: dict[str, list[Path]] = {}
     for file in files:
         runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)

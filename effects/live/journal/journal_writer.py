@@ -179,15 +179,15 @@ class JournalWriter:
                 self._write_state(self.job.result())
             return
         # A segment has at least as many bytes of turns as of its first snapshot.
-        full = self.size > max(self.limit, 2 * self.base)
-        if full or self.turns % EVERY == 0:
+        is_full = self.size > max(self.limit, 2 * self.base)
+        if is_full or self.turns % EVERY == 0:
             self.turns_since = []
             self.job = self.pool.submit(
                 self._encode_state,
                 self.turns,
                 self.digest,
                 turn.transition.state,
-                full=full,
+                full=is_full,
             )
 
     def _encode_state(
@@ -223,17 +223,17 @@ class JournalWriter:
         """Write a file with a head and the turns since, and continue in it."""
         self.job = None
         temporary = path.with_suffix(".part")
-        new = create(temporary)
+        new_file = create(temporary)
         try:
             self.base = len(MAGIC) + len(head)
-            self.size = write_all(new, b"".join([MAGIC, head, *self.turns_since]))
+            self.size = write_all(new_file, b"".join([MAGIC, head, *self.turns_since]))
             temporary.rename(path)
         except OSError:
-            os.close(new)
+            os.close(new_file)
             temporary.unlink(missing_ok=True)
             raise
         os.close(self.file)
-        self.file = new
+        self.file = new_file
         self.turns_since = []
         self.paths.append(path)
         if len(self.older) + len(self.paths) > MAX_SEGMENTS:
@@ -289,7 +289,7 @@ def _new_run_path(folder: Path, numbers: Iterator[int]) -> Path:
     used before with these numbers.
     """
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    names = (f"{run}-{os.getpid()}.{n}" for n in numbers)
+    names = (f"{run}-{os.getpid()}.{number}" for number in numbers)
     # Check all segments: the first one of a live run may be deleted already.
     name = next(name for name in names if not any(folder.glob(f"{name}-*")))
     return folder / f"{name}-000001{SUFFIX}"

@@ -134,7 +134,7 @@ async def _serve(
         router=router,
         prefill=prefill,
         prefillers=plan.deployment.prefillers,
-        elsewhere=len(plan.deployment.prefill_at),
+        external=len(plan.deployment.prefill_at),
         last_end=plan.last_end,
     )
     for one in remote.here:

@@ -86,7 +86,7 @@ def remote() -> RemoteEngine:
     """A front of one engine here, which never comes, and one elsewhere."""
     config = RouterConfig(Prefix(), 4)
     prefill = PrefillFirst(FrontRouter(config))
-    return RemoteEngine(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
+    return RemoteEngine(0, router=FrontRouter(config), prefill=prefill, external=1)
 
 
 def engine(

@@ -508,7 +508,7 @@ class World:
             router=router,
             prefill=prefill,
             prefillers=self.prefillers,
-            elsewhere=self.elsewhere,
+            external=self.elsewhere,
             last_end=self.last_end,
         )
         front = Front(remote)
