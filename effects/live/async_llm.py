@@ -86,7 +86,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             sink = partial(self._note_ready, ready)
-            processor = self._job(
+            processor = self._make_processor(
                 prompt,
                 sink,
                 params,
@@ -124,7 +124,7 @@ class AsyncLLM(ServedModel):
             "chat_template_kwargs": chat_template_kwargs,
         }
         self._check_tools(tools)
-        prompt_ids = self._rendered(messages, options)
+        prompt_ids = self._render_prompt(messages, options)
         return self.generate(
             prompt_ids, sampling_params, request_id=request_id, urgency=urgency
         )
@@ -141,7 +141,7 @@ class AsyncLLM(ServedModel):
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
         """
-        processor, ready = self._pooled(prompt, pooling, request_id, urgency)
+        processor, ready = self._make_pooled(prompt, pooling, request_id, urgency)
         async for _ in self._deltas(processor, ready):
             pass
         return processor.embedding(normalize=normalize)
@@ -157,9 +157,9 @@ class AsyncLLM(ServedModel):
         """Make a vector like `embed`, in the form of `generate`: one output, whose only
         sample has no token, and the vector as it was computed.
         """
-        return self._deltas(*self._pooled(prompt, pooling, request_id, urgency))
+        return self._deltas(*self._make_pooled(prompt, pooling, request_id, urgency))
 
-    def _pooled(
+    def _make_pooled(
         self,
         prompt: Prompt | TokenizedPrompt,
         pooling: str,
@@ -171,7 +171,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             sink = partial(self._note_ready, ready)
-            processor = self._job(
+            processor = self._make_processor(
                 prompt, sink, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1

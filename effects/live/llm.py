@@ -193,19 +193,21 @@ class LLM(ServedModel):
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> OutputProcessor:
-                return self._job(
+            def make_processor(i: int) -> OutputProcessor:
+                return self._make_processor(
                     inputs[i], inbox.put, pooling, count=first + i, urgency=hints[i]
                 )
 
-            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            processors = [
+                _make_numbered(make_processor, i, len(inputs)) for i in range(len(inputs))
+            ]
             self.count += len(processors)
         with _progress(len(processors), use_tqdm) as advance:
-            return self._embedded(
+            return self._complete_embeddings(
                 RequestBatch(processors, inbox), advance, normalize=normalize
             )
 
-    def _embedded(
+    def _complete_embeddings(
         self, batch: RequestBatch, advance: Callable[[], object], *, normalize: bool
     ) -> list[EmbeddingOutput]:
         """Submit jobs, and wait for all; any exception cancels them."""
@@ -239,7 +241,7 @@ class LLM(ServedModel):
         try:
             self.front.submit(batch.processors)
             while num_left:
-                output = _received(batch.inbox)
+                output = _take_output(batch.inbox)
                 num_left -= output.finished
                 yield output
         except BaseException:
@@ -258,7 +260,7 @@ class LLM(ServedModel):
 
         self._check_tools(options.get("tools"))
         chat_prompts = [
-            self._rendered(conversation, options)
+            self._render_prompt(conversation, options)
             for conversation in conversations(messages)
         ]
         if params is None:
@@ -293,8 +295,8 @@ class LLM(ServedModel):
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> OutputProcessor:
-                return self._job(
+            def make_processor(i: int) -> OutputProcessor:
+                return self._make_processor(
                     inputs[i],
                     inbox.put,
                     all_params[i],
@@ -303,7 +305,9 @@ class LLM(ServedModel):
                     urgency=hints[i],
                 )
 
-            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            processors = [
+                _make_numbered(make_processor, i, len(inputs)) for i in range(len(inputs))
+            ]
             self.count += len(processors)
         return RequestBatch(processors, inbox)
 
@@ -314,7 +318,7 @@ class LLM(ServedModel):
         self.close()
 
 
-def _numbered(
+def _make_numbered(
     make: Callable[[int], OutputProcessor], i: int, count: int
 ) -> OutputProcessor:
     """Make job `i` of `count`; an error names its index."""
@@ -325,7 +329,7 @@ def _numbered(
         raise type(error)(f"{prefix}{error}", i, error.param) from None
 
 
-def _received(inbox: Inbox) -> RequestOutput:
+def _take_output(inbox: Inbox) -> RequestOutput:
     return inbox.get().take()
 
 

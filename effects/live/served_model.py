@@ -35,8 +35,8 @@ from minfer.effects.live.input_processing.input_processor import (
 )
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
+    ChatRenderer,
     Prompt,
-    Renders,
     read_prompt,
 )
 from minfer.effects.live.input_processing.template_settings import (
@@ -83,9 +83,9 @@ def _with_parameters_of(
     return decorate
 
 
-class ServedModel(Renders):
+class ServedModel(ChatRenderer):
     """A model with its tokenizer, and an engine that runs it: one of this process, or, in
-    a front's process, those behind a `client` (`over`).
+    a front's process, those behind a `client` (`from_client`).
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
     is the model that comes with minfer. The other settings are documented in
@@ -118,7 +118,7 @@ class ServedModel(Renders):
         self._open(EngineArgs(model=model, **settings))
 
     @classmethod
-    def opened(cls, args: EngineArgs, report: Report) -> Self:
+    def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
         """Returns the model of `args`, as the constructor makes it; progress goes to
         `report`.
         """
@@ -128,7 +128,7 @@ class ServedModel(Renders):
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
-        self._read(prepare(args))
+        self._load_tokenizer(prepare(args))
         setup = self.setup
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
@@ -146,16 +146,16 @@ class ServedModel(Renders):
         self._attach(self.worker, 0)
 
     @classmethod
-    def over(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
+    def from_client(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
         """Returns the model of the engine behind `client`, which has this `setup`; the
         first request made here is number `first`, from 0.
         """
         model = cls.__new__(cls)
-        model._read(setup)
+        model._load_tokenizer(setup)
         model._attach(client, first)
         return model
 
-    def _read(self, setup: Setup) -> None:
+    def _load_tokenizer(self, setup: Setup) -> None:
         """Load the tokenizer and grammars."""
         self.template_settings = template_settings(setup.args)
         self.tokenizer = None
@@ -259,7 +259,7 @@ class ServedModel(Renders):
                 f"tools: {UNKNOWN_FORMAT_MESSAGE}; {remedy}", param="tools"
             )
 
-    def _job(
+    def _make_processor(
         self,
         prompt: Prompt | TokenizedPrompt,
         sink: Sink,

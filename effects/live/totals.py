@@ -148,8 +148,8 @@ class TotalsCounter:
     def count_turn(self, transition: Transition) -> None:
         """Fold a turn."""
         now = transition.state.time
-        self._commands(transition.commands, now)
-        self._reasons(transition.reasons, now)
+        self._count_commands(transition.commands, now)
+        self._count_reasons(transition.reasons, now)
 
     def count_drafts(self, steps: Iterable[Drafted]) -> None:
         """Count a turn's drafts."""
@@ -165,14 +165,14 @@ class TotalsCounter:
                     accepted_here = rows if position < accepted else 0
                     counts[name] = counts.get(name, 0) + accepted_here
 
-    def _commands(self, commands: Iterable[Command], now: float) -> None:
+    def _count_commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:
             match command:
                 case Emit(ids, tokens, finished):
                     self.counts["generation_tokens"] += sum(map(len, tokens))
                     if ids:
                         self.failing = 0
-                    self._emitted(ids, tokens, now)
+                    self._count_output_times(ids, tokens, now)
                     for end in finished:
                         self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
@@ -181,7 +181,7 @@ class TotalsCounter:
                 case _:
                     pass
 
-    def _reasons(self, reasons: Iterable[Reason], now: float) -> None:
+    def _count_reasons(self, reasons: Iterable[Reason], now: float) -> None:
         counts = self.counts
         for reason in reasons:
             match reason:
@@ -209,7 +209,7 @@ class TotalsCounter:
                 case _:
                     pass
 
-    def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
+    def _count_output_times(self, ids: SampleIds, tokens: Yields, now: float) -> None:
         """Count the times since the samples' last outputs, or since they arrived."""
         all_rows = all(tokens)
         if all_rows and ids is self.ids:  # as in the turn before

@@ -182,7 +182,7 @@ class ModelInfo(Protocol):
         """Whether tools that run on OpenAI's servers are refused, and not left out."""
 
     def with_request_template(self, template: str) -> Self:
-        """This model with the chat template of a request; see `Renders`."""
+        """This model with the chat template of a request; see `ChatRenderer`."""
 
     def render(
         self,

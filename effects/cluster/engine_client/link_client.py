@@ -160,7 +160,7 @@ async def _link_once(
         lambda: LinkClient(remote, engine.replica), sock=sock
     )
     try:
-        await _until_over(client, engine.settings.silence)
+        await _wait_until_over(client, engine.settings.silence)
     finally:
         transport.abort()
     if is_logged:
@@ -174,7 +174,7 @@ def _dial(address: Address, engine: LinkedEngine) -> Socket:
     return sock
 
 
-async def _until_over(client: LinkClient, silence: float) -> None:
+async def _wait_until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
         await asyncio.wait([client.over], timeout=_SILENCE_CHECK_SECONDS)
         if time.monotonic() - client.last_received > silence:

@@ -129,7 +129,9 @@ class RemoteEngine:
     @property
     def ready(self) -> wire.EngineReady | None:
         """The facts of this server's first engine that was ready, if any was."""
-        return next((link.ready for link in self.here if link.ready is not None), None)
+        return next(
+            (link.ready for link in self.own_replicas if link.ready is not None), None
+        )
 
     @property
     def sent(self) -> Mapping[str, int]:
@@ -137,7 +139,7 @@ class RemoteEngine:
         return self._placement.sender.sent
 
     @property
-    def here(self) -> list[ReplicaLink]:
+    def own_replicas(self) -> list[ReplicaLink]:
         """The replicas of this server."""
         return [link for link in self.replicas if not link.is_external]
 
@@ -193,7 +195,7 @@ class RemoteEngine:
 
     def count(self, totals: Totals) -> None:
         """Send this front's counts since it began to all replicas of this server."""
-        for link in self.here:
+        for link in self.own_replicas:
             self._send(link.number, wire.FrontTotals(totals))
 
     def snapshot(self) -> Snapshot:
@@ -359,7 +361,7 @@ class RemoteEngine:
             )
             self._fail(request_state, _GIVEN_UP_MESSAGE)
             if new_entries := self._deny([crashing]):
-                for link in self.here:
+                for link in self.own_replicas:
                     self._send(link.number, wire.NewCrashingRequests(new_entries))
 
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:

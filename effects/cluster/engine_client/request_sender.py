@@ -87,18 +87,18 @@ class RequestSender:
             output = request.output + tuple(request_state.tokens[0])
             # Queue places are not valid in another engine.
             unfinished = evolve(request, output=output, place=None)
-            return [self._resumed(request_state, unfinished, None, replica)]
+            return [self._make_resumed(request_state, unfinished, None, replica)]
         if not request_state.ended and not any(request_state.tokens):
-            return [self._resumed(request_state, request, None, replica)]
+            return [self._make_resumed(request_state, request, None, replica)]
         resumed = []
         for sample in request_state.left():
             number = request.first_sample + sample
             output = tuple(request_state.tokens[sample])
             unfinished = evolve(request, n=1, first_sample=number, output=output)
-            resumed.append(self._resumed(request_state, unfinished, sample, replica))
+            resumed.append(self._make_resumed(request_state, unfinished, sample, replica))
         return resumed
 
-    def _resumed(
+    def _make_resumed(
         self,
         request_state: FrontRequest,
         unfinished: Request,

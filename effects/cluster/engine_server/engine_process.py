@@ -101,19 +101,21 @@ def run_engine(
     def report(progress: StartProgress) -> None:
         engine_server.report(progress.stage, progress.done, progress.total)
 
-    with contextlib.closing(ServedModel.opened(args, report)) as model:
+    with contextlib.closing(ServedModel.from_engine_args(args, report)) as model:
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
         loaded_event.set()
-        _note_blocks(path, model.setup.config.num_blocks)
+        _write_num_blocks(path, model.setup.config.num_blocks)
         publisher = None
         if routed:
             driver = model.worker.driver
             publisher = CacheEventPublisher(driver.config, lambda: driver.state)
             model.worker.on_turn = engine_server.note_turn
-        engine_server.open(model.client, _facts(model.setup), publisher)
+        engine_server.open(model.client, _ready_message(model.setup), publisher)
         if front_socket is not None and not front_socket.own:
-            link_server.accept_links(front_socket.sock, _terms(front_socket, model.setup))
+            link_server.accept_links(
+                front_socket.sock, _front_terms(front_socket, model.setup)
+            )
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
@@ -143,15 +145,17 @@ def _end_with_ranks(executor: Executor) -> None:
 
 def _with_previous_blocks(args: EngineArgs, path: Path) -> EngineArgs:
     """Returns the settings with as many KV blocks as the previous engine had."""
-    return args.with_blocks(noted_blocks(path)) if _blocks_file(path).exists() else args
+    return (
+        args.with_blocks(read_num_blocks(path)) if _blocks_file(path).exists() else args
+    )
 
 
-def noted_blocks(path: Path) -> int:
+def read_num_blocks(path: Path) -> int:
     """Returns how many KV blocks the engine at `path` has, once it is ready."""
     return int(_blocks_file(path).read_text())
 
 
-def _note_blocks(path: Path, count: int) -> None:
+def _write_num_blocks(path: Path, count: int) -> None:
     temporary = path.with_name("blocks.part")
     temporary.write_text(str(count))
     temporary.rename(_blocks_file(path))  # atomic, even if the process is killed
@@ -175,12 +179,12 @@ def _handle_signals(stop_event: threading.Event, loaded_event: threading.Event) 
         signal.signal(number, lambda *_: None)
 
 
-def _terms(front_socket: FrontSocket, setup: Setup) -> Terms:
+def _front_terms(front_socket: FrontSocket, setup: Setup) -> Terms:
     size = setup.config.block_size
     return link_terms(setup.fingerprint, setup.device.kind, size, front_socket.secret)
 
 
-def _facts(setup: Setup) -> wire.EngineReady:
+def _ready_message(setup: Setup) -> wire.EngineReady:
     config = setup.config
     return wire.EngineReady(
         setup.device.kind, config.num_blocks, setup.fingerprint, config.max_model_len

@@ -73,7 +73,7 @@ class Deployment:
 
     def listens(self, number: int) -> Port | None:
         """Where an engine that decodes receives KV from other machines, if it does."""
-        return _after(self.kv_listen, number - self.prefillers)
+        return _port_after(self.kv_listen, number - self.prefillers)
 
     def settings(self, args: EngineArgs) -> list[EngineArgs]:
         """The settings of each engine, by number, but for its part in sending KV."""
@@ -95,7 +95,7 @@ class Deployment:
         if not self.prefills:
             return [None] * len(paths)
         if self.distributed:
-            return [self._placed(number) for number in range(len(paths))]
+            return [self._placed_plan(number) for number in range(len(paths))]
         local_paths = {
             str(number): path.with_name("kv")
             for number, path in enumerate(paths)
@@ -115,20 +115,20 @@ class Deployment:
             make_plan(
                 name=name,
                 role=DECODE,
-                listens=self._receives(int(name), path),
+                listens=self._kv_addresses(int(name), path),
                 nixl=self.nixl,
             )
             for name, path in local_paths.items()
         ]
         return [*senders, *receivers]
 
-    def _placed(self, number: int) -> PeerPlan:
+    def _placed_plan(self, number: int) -> PeerPlan:
         """The part of an engine that has its addresses only where it is placed."""
         sends = number < self.prefillers
         role = PREFILL if sends else DECODE
         return PeerPlan(name=str(number), role=role, dials=sends, secret=self.secret)
 
-    def _receives(self, number: int, path: Path) -> tuple[Address, ...]:
+    def _kv_addresses(self, number: int, path: Path) -> tuple[Address, ...]:
         port = self.listens(number)
         local_paths = (path,) if self.prefillers else ()
         return local_paths if port is None else (*local_paths, port)
@@ -142,9 +142,9 @@ class Deployment:
         for number in range(self.replicas):
             kv = self.listens(number)
             if kv is not None and number >= self.prefillers:
-                _listening(kv, "--kv-listen").close()
-            if (port := _after(self.prefill_listen, number)) is not None:
-                sock = _listening(port, "--prefill-listen")
+                _listen_at(kv, "--kv-listen").close()
+            if (port := _port_after(self.prefill_listen, number)) is not None:
+                sock = _listen_at(port, "--prefill-listen")
                 sockets.append(stack.enter_context(sock))
         return sockets
 
@@ -245,12 +245,12 @@ def _port(text: str | None, name: str) -> Port | None:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _after(first: Port | None, count: int) -> Port | None:
+def _port_after(first: Port | None, count: int) -> Port | None:
     """Returns the port that follows `first` by `count`."""
     return None if first is None else (first[0], first[1] + count)
 
 
-def _listening(port: Port, name: str) -> socket.socket:
+def _listen_at(port: Port, name: str) -> socket.socket:
     try:
         return listen_at(port)
     except (OSError, OverflowError) as error:

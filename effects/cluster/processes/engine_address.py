@@ -18,7 +18,7 @@ class EngineAddress:
     machine: str = ""  # as people know that
 
 
-def note_address(path: Path, address: EngineAddress | None) -> None:
+def write_address(path: Path, address: EngineAddress | None) -> None:
     """Write where the engine of a socket's path listens; None: nowhere now."""
     file = _address_file(path)
     if address is None:
@@ -30,7 +30,7 @@ def note_address(path: Path, address: EngineAddress | None) -> None:
     temporary.rename(file)  # never there in part
 
 
-def noted_address(path: Path) -> EngineAddress | None:
+def read_address(path: Path) -> EngineAddress | None:
     """Returns where the engine of a socket's path listens, if there is one."""
     try:
         text = _address_file(path).read_text()

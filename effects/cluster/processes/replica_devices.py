@@ -59,13 +59,13 @@ def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
         ReplicaDevice(
             number=number,
             gpus=",".join(gpus[end - engines[number].parallel.ranks : end]),
-            threads=max(1, _cores() // count),
+            threads=max(1, _num_cores() // count),
             memory=CPU_SHARE / count,
         )
         for number, end in enumerate(ends)
     ]
 
 
-def _cores() -> int:
+def _num_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # where there is one
     return len(affinity(0)) if affinity else os.cpu_count() or 1

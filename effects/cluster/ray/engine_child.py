@@ -15,7 +15,7 @@ from attrs import evolve
 
 from minfer.effects.cluster.engine_server.engine_process import (
     FrontSocket,
-    noted_blocks,
+    read_num_blocks,
     run_engine,
 )
 from minfer.effects.cluster.processes.process_ends import engine_names
@@ -61,7 +61,7 @@ def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) 
     report = EngineReport()
 
     def ready() -> None:
-        evolve(report, blocks=noted_blocks(path)).write(folder)
+        evolve(report, blocks=read_num_blocks(path)).write(folder)
 
     with listen_at((host, 0)) as sock:
         report = evolve(report, port=sock.getsockname()[1])

@@ -25,7 +25,7 @@ from attrs import define, evolve, field, frozen
 from ray.exceptions import RayError
 
 from minfer.effects.cluster.processes.deployment import Deployment
-from minfer.effects.cluster.processes.engine_address import note_address
+from minfer.effects.cluster.processes.engine_address import write_address
 from minfer.effects.cluster.processes.process_ends import (
     Action,
     Processes,
@@ -39,12 +39,12 @@ from minfer.effects.cluster.ray.engine_plan import (
 )
 from minfer.effects.cluster.ray.ray_cluster import (
     GPU,
+    alive_nodes,
     check_nodes,
     connected,
     draining_nodes,
     has_room,
-    needs,
-    nodes,
+    replica_resources,
     warn_of_open_ports,
 )
 from minfer.effects.cluster.ray.ray_engine import ActorEngineEnd, EnginePlace, RayEngine
@@ -86,9 +86,9 @@ class RayEngines:
         _handle_signals(stop_event)
         with connected():
             _handle_signals(stop_event)  # connecting has set Ray's handlers
-            args, cluster_nodes = with_absolute_paths(self.args), nodes()
+            args, cluster_nodes = with_absolute_paths(self.args), alive_nodes()
             warn_of_open_ports(cluster_nodes)
-            resources = needs(args, cluster_nodes)
+            resources = replica_resources(args, cluster_nodes)
             plans = self._plans(args, paths, on_gpu=GPU in resources)
             server = _server_name(self.deployment.secret)
             places = [EnginePlace(f"{server} {plan.number}", resources) for plan in plans]
@@ -223,7 +223,7 @@ def _server_name(secret: bytes) -> str:
 def _end(engines: Sequence[RayEngine]) -> None:
     """Stop the engines, and end their actors."""
     for engine in engines:
-        note_address(engine.path, None)
+        write_address(engine.path, None)
     with suppress(RayError):
         asked = [engine.actor.stop.remote() for engine in engines]
         ray.wait(asked, num_returns=len(asked), timeout=STOP_SECONDS)

@@ -97,7 +97,7 @@ def _check_address(address: str) -> None:
     socket.create_connection(port, CONNECT_SECONDS).close()
 
 
-def nodes() -> list[ClusterNode]:
+def alive_nodes() -> list[ClusterNode]:
     """The nodes that are alive."""
     return [
         ClusterNode(
@@ -168,7 +168,9 @@ def has_room(resources: Mapping[str, float], excluded: Collection[str]) -> bool:
     )
 
 
-def needs(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> dict[str, float]:
+def replica_resources(
+    args: EngineArgs, cluster_nodes: Sequence[ClusterNode]
+) -> dict[str, float]:
     """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
     With `--device auto`, GPUs if any of the nodes has one.
     """
@@ -184,7 +186,7 @@ def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
     them lacks this version of minfer, or cannot read the model. The error names each such
     node.
     """
-    resources = needs(args, cluster_nodes)
+    resources = replica_resources(args, cluster_nodes)
     able_nodes = [node for node in cluster_nodes if node.has(resources)]
     if not able_nodes:
         (name, count), *_ = resources.items()
@@ -197,7 +199,8 @@ def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
     failed = _run_check(able_nodes, _version_check(), __version__)
     if not failed:  # another version may not be able to unpickle the settings
         failed = _run_check(able_nodes, model_error, args)
-    current_ids = {node.id for node in nodes()}  # one that left meanwhile is no error
+    # A node that has left meanwhile is no error.
+    current_ids = {node.id for node in alive_nodes()}
     errors = [
         f"node {node.name}: {error}" for node, error in failed if node.id in current_ids
     ]

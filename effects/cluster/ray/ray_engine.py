@@ -23,7 +23,7 @@ import ray
 from attrs import define, evolve, field, frozen
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
-from minfer.effects.cluster.processes.engine_address import EngineAddress, note_address
+from minfer.effects.cluster.processes.engine_address import EngineAddress, write_address
 from minfer.effects.cluster.ray.engine_actor import EngineActor
 from minfer.effects.cluster.ray.engine_plan import (
     CANNOT_START,
@@ -124,9 +124,9 @@ class RayEngine:
         answer = self._answer(now)
         if answer is not None:
             self._heard, self._due = now, now + POLL_SECONDS
-            return self._note(answer)
+            return self._take_answer(answer)
         if self.state is None and now > self._heard + CALL_SECONDS:
-            note_address(self.path, None)  # an earlier keeper's may be out of date
+            write_address(self.path, None)  # an earlier keeper's may be out of date
         if now >= self._due:
             reference = self.actor.keep.remote(__version__, self.plan)
             self._calls.append(_Call(reference, now))
@@ -166,21 +166,23 @@ class RayEngine:
             return state
         return None
 
-    def _note(self, answer: EngineProcessState | RayError) -> ActorEngineEnd | None:
+    def _take_answer(
+        self, answer: EngineProcessState | RayError
+    ) -> ActorEngineEnd | None:
         if isinstance(answer, RayError):
             if isinstance(answer, ActorDiedError):  # perhaps for good: make another
                 self.actor = self.place.actor()
-            return self._lost(str(answer).splitlines()[0])
+            return self._note_lost(str(answer).splitlines()[0])
         if answer.actor and answer.actor == self._ended:
             return None  # it is about to be restarted
         if self.state is not None and self.state.actor != answer.actor:
-            return self._lost("it was killed")
+            return self._note_lost("it was killed")
         if answer.code is not None:
             return self._note_end(answer, answer.code)
         if answer != self.state:
             self.state = answer
             port, kv, node = answer.port, answer.kv, answer.node
-            note_address(self.path, port and EngineAddress(port, kv, node))
+            write_address(self.path, port and EngineAddress(port, kv, node))
             if answer.blocks is not None:
                 self.plan = evolve(self.plan, blocks=answer.blocks)
         return None
@@ -198,7 +200,7 @@ class RayEngine:
             why=answer.why or reason,
         )
 
-    def _lost(self, reason: str) -> ActorEngineEnd | None:
+    def _note_lost(self, reason: str) -> ActorEngineEnd | None:
         """Forget an actor's process that is gone; returns how the engine ended that was
         known to run there.
         """
@@ -211,6 +213,6 @@ class RayEngine:
         )
 
     def _forget(self) -> None:
-        note_address(self.path, None)
+        write_address(self.path, None)
         self.state = None
         self._calls.clear()

@@ -196,11 +196,11 @@ class BeamSearches:
         finished = [end for end in outputs.finished if end.id not in self._beams]
         translated = evolve(
             outputs,
-            ids=_without(outputs.ids, beams),
-            tokens=_without(outputs.tokens, beams),
-            logprobs=_without(outputs.logprobs, beams),
-            pooled=_without(outputs.pooled, beams),
-            drafts=_without(outputs.drafts, beams),
+            ids=_without_rows(outputs.ids, beams),
+            tokens=_without_rows(outputs.tokens, beams),
+            logprobs=_without_rows(outputs.logprobs, beams),
+            pooled=_without_rows(outputs.pooled, beams),
+            drafts=_without_rows(outputs.drafts, beams),
             finished=tuple(finished),
             arrived=arrived,
             reasons=reasons,
@@ -299,7 +299,7 @@ class BeamSearches:
         return [search for search in searches.values() if not search.names]
 
 
-def _without(column: tuple[T, ...], rows: Mapping[int, object]) -> tuple[T, ...]:
+def _without_rows(column: tuple[T, ...], rows: Mapping[int, object]) -> tuple[T, ...]:
     """Returns a column without the entries at some places."""
     if not rows or not column:
         return column

@@ -262,7 +262,7 @@ class GrammarMasks(MaskMaker):
             return
         grammar.allowed = None
         if grammar.matcher is None and grammar.failed is None:
-            self._open(grammar)
+            self._open_matcher(grammar)
         if grammar.failed is not None:
             batch.errors[line] = grammar.failed
         elif grammar.matcher is not None:
@@ -335,7 +335,7 @@ class GrammarMasks(MaskMaker):
         """Returns the mask of an output from a new matcher, which reads all its
         tokens.
         """
-        matcher = self._open(mask.grammar)
+        matcher = self._open_matcher(mask.grammar)
         if matcher is None:
             return mask.grammar.failed or GrammarError("there is no matcher")
         return _advance_matcher(matcher, mask)
@@ -361,7 +361,7 @@ class GrammarMasks(MaskMaker):
         grammar = mask.grammar
         try:
             if self._samples.get(grammar.name) is grammar:  # else the sample has ended
-                self._make(mask)
+                self._make_mask(mask)
         # Any error: otherwise the sample would stay paused forever.
         except BaseException as error:
             grammar.failed = GrammarError(f"making its mask failed: {error!r}")
@@ -371,10 +371,10 @@ class GrammarMasks(MaskMaker):
         if now is grammar or now is None or not now.busy:
             self._post(Pause(*grammar.name, paused=False))
 
-    def _make(self, mask: DueMask) -> None:
+    def _make_mask(self, mask: DueMask) -> None:
         """Make the mask of a slow sample; notes if the sample is not slow any more."""
         grammar = mask.grammar
-        matcher = grammar.matcher or self._open(grammar)
+        matcher = grammar.matcher or self._open_matcher(grammar)
         start = time.thread_time()
         if matcher is not None:
             bits = _advance_matcher(matcher, mask)
@@ -388,7 +388,7 @@ class GrammarMasks(MaskMaker):
         if is_quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
-    def _open(self, grammar: SampleGrammar) -> Matcher | None:
+    def _open_matcher(self, grammar: SampleGrammar) -> Matcher | None:
         """Give a sample a matcher; if that fails, it may sample no token, ever."""
         constraint = grammar.request.sampling.structured_outputs
         if constraint is None:

@@ -7,7 +7,7 @@
     start_ranks                                   follow_rank_0
       listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.found
       Crew.start_processes, but for torchrun's
-                              --- settings -->      settings_from: the same engine
+                              --- settings -->      setup_from_settings
       Crew.await_joined       <-- versions ---      Leader.join
       join_group              <- the others ->      join_group
     open_rank                 loads its part        open_rank
@@ -87,7 +87,7 @@ def start_ranks(setup: Setup) -> RankGroup:
     count = setup.args.parallel.ranks
     crew = Crew(count, shared_facts(setup))
     try:
-        listener = listen_in_new_folder(settings_to(setup), crew.resources)
+        listener = listen_in_new_folder(encode_settings(setup), crew.resources)
         with closing(listener):
             if not is_by_torchrun():
                 crew.start_processes(listener.folder, environments(setup, count))
@@ -129,7 +129,7 @@ def follow_rank_0() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for rank 0, which ends this one
     folder = rank_folder_path()
     leader = Leader.found(folder, rank)
-    setup = settings_from(leader.settings)
+    setup = setup_from_settings(leader.settings)
     leader.join(shared_facts(setup))
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -182,7 +182,7 @@ def shared_facts(setup: Setup) -> Mapping[str, str]:
     return {"version": __version__, "model or weights": setup.fingerprint.hex()}
 
 
-def settings_to(setup: Setup) -> Mapping[str, Any]:
+def encode_settings(setup: Setup) -> Mapping[str, Any]:
     """The settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
     names = [
@@ -203,7 +203,7 @@ def settings_to(setup: Setup) -> Mapping[str, Any]:
     return {**settings, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
 
 
-def settings_from(settings: Mapping[str, Any]) -> Setup:
+def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
     """The setup of an engine of which this process is another rank. Raises as
     `prepare`.
     """

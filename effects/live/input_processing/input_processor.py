@@ -28,7 +28,7 @@ from minfer.effects.live.input_processing.prompts import (
     TokenizedPrompt as TokenizedPrompt,
 )
 from minfer.effects.live.input_processing.prompts import read_prompt as read_prompt
-from minfer.effects.live.input_processing.prompts import wrong_kind
+from minfer.effects.live.input_processing.prompts import wrong_type_error
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -73,13 +73,13 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):
-        raise wrong_kind("sampling_params", "SamplingParams", params)
+        raise wrong_type_error("sampling_params", "SamplingParams", params)
     if len(params) != count:
         counts = f"{len(params)} sampling_params for {count} prompts"
         raise RequestError(f"{counts}; give one, or one for each prompt")
     for i, value in enumerate(params):
         if not isinstance(value, SamplingParams):
-            raise wrong_kind(f"sampling_params[{i}]", "SamplingParams", value, i)
+            raise wrong_type_error(f"sampling_params[{i}]", "SamplingParams", value, i)
     return list(params)
 
 

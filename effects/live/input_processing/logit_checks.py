@@ -30,11 +30,11 @@ def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWord
     for word in words:
         stripped = word.lstrip() or word
         for text in (stripped, f" {stripped}"):
-            token_ids[_encoded(text, tokenizer)] = None
+            token_ids[_encode(text, tokenizer)] = None
     return tuple(token_ids)
 
 
-def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     try:
         ids = tokenizer.encode(text, add_special_tokens=False) if tokenizer else ()
     except TextError as error:

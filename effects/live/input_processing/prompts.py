@@ -32,7 +32,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     are one prompt.
     """
     if not isinstance(prompts, str | Mapping | Sequence):
-        raise wrong_kind("prompts", "a string, token ids, or a list of these", prompts)
+        raise wrong_type_error(
+            "prompts", "a string, token ids, or a list of these", prompts
+        )
     is_ids = prompts and all(
         isinstance(item, int) and not isinstance(item, bool) for item in prompts
     )
@@ -56,18 +58,18 @@ def read_prompt(
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
     text = prompt if isinstance(prompt, str) else None
-    tokens = prompt if text is None else encoded(text, tokenizer, add_special_tokens)
+    tokens = prompt if text is None else encode_text(text, tokenizer, add_special_tokens)
     if not isinstance(tokens, Iterable):
-        raise wrong_kind("a prompt", "a string or token ids", prompt)
+        raise wrong_type_error("a prompt", "a string or token ids", prompt)
     ids = tuple(tokens)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token")
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
-        ids = _whole_numbers(ids, vocab_size)
+        ids = _checked_token_ids(ids, vocab_size)
     return TokenizedPrompt(text, ids, salt)
 
 
-def encoded(
+def encode_text(
     text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True
 ) -> list[int]:
     """Returns the token ids of a text. Raises RequestError if it cannot be encoded, and
@@ -86,20 +88,20 @@ def encoded(
         raise RequestError(str(error)) from None
 
 
-def rendered(
+def render_conversation(
     tokenizer: Tokenizer | None, messages: "Conversation", options: "ChatOptions"
 ) -> TokenizedPrompt:
-    """Renders a conversation through its chat template. Raises as `encoded`, and
+    """Renders a conversation through its chat template. Raises as `encode_text`, and
     ChatTemplateError.
     """
     from minfer.effects.text.chat_templates import render_chat  # it imports jinja2
 
     text = render_chat(tokenizer, messages, options)
     # Templates write begin and end tokens themselves.
-    return TokenizedPrompt(text, encoded(text, tokenizer, add_special_tokens=False))
+    return TokenizedPrompt(text, encode_text(text, tokenizer, add_special_tokens=False))
 
 
-class Renders:
+class ChatRenderer:
     """Renders conversations for the model of its tokenizer, which has the chat template
     in force.
     """
@@ -128,7 +130,7 @@ class Renders:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(self._rendered(messages, options).ids)
+        return list(self._render_prompt(messages, options).ids)
 
     def with_request_template(self, template: str) -> Self:
         """Returns this model with the chat template of a request. Raises RequestError:
@@ -141,21 +143,23 @@ class Renders:
             param="chat_template",
         )
 
-    def _rendered(
+    def _render_prompt(
         self, messages: "Conversation", options: "ChatOptions"
     ) -> TokenizedPrompt:
         variables = options.get("chat_template_kwargs") or {}
         defaults = self.template_settings.defaults
         options = {**options, "chat_template_kwargs": {**defaults, **variables}}
-        return rendered(self.tokenizer, messages, options)
+        return render_conversation(self.tokenizer, messages, options)
 
 
-def wrong_kind(name: str, expected: str, value: object, index: int = 0) -> RequestError:
+def wrong_type_error(
+    name: str, expected: str, value: object, index: int = 0
+) -> RequestError:
     """Returns the error about a value of a wrong type, in the request at `index`."""
     return RequestError(f"{name} must be {expected}, not a {type(value).__name__}", index)
 
 
-def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+def _checked_token_ids(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
     """Returns token ids that are not all plain integers of the vocabulary: numpy's are
     good.
 
@@ -186,5 +190,5 @@ def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
         raise RequestError("a prompt needs one of the fields prompt and prompt_token_ids")
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
-        raise wrong_kind("cache_salt", "a string", salt)
+        raise wrong_type_error("cache_salt", "a string", salt)
     return prompt[fields[0]], salt.encode("utf-8", "surrogatepass")

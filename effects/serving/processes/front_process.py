@@ -29,7 +29,7 @@ from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link.crash_rule import EngineEnd
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.cluster.processes.deployment import Deployment
-from minfer.effects.cluster.processes.engine_address import noted_address
+from minfer.effects.cluster.processes.engine_address import read_address
 from minfer.effects.cluster.processes.process_ends import front_name
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.journal.routing_journal_file import (
@@ -137,7 +137,7 @@ async def _serve(
         external=len(plan.deployment.prefill_at),
         last_end=plan.last_end,
     )
-    for one in remote.here:
+    for one in remote.own_replicas:
         one.listens = plan.deployment.listens(one.number)
         if not plan.deployment.distributed:
             one.machine = socket.gethostname()
@@ -215,7 +215,7 @@ def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEn
     link = remote.replicas[replica]
 
     def find() -> Port | None:
-        if (found := noted_address(path)) is None:
+        if (found := read_address(path)) is None:
             link.machine = ""
             return None
         link.listens, link.machine = found.kv, found.machine  # it may have moved
@@ -287,7 +287,7 @@ async def _open_application(
     size = setup.config.block_size
     known.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
-    llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    llm = AsyncLLM.from_client(remote, setup, plan.number * REQUESTS)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
@@ -316,7 +316,7 @@ async def _open_application(
 
 def _check_same(fingerprint: bytes, remote: RemoteEngine) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    each = [one.ready for one in remote.here if one.ready is not None]
+    each = [one.ready for one in remote.own_replicas if one.ready is not None]
     if any(one.fingerprint != fingerprint for one in each):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"

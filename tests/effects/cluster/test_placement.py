@@ -374,7 +374,7 @@ def test_a_suspect_runs_alone_at_the_first_replica_while_another_one_serves() ->
         assert number is not None
         ends.hear(number, admitted(name))
         ends.remote.disconnect(number)
-    assert ends.remote.here[2].takes_requests
+    assert ends.remote.own_replicas[2].takes_requests
     assert where_of(ends, "a") is None
     ends.link(1)
     assert where_of(ends, "a") is None, "the first one has no link"

@@ -51,7 +51,7 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0")
     monkeypatch.delenv(devices.THREADS_VARIABLE, raising=False)
-    monkeypatch.setattr(devices, "_cores", lambda: 7)
+    monkeypatch.setattr(devices, "_num_cores", lambda: 7)
     first, *_ = replica_devices([EngineArgs(device="cpu")] * 3)
     args = first.take(EngineArgs())
     assert os.environ[devices.THREADS_VARIABLE] == "2"

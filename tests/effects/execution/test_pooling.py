@@ -148,7 +148,9 @@ def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
             [ids[:9] for ids in prompts(5)[2:]], GREEDY, None
         ).processors
         pooled = [
-            one._job(ids, inbox.put, pooling, count=10 + i, urgency=SchedulingHints())
+            one._make_processor(
+                ids, inbox.put, pooling, count=10 + i, urgency=SchedulingHints()
+            )
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
         ]
         one.front.submit([*first, *pooled])  # in one turn

@@ -770,7 +770,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm_module, "_received", interrupted)
+        patch.setattr(llm_module, "_take_output", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
     assert not llm.front.processors

@@ -178,7 +178,7 @@ def test_any_error_in_a_thread_ends_only_its_sample(
     def broken(due: DueMask) -> None:
         raise OSError(f"no more memory for {due.grammar.name[0]}")
 
-    monkeypatch.setattr(engine.masks, "_make", broken)
+    monkeypatch.setattr(engine.masks, "_make_mask", broken)
     engine.threads.run()
     engine.turn(times=4)
     ended = engine.ends["a"]

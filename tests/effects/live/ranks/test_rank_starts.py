@@ -92,9 +92,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ranks.settings_to
+    known = ranks.encode_settings
     monkeypatch.setattr(
-        ranks, "settings_to", lambda of: {**known(of), "model": "/nowhere"}
+        ranks, "encode_settings", lambda of: {**known(of), "model": "/nowhere"}
     )
 
 
