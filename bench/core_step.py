@@ -28,7 +28,7 @@ from attrs import evolve
 from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.engine import step
 from minfer.records.config import CacheGroup, EngineConfig
@@ -52,7 +52,7 @@ PAIRS = 14  # blocks of a life
 COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
 
-class MadeUp(Dry):
+class MadeUp(DryExecutor):
     """An executor of random tokens: quicker than a passage, and with less
     memory in use.
     """
@@ -61,7 +61,8 @@ class MadeUp(Dry):
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
         return Executed(
-            plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True))
+            plan.step,
+            tuple((t,) * m for t, m in zip(tokens, plan.max_sampled_tokens, strict=True)),
         )
 
 

@@ -29,7 +29,7 @@ from bench.ranks_gpu import bandwidth
 from bench.results import run, show
 from minfer.kernels.activation import gated_mul
 from minfer.kernels.experts import add_experts
-from minfer.kernels.leaves import Choice, Experts, Linear
+from minfer.kernels.leaves import ChosenExperts, Experts, Linear
 
 SHAPE: Final = SHAPES["moe"]
 HIDDEN, INNER = SHAPE["hidden_size"], SHAPE["moe_intermediate_size"]
@@ -44,7 +44,7 @@ class Case:
     """The tokens of a layer, and which of them this rank's experts compute."""
 
     x: Tensor  # [tokens, hidden]
-    choice: Choice
+    choice: ChosenExperts
     mixed: Tensor  # [experts, tokens, 1]: the weight of each, 0 if it is not chosen
     packed: Tensor  # [experts, most]: tokens, padded with any
     shares: Tensor  # [experts, most, 1]: their weights, 0 for padding
@@ -63,7 +63,7 @@ class Case:
         shares, packed = mixed.sort(dim=1, descending=True, stable=True)
         return cls(
             x,
-            Choice(ids.int().where(ids < held, -1), weights),
+            ChosenExperts(ids.int().where(ids < held, -1), weights),
             mixed[:, :, None].contiguous(),
             packed[:, :most].contiguous(),
             shares[:, :most, None].contiguous(),

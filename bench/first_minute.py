@@ -96,7 +96,7 @@ async def load(
 ) -> dict[str, Any]:
     """All clients at once; what they saw, and what the engine had to do for it."""
     captures = llm.worker.driver.executor.runner.captures
-    graphs, compiled = len(captures.made), len(watch.compiled)
+    graphs, compiled = len(captures.graphs), len(watch.compiled)
     missed = Counter(captures.launched)
     prompts = [
         [rng.choices(WORDS, k=TOKENS_IN) for _ in range(EACH)] for _ in range(clients)
@@ -109,7 +109,7 @@ async def load(
         "tok/s": sum(tokens) / seconds,
         "ttft": percentiles(firsts),
         "graphs_before": graphs,
-        "graphs_after": len(captures.made),
+        "graphs_after": len(captures.graphs),
         "launched_one_by_one": sum((Counter(captures.launched) - missed).values()),
         "missed": [str(kind) for kind in captures.launched],
         "compiled": len(watch.compiled) - compiled,

@@ -144,7 +144,7 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    size = sum(part.page_bytes for part in copier.parts)
+    size = sum(part.page_bytes for part in copier.tensors)
     try:
         yield lambda: done[0] * size / (time.perf_counter() - began) / 1e9
     finally:
@@ -161,7 +161,7 @@ def moving(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     runs = defaultdict[str, list[dict[str, Any]]](list)
     for _ in range(args.repeats):
         runs["still"].append(gaps(decoding(lab, llm, args.context)))
-        with pages_moving(copier, min(pages, copier.parts[0].host.pages)) as so:
+        with pages_moving(copier, min(pages, copier.tensors[0].host.pages)) as so:
             runs["moving"].append(gaps(decoding(lab, llm, args.context)))
             rates.append(so())
     each = [

@@ -33,7 +33,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.kernels import router
 from minfer.kernels.activation import gated_mul
 from minfer.kernels.experts import add_experts, experts_hit
-from minfer.kernels.leaves import Choice, Experts, Linear
+from minfer.kernels.leaves import ChosenExperts, Experts, Linear
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "moe": {  # Qwen3-30B-A3B
@@ -204,7 +204,7 @@ class Model:
         counts: list[torch.Tensor] = []
         real = router.route
 
-        def counted(*given: Any) -> Choice:
+        def counted(*given: Any) -> ChosenExperts:
             choice = real(*given)
             if len(choice.ids) >= rows == int((choice.ids[:, 0] >= 0).sum()):
                 counts.append(experts_hit(choice))
@@ -240,7 +240,7 @@ def loop(name: str) -> dict[str, Any]:
     )
     x, out = drawn(tokens, hidden), drawn(tokens, hidden).zero_()
     picked = torch.rand(tokens, count, device="cuda").topk(shape["num_experts_per_tok"])
-    choice = Choice(picked.indices.int(), picked.values)
+    choice = ChosenExperts(picked.indices.int(), picked.values)
     share = torch.zeros(tokens, count, device="cuda")
     share.scatter_(1, picked.indices, picked.values)
     shares = share.to(torch.bfloat16).unbind(1)

@@ -36,8 +36,8 @@ from bench.results import run, show, spread
 from bench.structured import ENDLESS, vocabulary
 from bench.tool_calls import edits
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.device.step_shape import StepShape, most_draws
-from minfer.effects.execution.packing.inputs import most_words
+from minfer.effects.execution.device.step_shape import StepShape, max_draws
+from minfer.effects.execution.packing.inputs import max_words
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.read_back import HostSlot
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
@@ -137,7 +137,9 @@ class Work:
         draw = self.slot.draw
         if draw is None:
             raise AssertionError("this device draws no tokens")
-        count = len(draw.places) if draw.at is None else max(draw.at, default=-1) + 1
+        count = (
+            len(draw.entries) if draw.lines is None else max(draw.lines, default=-1) + 1
+        )
         drawn = self.slot.drawn.numpy()
         if self.lines is None:
             drawn[:count] = self.device.rng.integers(EOS + 1, VOCAB, count)
@@ -155,7 +157,7 @@ class Device:
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
         self.config, self.ranks, self.draft = config, ALONE, None
-        self.several, self.parts_drafts, self.drafts = False, False, 0
+        self.has_other_ranks, self.separates_drafts, self.drafts = False, False, 0
         self.backend = SimpleNamespace(device=CPU)
         self.forward, self.late = forward, draws
         self.rng = np.random.default_rng(0)
@@ -166,8 +168,8 @@ class Device:
         self.sent = 0.0  # when masks were handed over last
         blocks = config.max_model_len // config.block_size
         self.rows = DeviceRows(config.max_num_seqs, blocks, VOCAB, CPU)
-        self.lines = most_draws(config.max_num_seqs)
-        self.room = most_words(self.rows, config.max_num_batched_tokens, self.lines)
+        self.lines = max_draws(config.max_num_seqs)
+        self.max_words = max_words(self.rows, config.max_num_batched_tokens, self.lines)
         self.spec = SimpleNamespace(vocab_size=VOCAB)
         self.stream = None
         self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
@@ -181,7 +183,7 @@ class Device:
     def padded(self, kind: StepShape) -> StepShape:
         return kind.padded() if kind.fits(CAPTURED) else kind
 
-    def take(self, plan: Plan) -> None:
+    def apply_changes(self, plan: Plan) -> None:
         for opened in plan.opens:
             self.rows.open(plan.rows[opened.index], opened)
         for grow in plan.grows:
@@ -230,9 +232,9 @@ class Paced(TorchExecutor):
         self.runner = device  # type: ignore[assignment]  # it stands in
         self.launcher = PlanLauncher(self.runner)
         self.launched_plans = deque()
-        self.at_once, self.in_one_thread = True, False
+        self.runs_at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
-        self.background = self.crew = self.copiers = None
+        self.background = self.workers = self.copiers = None
 
 
 class Front:
@@ -286,7 +288,7 @@ class Bench:
                 prompt=(5, i, *range(60)),
                 max_tokens=1024,
                 sampling=how,
-                lockstep=bound,
+                needs_host_mask=bound,
                 seed=i,
             )
             self.driver.post(Submit(request))
@@ -376,7 +378,7 @@ def made_up() -> str:
 def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str, Any]:
     """The parts of a turn of one batch."""
     before = Work.synchronize, driving.step  # type: ignore[attr-defined]  # it is timed there
-    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
     try:
         with paused_collector(), short_switch_interval():
@@ -393,7 +395,11 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
 # Idle matchers by room, characters that take a room more, and tokens that one serves.
 Kept = tuple[int, int, int]
 BEFORE: Kept = (128, 4096, 1024)
-NOW: Kept = (idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS)
+NOW: Kept = (
+    idle_matchers.MAX_TOTAL_WEIGHT,
+    idle_matchers.CHARACTERS_PER_WEIGHT,
+    idle_matchers.MAX_SERVED_TOKENS,
+)
 OUTPUT = 128  # tokens of a call
 
 
@@ -407,7 +413,10 @@ def strict_calls(tools: int) -> StructuredOutputs:
 
 def keep(kept: Kept) -> None:
     """Have this many idle matchers kept."""
-    idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS = kept  # type: ignore[misc]  # to compare
+    weight, characters, tokens = kept
+    idle_matchers.MAX_TOTAL_WEIGHT = weight  # type: ignore[misc]  # to compare
+    idle_matchers.CHARACTERS_PER_WEIGHT = characters  # type: ignore[misc]
+    idle_matchers.MAX_SERVED_TOKENS = tokens  # type: ignore[misc]
 
 
 def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, float]:
@@ -421,7 +430,7 @@ def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, 
             prompt=prompt,
             max_tokens=OUTPUT,
             sampling=how,
-            lockstep=True,
+            needs_host_mask=True,
             seed=i,
         )
         bench.driver.post(Submit(request))
@@ -444,7 +453,7 @@ def waves(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     compiler = LlguidanceCompiler(made_up(), VOCAB, [EOS])
     how = {"forward": args.forward, "draws": args.draws, "front": 0.0}
-    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     for tools in (1, 20):
         constraint = strict_calls(tools)
         for batch in args.batches:

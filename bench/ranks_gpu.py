@@ -41,7 +41,7 @@ from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import kv_bytes_per_token, weight_bytes
 from minfer.effects.models.ranks import Parallel, Place
@@ -143,7 +143,7 @@ class Forward:
 def forwards(llm: LLM) -> Iterator[list[Forward]]:
     """What rank 0 computes meanwhile."""
     runner, found = executor_of(llm).runner, list[Forward]()
-    run, receive, replay = runner._replay, TorchRanks.receive, StageEnds.replay
+    run, receive, replay = runner._replay, TorchRanks.receive, StageBuffers.replay
 
     def timed(shape: StepShape) -> None:
         found.append(Forward(time.perf_counter(), *events()))
@@ -156,14 +156,14 @@ def forwards(llm: LLM) -> Iterator[list[Forward]]:
         found[-1].before.record(runner.stream)
         return hidden
 
-    def replayed(ends: StageEnds, graph: Any, tokens: int) -> None:
+    def replayed(ends: StageBuffers, graph: Any, tokens: int) -> None:
         found[-1].by_graph = True
         replay(ends, graph, tokens)
 
     with (
         patch.object(runner, "_replay", timed),
         patch.object(TorchRanks, "receive", received),
-        patch.object(StageEnds, "replay", replayed),
+        patch.object(StageBuffers, "replay", replayed),
     ):
         yield found
     torch.cuda.synchronize()

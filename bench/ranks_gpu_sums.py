@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu_times import microseconds
-from minfer.effects.execution.ranks.peer_ranks import through_memory
+from minfer.effects.execution.ranks.peer_ranks import with_peer_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.effects.models.ranks import Parallel, Place
 
@@ -27,7 +27,7 @@ def main() -> None:
     hidden = int(sys.argv[1])
     place = Place(rank, Parallel(tensor=ranks))
     nccl = TorchRanks(place, device, hidden, kind, dist.group.WORLD)
-    made = through_memory(nccl)
+    made = with_peer_memory(nccl)
     for rows in map(int, sys.argv[2].split(",")):
         part = torch.zeros(rows, hidden, dtype=kind, device=device)
         residual = part.clone()

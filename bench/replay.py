@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import Any
 
 from bench.results import percentiles, run, show
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_writer import JournalWriter
@@ -49,7 +49,7 @@ def replayed(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Fixed(Dry):
+class Fixed(DryExecutor):
     """An executor that costs nothing: ids up to 150,000, drawn before."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Fixed(Dry):
     def collect(self) -> Executed:
         plan = self.plans.popleft()
         drawn = self.drawn[plan.step % 64]
-        pairs = zip(plan.most, drawn, strict=False)
+        pairs = zip(plan.max_sampled_tokens, drawn, strict=False)
         return Executed(plan.step, tuple([one if most else () for most, one in pairs]))
 
 

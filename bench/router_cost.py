@@ -151,7 +151,7 @@ def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
         config = RouterConfig(Prefix())
         journal = None if folder is None else RoutingJournalFile(folder, config, 2**30)
         made = BackendDispatcher(
-            config, cache_blocks=2**14, most_waiting=0, journal=journal
+            config, cache_blocks=2**14, max_waiting=0, journal=journal
         )
         made.join("a")
         made.join("b")

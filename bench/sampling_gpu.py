@@ -24,7 +24,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 
@@ -65,11 +65,11 @@ SPREADS: Final = {"peaked": 4.5, "flat": 0.02}  # of logits
 DECODE: Final = "batch {rows}, context 600"  # as bench.gpu names it
 
 
-def opened(how: RowSampling, row: int) -> Open:
+def opened(how: RowSampling, row: int) -> NewRow:
     """A row in the middle of its output."""
     tokens = torch.Generator().manual_seed(row)
     known = torch.randint(VOCAB, (PROMPT + OUTPUT,), generator=tokens).tolist()
-    return Open(0, (str(row), 0), tuple(known), PROMPT, 10_000, how, ((0,),))
+    return NewRow(0, (str(row), 0), tuple(known), PROMPT, 10_000, how, ((0,),))
 
 
 def sampler_of(rows: int, how: Mapping[str, Any], seed: int) -> Sampler:
@@ -91,11 +91,11 @@ def microseconds(sampler: Sampler, rows: int, lines: list[Tensor]) -> dict[str, 
     """Of a draw for all rows, by CUDA graphs of many."""
     device_rows = torch.arange(rows, dtype=torch.int32, device="cuda")
     positions = torch.full_like(device_rows, PROMPT + OUTPUT)
-    wants = sampler.rows.wants(range(rows))
+    needs = sampler.rows.sampling_needs(range(rows))
     turns = itertools.cycle(lines)
 
     def draw() -> None:
-        sampler.sample(next(turns), device_rows, positions, wants)
+        sampler.sample(next(turns), device_rows, positions, needs)
 
     for _ in lines:
         draw()

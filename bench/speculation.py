@@ -59,10 +59,10 @@ class Counted:
     def __call__(self, turn: Turn) -> None:
         """As a driver's record is told."""
         self.drafts += judged(turn.before, turn.events, turn.transition)
-        there = set(turn.before.running.gens)
+        there = set(turn.before.running.run_ids)
         for step in good_steps(turn.before, turn.events, turn.transition):
             taken = {fill.index for fill in step.plan.fills}
-            for at, gen in enumerate(step.plan.gens):
+            for at, gen in enumerate(step.plan.run_ids):
                 if gen in there and at not in taken and step.yields[at]:
                     self.rows += 1
                     self.tokens += len(step.yields[at])

@@ -93,7 +93,7 @@ class Engine:
         self.turn(*(Submit(self.request(length(i), **more)) for i in range(count)))
         while (
             len(self.state.running) < rows
-            or self.state.running.base > self.state.running.scheduled
+            or self.state.running.num_known_at_admission > self.state.running.scheduled
         ):
             self.turn()
         for _ in range(turns):

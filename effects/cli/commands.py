@@ -72,7 +72,7 @@ class _CommandParser(CommandLineParser):
         command.add_options(self)
         common = getattr(command, "COMMON", tuple(self._option_string_actions))
         if POLICY in self._option_string_actions:
-            refuse(self, RENAMED, was="renamed")
+            refuse(self, RENAMED, verb="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
         found, unknown = super().parse_known_args(args, namespace)

@@ -204,7 +204,7 @@ class AsyncLLM(ServedModel):
                 ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
                 reads_scores = processor.scores is not None and bool(
-                    processor.scores.unread
+                    processor.scores.unread_chunks
                 )
                 output = (
                     await asyncio.to_thread(processor.take)

@@ -177,7 +177,7 @@ class TotalsCounter:
                         self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
                     self.last_step_time = now
-                    self.buckets[STEP_TOKENS].add(sum(plan.counts))
+                    self.buckets[STEP_TOKENS].add(sum(plan.num_scheduled_tokens))
                 case _:
                     pass
 

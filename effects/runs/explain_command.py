@@ -57,7 +57,7 @@ _KINDS: Final = {  # of time, in the order of the output
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "Held": "head of the queue, blocked by: {cause}",
+    "QueueBlocked": "head of the queue, blocked by: {cause}",
     "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Loading": "waits for {more:,} blocks from {tier}{costs}",
     "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
@@ -69,7 +69,7 @@ _REASONS: Final = {
         "block {block:,} was not cached in layer group {group}, which has a window: of "
         "{cached:,} cached blocks those before it were used"
     ),
-    "Voided": "step {step} failed with it: {error!r}",
+    "Discarded": "step {step} failed with it: {error!r}",
 }
 _COSTS: Final = ": {0} to load them, {1} to compute them, as expected"
 _GAP: Final = (
@@ -265,8 +265,10 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
     """
     before = gap.turn.before
     plan = before.inflight[0]
-    ids = dict(zip(before.running.gens, before.running.ids, strict=True))
-    chunks = [(len(fill.tokens), ids.get(plan.gens[fill.index])) for fill in plan.fills]
+    ids = dict(zip(before.running.run_ids, before.running.ids, strict=True))
+    chunks = [
+        (len(fill.tokens), ids.get(plan.run_ids[fill.index])) for fill in plan.fills
+    ]
     others = [chunk for chunk in chunks if chunk[1] != life.id]
     chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
     return {
@@ -274,8 +276,8 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
         "since": gap.since,
         "turn": gap.turn.number,
         "step": plan.step,
-        "rows": len(plan.gens),
-        "tokens": sum(plan.counts),
+        "rows": len(plan.run_ids),
+        "tokens": sum(plan.num_scheduled_tokens),
         "chunk": chunk,
         "chunk_of": whose,
     }

@@ -63,7 +63,8 @@ def _blocks(config: EngineConfig, state: EngineState) -> str:
 
 def _in_flight(state: EngineState) -> str:
     steps = [
-        f"step {plan.step} ({len(plan.gens)} rows, {sum(plan.counts)} tokens)"
+        f"step {plan.step} ({len(plan.run_ids)} rows, "
+        f"{sum(plan.num_scheduled_tokens)} tokens)"
         for plan in state.inflight
     ]
     return ", ".join(steps) or "nothing"
@@ -91,10 +92,12 @@ def _running(state: EngineState) -> Iterator[str]:
     run = state.running
     yield summary_line("running", f"{len(run)} sequences, in rank order")
     for i, seq in enumerate(run.seqs[:_MANY]):
-        filled = " (its prompt)" if run.scheduled[i] < run.base[i] else ""
+        filled = (
+            " (its prompt)" if run.scheduled[i] < run.num_known_at_admission[i] else ""
+        )
         yield (
             f"  {_name(seq)}: row {run.rows[i]}, knows {run.known[i]} of up to "
-            f"{run.last[i] + 1} tokens, planned to {run.scheduled[i]}{filled}, "
+            f"{run.last_index[i] + 1} tokens, planned to {run.scheduled[i]}{filled}, "
             f"{len(run.tables[i])} blocks, {run.chains[i].sealed} published"
         )
 

@@ -43,12 +43,12 @@ NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {
 _log = logging.getLogger("minfer.model")
 
 
-def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
+def recommended_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
     """Returns the sampling parameters in generation_config.json. Raises CorruptFileError
     for a file that is not JSON.
     """
     file = read_optional(path)
-    found: dict[str, float] = {}
+    params: dict[str, float] = {}
     left_out = []
     for name in ADVISED:
         value = file.get(name)
@@ -58,23 +58,23 @@ def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
             continue
         try:
             SamplingParams(**{name: value})
-            found[name] = value
+            params[name] = value
         except ParameterError as error:
             left_out.append(str(error))
     if file.get("do_sample") is False:
-        found["temperature"] = 0
+        params["temperature"] = 0
     if left_out and warns:
         _log.warning("%s: left out what cannot be used: %s", path, "; ".join(left_out))
-    return found
+    return params
 
 
-def not_applied(path: Path) -> list[str]:
+def unapplied_fields(path: Path) -> list[str]:
     """Returns the fields of generation_config.json that transformers applies and minfer
     does not.
     """
     file = read_optional(path)
     return [
         name
-        for name, idle in NOT_APPLIED.items()
-        if file.get(name) is not None and file[name] not in idle
+        for name, no_effect_values in NOT_APPLIED.items()
+        if file.get(name) is not None and file[name] not in no_effect_values
     ]

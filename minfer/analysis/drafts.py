@@ -78,7 +78,7 @@ def drafted(
         sizes = tuple(map(len, one.yields))
         if one.plan.drafts:
             found.append(_columns(before.running, one.plan, sizes, come))
-        come.update(dict(zip(one.plan.gens, sizes, strict=True)))
+        come.update(dict(zip(one.plan.run_ids, sizes, strict=True)))
     return tuple(found)
 
 
@@ -90,15 +90,15 @@ def _columns(
     """
     rows: Sequence[int] = [draft.index for draft in plan.drafts]
     seats = rows
-    if plan.gens != run.gens:  # sequences came or went since this was planned
-        place = {gen: i for i, gen in enumerate(run.gens)}
-        rows = [at for at in rows if plan.gens[at] in place]
-        seats = [place[plan.gens[at]] for at in rows]
+    if plan.run_ids != run.run_ids:  # sequences came or went since this was planned
+        place = {gen: i for i, gen in enumerate(run.run_ids)}
+        rows = [at for at in rows if plan.run_ids[at] in place]
+        seats = [place[plan.run_ids[at]] for at in rows]
     return Drafted(
         step=plan.step,
         ids=tuple([run.ids[i] for i in seats]),
-        known=tuple([run.known[i] + come.get(run.gens[i], 0) for i in seats]),
-        proposed=tuple([plan.counts[at] - 1 for at in rows]),
+        known=tuple([run.known[i] + come.get(run.run_ids[i], 0) for i in seats]),
+        proposed=tuple([plan.num_scheduled_tokens[at] - 1 for at in rows]),
         accepted=tuple([sizes[at] - 1 for at in rows]),
     )
 

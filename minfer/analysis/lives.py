@@ -179,14 +179,14 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
             cause, behind = "share", False
         return Place(Where("line", cause, behind, life.preempted))
     i = run.ids.index(life.id)
-    gen, request = run.gens[i], run.seqs[i].request
-    if not any(gen in plan.gens for plan in state.inflight):
+    gen, request = run.run_ids[i], run.seqs[i].request
+    if not any(gen in plan.run_ids for plan in state.inflight):
         kind, in_step = "stalled", None
-    elif gen not in state.inflight[0].gens:
+    elif gen not in state.inflight[0].run_ids:
         kind, in_step = "queued", gen
-    elif run.known[i] > run.base[i]:
+    elif run.known[i] > run.num_known_at_admission[i]:
         kind, in_step = "decode", gen
-    elif run.base[i] > len(request.prompt) + len(request.output):
+    elif run.num_known_at_admission[i] > len(request.prompt) + len(request.output):
         kind, in_step = "recompute", gen
     else:
         kind, in_step = "prefill", gen
@@ -233,9 +233,9 @@ class Followed:
 
     def _spent(self, seen: Seen, here: Place) -> Life:
         """The life with the time of this turn, by its kind."""
-        ran = [plan for plan in seen.over if here.gen in plan.gens]
-        own = sum(plan.counts[plan.gens.index(here.gen)] for plan in ran)
-        every = sum(sum(plan.counts) for plan in ran)
+        ran = [plan for plan in seen.over if here.gen in plan.run_ids]
+        own = sum(plan.num_scheduled_tokens[plan.run_ids.index(here.gen)] for plan in ran)
+        every = sum(sum(plan.num_scheduled_tokens) for plan in ran)
         tokens = max(own, self._got(seen))
         work = Spent(steps=len(ran), tokens=tokens, others=every - own)
         return self._added(self.life, seen, here.where, work)

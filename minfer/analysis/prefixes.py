@@ -114,7 +114,7 @@ class Prefixes:
         """How many of the `known` tokens of the sequence at `i` have KV: all but the
         last, once it has sampled.
         """
-        if known > state.running.base[i]:
+        if known > state.running.num_known_at_admission[i]:
             return known - 1
         return committed(self.config, state, i)
 
@@ -147,8 +147,8 @@ class Prefixes:
         it.
         """
         run = state.running
-        gen = dict(zip(run.ids, run.gens, strict=True)).get(me.id, state.next_gen)
-        for i, its in enumerate(run.gens):
+        gen = dict(zip(run.ids, run.run_ids, strict=True)).get(me.id, state.next_gen)
+        for i, its in enumerate(run.run_ids):
             if its < gen:
                 yield self._runs(state, i)
         for seq in state.waiting:

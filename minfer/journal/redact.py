@@ -135,12 +135,12 @@ def _results(
 ) -> Executed:
     try:
         sizes = [len(some) for some in event.yields]
-        if plan is None or len(sizes) != len(plan.gens):
+        if plan is None or len(sizes) != len(plan.run_ids):
             return Executed(event.step, tuple((0,) * size for size in sizes))
-        place = {gen: i for i, gen in enumerate(state.running.gens)}
+        place = {gen: i for i, gen in enumerate(state.running.run_ids)}
         redacted_tokens = [
             tuple(_yielded(config, state, place.get(gen), some, secret))
-            for gen, some in zip(plan.gens, event.yields, strict=True)
+            for gen, some in zip(plan.run_ids, event.yields, strict=True)
         ]
     except TypeError:  # invalid results: the step failed
         return Executed(event.step, ())
@@ -160,10 +160,10 @@ def _logprobs(
     beams = frozenset(searched_rows(state, plan)) if event.logprobs else frozenset[int]()
     if not beams:
         return ()
-    place = {gen: i for i, gen in enumerate(state.running.gens)}
+    place = {gen: i for i, gen in enumerate(state.running.run_ids)}
 
     def redacted_logprobs(at: int, one: TokenLogprobs) -> TokenLogprobs:
-        i = place.get(plan.gens[at])
+        i = place.get(plan.run_ids[at])
         ids = (one.token, *one.likeliest)
         each = (_yielded(config, state, i, (token,), secret) for token in ids)
         token, *likeliest = chain.from_iterable(each)

@@ -114,12 +114,12 @@ def _yielded(
     if type(event.step) is not int or event.step != plan.step:
         return None
     ids = _packed_ids(event.yields)
-    if ids is None or len(event.yields) != len(plan.most):
+    if ids is None or len(event.yields) != len(plan.max_sampled_tokens):
         return None
     sizes = tuple(map(len, event.yields))
     if _flaw(event, sizes):
         return None
-    if sizes != plan.most:
+    if sizes != plan.max_sampled_tokens:
         rest["sizes"] = sizes
     if event.logprobs and (beams := searched_rows(state, plan)):
         rest["logprobs"] = [
@@ -144,9 +144,9 @@ def _is_of_numbers(one: TokenLogprobs) -> bool:
 def searched_rows(state: EngineState, plan: Plan) -> list[int]:
     """The rows of a plan that are beams of searches, by their places in its columns."""
     run = state.running
-    beams = compress(run.gens, [seq.request.search is not None for seq in run.seqs])
+    beams = compress(run.run_ids, [seq.request.search is not None for seq in run.seqs])
     found = frozenset(beams)
-    return [at for at, gen in enumerate(plan.gens) if gen in found] if found else []
+    return [at for at, gen in enumerate(plan.run_ids) if gen in found] if found else []
 
 
 def _event(event: Event, ids: "array[int]") -> Any:

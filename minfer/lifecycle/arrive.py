@@ -77,7 +77,7 @@ def _conflict(request: Request) -> str:
         return "a request with keys of its last block yields one token at most"
     if not (request.pooling or request.ends_with_prompt):
         return ""
-    if request.max_tokens or request.n != 1 or request.output or request.lockstep:
+    if request.max_tokens or request.n != 1 or request.output or request.needs_host_mask:
         return (
             "a request that is pooled, or ends with its prompt, yields no token: "
             "max_tokens must be 0 and n 1, without output and lockstep"

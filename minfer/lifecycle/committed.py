@@ -21,12 +21,14 @@ def all_committed(
     sure = {i: run.known[i] - 1 for i in spots}
     # A sequence that has not yielded since its generation began has the KV below the
     # start of its first plan in flight.
-    rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
+    rest = {
+        run.run_ids[i]: i for i in spots if run.known[i] == run.num_known_at_admission[i]
+    }
     for i in rest.values():
         sure[i] = run.scheduled[i]
     for plan in reversed(state.inflight) if rest else ():
         copied = {copy.target for copy in plan.copies}
-        for gen, start in zip(plan.gens, plan.starts, strict=True):
+        for gen, start in zip(plan.run_ids, plan.starts, strict=True):
             if gen in rest:
                 i = rest[gen]
                 # A copied partial block has KV only once the plan that copies it is

@@ -38,7 +38,7 @@ def apply_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     for pause in pauses:
         name = pause.id, pause.sample
         seq = known.get(name) or waiting_sample(state, name)
-        if seq is None or not seq.request.lockstep:
+        if seq is None or not seq.request.needs_host_mask:
             who = f"sample {pause.sample} of {clip(repr(pause.id))}"
             reasons.append(Ignored("pause", f"{who} waits for no mask here"))
         elif pause.paused:
@@ -71,9 +71,9 @@ def paused_rows(config: EngineConfig, state: EngineState) -> list[int]:
     run = state.running
     alone = suspects(config, state) if state.faults else ()
     return [
-        run.gens[i]
+        run.run_ids[i]
         for i in _positions(run.ids, state.paused)
-        if run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone
+        if run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone
     ]
 
 

@@ -29,7 +29,9 @@ def preempt(
     seq = _with_history(config, state.running, i)
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
-    rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
+    rank, state = consult.requeue_rank(
+        config, state, rank, seq.request, seq.arrived, done
+    )
     place = rank, arrival, sample
     if rank != seq.place[0] and place_is_taken(state, place):
         rank, place = seq.place[0], seq.place
@@ -67,12 +69,13 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
         run = state.running
     run = edited(
         run,
-        gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
+        run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},
         starts=starts,
-        base={i: run.known[i] for i in spots},
+        num_known_at_admission={i: run.known[i] for i in spots},
         scheduled=starts,
         publish_at={
-            i: publish_mark(config, run.known[i] // size, run.last[i]) for i in spots
+            i: publish_mark(config, run.known[i] // size, run.last_index[i])
+            for i in spots
         },
     )
     return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
@@ -97,7 +100,7 @@ def _without_windows(
                 own[g] = Log()
         none = (0,) * len(own)
         tables[i], chains[i] = tuple(own), evolve(chain, sealed=none, low=none)
-    grow_at = {i: growth_mark(config, 0, run.last[i]) for i in spots}
+    grow_at = {i: growth_mark(config, 0, run.last_index[i]) for i in spots}
     run = edited(run, tables=tables, chains=chains, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run)
 

@@ -114,8 +114,8 @@ def _publish(
         chains[i] = _publish_groups(
             config, run, change, i, keys, chunks, count, sure.get(i, 0)
         )
-        whole = max(count, run.base[i] // config.block_size)
-        publish_at[i] = publish_mark(config, whole, run.last[i])
+        whole = max(count, run.num_known_at_admission[i] // config.block_size)
+        publish_at[i] = publish_mark(config, whole, run.last_index[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
     run = edited(run, chains=chains, tails=tails, fresh=fresh, publish_at=publish_at)
     return evolve(state, blocks=change.done(), running=run)

@@ -2,7 +2,7 @@
 that a preemption frees.
 
 Sequences are admitted in order of rank, but those of a client that the policy defers for
-now (`Policy.holds_back`) are passed by those of other clients.
+now (`Policy.defer`) are passed by those of other clients.
 """
 
 from math import inf
@@ -11,7 +11,7 @@ from minfer.lifecycle.pausing import skips_as_suspect
 from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import Admission, admit, current_load, preempt_last, shortage
 from minfer.planning.load import choose_source
-from minfer.planning.work import Work, row_cost, token_cost
+from minfer.planning.work import StepBuilder, row_cost, token_cost
 from minfer.policies import consult
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
@@ -20,7 +20,7 @@ from minfer.records.state import BlockedHead, pages_coming
 from minfer.values.record import evolve
 
 
-def admit_from_queue(work: Work) -> None:
+def admit_from_queue(work: StepBuilder) -> None:
     """Admit sequences one by one, and record why the next one is not admitted."""
     deferred = set[str]()  # clients that the policy defers for now
     while work.state.waiting:
@@ -57,7 +57,7 @@ def admit_from_queue(work: Work) -> None:
         work.state = evolve(work.state, deferred_clients=frozenset(deferred))
 
 
-def _chooses_source(work: Work, seq: Sequence) -> bool:
+def _chooses_source(work: StepBuilder, seq: Sequence) -> bool:
     """Decide whether blocks are loaded for the head of the queue, if there is room to
     admit it; returns whether that was decided now.
     """
@@ -76,7 +76,7 @@ def _chooses_source(work: Work, seq: Sequence) -> bool:
     return True
 
 
-def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
+def _next_admissible(work: StepBuilder, deferred: set[str]) -> Sequence | None:
     """The first sequence whose client is not deferred, and whose blocks are not on their
     way, or None if there is none; adds deferred clients to `deferred`. None as well if
     blocks are on their way for as many requests as can run.
@@ -95,8 +95,8 @@ def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
         if seq.ran_before:
             return seq
         client = seq.request.client
-        came = work.came.get(client, 0)
-        waits, work.state = consult.holds_back(
+        came = work.admitted.get(client, 0)
+        waits, work.state = consult.defer(
             work.config, work.state, seq.request, _load(work), came
         )
         if not waits:
@@ -105,26 +105,28 @@ def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
     return None
 
 
-def _load(work: Work) -> Load:
+def _load(work: StepBuilder) -> Load:
     """The load that a policy may look at, with the sequences admitted in this step."""
     now = current_load(work.config, work.state, len(work.newcomers))
     joined = now.paused and any(
-        not work.skipped.issuperset(one.seat.gens) for one in work.newcomers
+        not work.skipped.issuperset(one.seat.run_ids) for one in work.newcomers
     )
     return evolve(now, paused=False) if joined else now
 
 
-def _add_to_step(work: Work, seq: Sequence, got: Admission, most: int) -> None:
+def _add_to_step(work: StepBuilder, seq: Sequence, got: Admission, most: int) -> None:
     """Add an admitted sequence to the step, with as many of the tokens left, `most`, as
     it can use and has blocks for. It skips the step if it has to run alone later, or is
     paused and needs none.
     """
     work.newcomers.append(got)
     client = seq.request.client
-    work.came[client] = work.came.get(client, 0) + 1
+    work.admitted[client] = work.admitted.get(client, 0) + 1
     work.reasons += got.reasons
-    seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
-    inputs = seat.base[0] - seat.scheduled[0] - (name in work.state.paused)
+    seat, (gen,), (name,) = got.seat, got.seat.run_ids, got.seat.ids
+    inputs = (
+        seat.num_known_at_admission[0] - seat.scheduled[0] - (name in work.state.paused)
+    )
     ends = table_blocks(work.config, seat.tables[0]) * work.config.block_size
     most = min(most, ends - seat.scheduled[0])
     share = 0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)
@@ -135,7 +137,7 @@ def _add_to_step(work: Work, seq: Sequence, got: Admission, most: int) -> None:
     work.room -= row_cost(work.config, seq.request, share)
 
 
-def _policy_delays(work: Work) -> bool:
+def _policy_delays(work: StepBuilder) -> bool:
     """Whether the policy wants the head of the queue to wait; if so until a time,
     requests a wake-up at that time.
     """
@@ -154,7 +156,9 @@ def _policy_delays(work: Work) -> bool:
     return True
 
 
-def _preempt_for_blocks(work: Work, seq: Sequence, why: QueueBlocked) -> Reason | None:
+def _preempt_for_blocks(
+    work: StepBuilder, seq: Sequence, why: QueueBlocked
+) -> Reason | None:
     """Preempt the last running sequence for its blocks or its row, if the policy agrees
     and no blocks are about to be freed; returns the reason, if it did.
     """
@@ -164,14 +168,16 @@ def _preempt_for_blocks(work: Work, seq: Sequence, why: QueueBlocked) -> Reason 
     return preempted
 
 
-def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
+def _preempt_for_tokens(work: StepBuilder, seq: Sequence) -> Reason | None:
     """Preempt the last running sequence for its tokens of this step, if they are enough
     and the policy agrees; returns the reason, if it did.
     """
     run = work.state.running
-    if pages_coming(work.state) or not len(run) or run.gens[-1] in work.skipped:
+    if pages_coming(work.state) or not len(run) or run.run_ids[-1] in work.skipped:
         return None
-    tokens = row_cost(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
+    tokens = row_cost(
+        work.config, run.seqs[-1].request, work.shares.get(run.run_ids[-1], 1)
+    )
     if work.room + tokens <= 0:
         return None
     work.state, preempted = preempt_last(work.config, work.state, seq)
@@ -180,7 +186,7 @@ def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
     return preempted
 
 
-def _report_blocked(work: Work, seq: Sequence, why: QueueBlocked) -> None:
+def _report_blocked(work: StepBuilder, seq: Sequence, why: QueueBlocked) -> None:
     """Record which sequence waits and why; the reason is reported if that changed."""
     now = BlockedHead(seq.place, why.cause)
     if work.state.blocked != now:

@@ -124,7 +124,7 @@ def preempt_last(
     """
     if not len(state.running):
         return state, None
-    agreed, state = consult.displaces(config, state, seq.place)
+    agreed, state = consult.may_preempt(config, state, seq.place)
     if not agreed:
         return state, None
     return preempt(config, state, len(state.running) - 1, seq.id)

@@ -10,9 +10,9 @@ from operator import add
 
 from attrs import frozen
 
-from minfer.planning.work import Work
+from minfer.planning.work import StepBuilder
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Draft, Fill, Open, Plan
+from minfer.records.plan import Draft, NewRow, Plan, PrefillTokens
 from minfer.records.request import row_sampling
 from minfer.records.sequence import Running, is_bound, less, positions
 from minfer.values.record import evolve
@@ -34,26 +34,28 @@ class Chunk:
     stop: int  # the position after the last input
 
 
-def build_plan(work: Work) -> Plan:
+def build_plan(work: StepBuilder) -> Plan:
     """Build the plan, and add it to the state's plans in flight."""
     config, state = work.config, work.state
     run = state.running
     special = positions(run, work.skipped.union(work.shares))
-    out = [i for i in special if run.gens[i] in work.skipped]
+    out = [i for i in special if run.run_ids[i] in work.skipped]
     chunks = [*_chunks(work, run, special, out)]
-    ahead = work.most or ones(len(run))  # how far the step advances each sequence
-    gens = less(run.gens, out)
+    ahead = work.max_sampled_tokens or ones(
+        len(run)
+    )  # how far the step advances each sequence
+    gens = less(run.run_ids, out)
     most = less(ahead, out)
     counts = most if work.drafts else ones(len(gens))
     if out or chunks:
         ahead, counts, most = _with_chunks(run, out, chunks, ahead, counts, most)
     plan = Plan(
         step=state.next_step,
-        gens=gens,
+        run_ids=gens,
         rows=less(run.rows, out),
         starts=less(run.scheduled, out),
-        counts=counts,
-        most=most,
+        num_scheduled_tokens=counts,
+        max_sampled_tokens=most,
         fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
         opens=tuple(
             [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
@@ -61,7 +63,7 @@ def build_plan(work: Work) -> Plan:
         grows=tuple(work.grown.values()),
         copies=tuple(chain.from_iterable([one.copies for one in work.newcomers])),
         drafts=_drafts(work, gens) if work.drafts else (),
-        deferred=_deferred_rows(run, gens, most) if state.lockstep else (),
+        deferred=_deferred_rows(run, gens, most) if state.needs_host_mask else (),
     )
     work.state = evolve(
         state,
@@ -73,13 +75,13 @@ def build_plan(work: Work) -> Plan:
 
 
 def _chunks(
-    work: Work, run: Running, special: list[int], out: list[int]
+    work: StepBuilder, run: Running, special: list[int], out: list[int]
 ) -> Iterator[Chunk]:
     """The inputs of the rows in prefill: of the positions `special`, those that do not
     skip the step (`out`).
     """
     for i in special:
-        share = work.shares.get(run.gens[i])
+        share = work.shares.get(run.run_ids[i])
         if share is not None:
             start = run.scheduled[i]
             yield Chunk(i, i - bisect_left(out, i), start, start + share)
@@ -97,33 +99,33 @@ def _with_chunks(
     for chunk in chunks:
         inputs = chunk.stop - chunk.start
         ahead[chunk.i] = counts[chunk.at] = inputs
-        ends = chunk.stop == run.base[chunk.i]
+        ends = chunk.stop == run.num_known_at_admission[chunk.i]
         most[chunk.at] = int(ends and not run.seqs[chunk.i].request.ends_with_prompt)
     return tuple(ahead), tuple(counts), tuple(most)
 
 
-def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> Fill:
+def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> PrefillTokens:
     inputs = run.inputs(chunk.i, chunk.start, chunk.stop, config.block_size)
-    return Fill(chunk.at, inputs)
+    return PrefillTokens(chunk.at, inputs)
 
 
-def _open(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
+def _open(config: EngineConfig, run: Running, chunk: Chunk) -> NewRow:
     """A generation's first plan entry: what the device keeps of it from then on."""
     i = chunk.i
     seq = run.seqs[i]
-    return Open(
+    return NewRow(
         index=chunk.at,
         name=seq.id,
         known=run.inputs(i, 0, run.known[i], config.block_size),
-        prompt=seq.request.given,
-        last=run.last[i],
+        prompt=seq.request.num_prompt_tokens,
+        last_index=run.last_index[i],
         sampling=row_sampling(seq.request, seq.sample),
         tables=tuple([table[:] for table in run.tables[i]]),
         pooling=seq.request.pooling,
     )
 
 
-def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
+def _drafts(work: StepBuilder, gens: tuple[int, ...]) -> tuple[Draft, ...]:
     """The drafts of the plan's rows."""
     drafts = work.drafts
     if len(drafts) < len(gens):
@@ -147,7 +149,7 @@ def _deferred_rows(
     with the host.
     """
     bound = tuple(compress(range(len(run)), map(is_bound, run.seqs)))
-    if gens is run.gens:  # no row skips the step
+    if gens is run.run_ids:  # no row skips the step
         return tuple([i for i in bound if most[i]])
-    who = {run.gens[i] for i in bound}
+    who = {run.run_ids[i] for i in bound}
     return tuple([at for at, gen in enumerate(gens) if gen in who and most[at]])

@@ -101,14 +101,16 @@ def _advance(
     """The columns after a step, and its yields as one of them."""
     new = yields
     grown = sizes
-    if plan.gens != run.gens:  # sequences came or left since this was planned
-        new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
+    if plan.run_ids != run.run_ids:  # sequences came or left since this was planned
+        new = align_yields(plan.run_ids, run.run_ids, yields, thresholds.ALIGNED_WINDOW)
         grown = tuple(map(len, new))
     scheduled = run.scheduled
     # rows yielded fewer: `scheduled` of later plans was an upper bound
-    if sizes != plan.most:
-        short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
-        scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))
+    if sizes != plan.max_sampled_tokens:
+        short = dict(
+            zip(plan.run_ids, map(sub, plan.max_sampled_tokens, sizes), strict=True)
+        )
+        scheduled = tuple(map(sub, scheduled, map(short.get, run.run_ids, repeat(0))))
     tails = run.tails
     fresh = new
     if plan.step % thresholds.FRESH_STEPS:
@@ -118,13 +120,13 @@ def _advance(
     advanced = Running(
         seqs=run.seqs,
         ids=run.ids,
-        gens=run.gens,
+        run_ids=run.run_ids,
         rows=run.rows,
         starts=run.starts,
-        base=run.base,
+        num_known_at_admission=run.num_known_at_admission,
         known=tuple(map(add, run.known, grown)),
         scheduled=scheduled,
-        last=run.last,
+        last_index=run.last_index,
         publish_at=run.publish_at,
         grow_at=run.grow_at,
         tables=run.tables,
@@ -143,7 +145,7 @@ def _update_statistics(
         state = update_acceptance(config.speculation, state, plan, sizes)
     if state.faults:
         run = state.running
-        ran = {run.ids[i] for i in positions(run, set(plan.gens))}
+        ran = {run.ids[i] for i in positions(run, set(plan.run_ids))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
     return state
 
@@ -185,11 +187,11 @@ def _flaw(
     config: EngineConfig, plan: Plan, sizes: tuple[int, ...], tokens: tuple[int, ...]
 ) -> str:
     """What is wrong with results, or nothing: the rules are those of module plan."""
-    if len(sizes) != len(plan.gens):
-        return f"{len(sizes)} results for {len(plan.gens)} rows"
-    least = map(bool, plan.most)
-    if sizes != plan.most and not (
-        all(map(le, sizes, plan.most)) and all(map(ge, sizes, least))
+    if len(sizes) != len(plan.run_ids):
+        return f"{len(sizes)} results for {len(plan.run_ids)} rows"
+    least = map(bool, plan.max_sampled_tokens)
+    if sizes != plan.max_sampled_tokens and not (
+        all(map(le, sizes, plan.max_sampled_tokens)) and all(map(ge, sizes, least))
     ):
         return "a row yielded more or less than it may"
     if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
@@ -201,8 +203,8 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
     """Log-probabilities as a column of `run`, cut to its tokens `new`; or none."""
     if not logprobs:
         return ()
-    of = dict(zip(plan.gens, logprobs, strict=True))
-    each = zip(run.gens, new, strict=True)
+    of = dict(zip(plan.run_ids, logprobs, strict=True))
+    each = zip(run.run_ids, new, strict=True)
     return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
 
 
@@ -210,8 +212,8 @@ def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
     """Pooled results of prompts as a column of `run`; or none."""
     if not pooled:
         return ()
-    of = dict(zip(plan.gens, pooled, strict=True))
-    return tuple(of.get(gen, b"") for gen in run.gens)
+    of = dict(zip(plan.run_ids, pooled, strict=True))
+    return tuple(of.get(gen, b"") for gen in run.run_ids)
 
 
 def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
@@ -219,9 +221,17 @@ def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
     `_endings`.
     """
     # Who has its last input known and yields nothing is to yield nothing at all.
-    silent = [fill.index for fill in plan.fills if not plan.most[fill.index]]
-    upto = {plan.gens[at]: plan.starts[at] + plan.counts[at] for at in silent}
-    ends = (i for i in positions(run, upto) if upto[run.gens[i]] == run.base[i])
+    silent = [
+        fill.index for fill in plan.fills if not plan.max_sampled_tokens[fill.index]
+    ]
+    upto = {
+        plan.run_ids[at]: plan.starts[at] + plan.num_scheduled_tokens[at] for at in silent
+    }
+    ends = (
+        i
+        for i in positions(run, upto)
+        if upto[run.run_ids[i]] == run.num_known_at_admission[i]
+    )
     return dict.fromkeys(ends, (0, "length"))
 
 
@@ -234,14 +244,14 @@ def _endings(
     `tokens` are all of the step, with those of sequences that have left.
     """
     run = state.running
-    over = {i for i in ripe if run.known[i] > run.last[i]}
+    over = {i for i in ripe if run.known[i] > run.last_index[i]}
     if not state.stops.isdisjoint(tokens):
         seqs = enumerate(run.seqs)
         over.update(i for i, seq in seqs if not seq.request.stop_ids.isdisjoint(new[i]))
     ends = {}
     for i in over:
         mine, stop_ids = new[i], run.seqs[i].request.stop_ids
-        room = run.last[i] + 1 - (run.known[i] - len(mine))
+        room = run.last_index[i] + 1 - (run.known[i] - len(mine))
         stop = next((j for j, t in enumerate(mine[:room]) if t in stop_ids), None)
         ends[i] = (room, "length") if stop is None else (stop + 1, "stop")
     return ends
@@ -293,13 +303,16 @@ def _publishable(
     some = islice((i for i in ripe if i not in ends), deferrable_blocks(config, len(run)))
     upto = {i: (run.known[i] - 1) // size for i in some}
     spots = (fill.index for fill in plan.fills)
-    done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
+    done = {
+        plan.run_ids[at]: (plan.starts[at] + plan.num_scheduled_tokens[at]) // size
+        for at in spots
+    }
     for i in positions(run, done):
         if i in ends:
             continue
         # A request that recomputes everything may restart: its blocks stay private.
         if not run.seqs[i].request.begins_anew:
-            upto[i] = done[run.gens[i]]
+            upto[i] = done[run.run_ids[i]]
         elif config.by_chunk:
             upto[i] = RELEASE
     return upto

@@ -25,11 +25,11 @@ def discard(
     """
     error = clip(error)
     run = state.running
-    blamed = next(set(plan.gens) for plan in state.inflight if plan.step == step)
+    blamed = next(set(plan.run_ids) for plan in state.inflight if plan.step == step)
     faults = dict(state.faults)
     for i in positions(run, blamed):
         faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
-    touched = {gen for plan in state.inflight for gen in plan.gens}
+    touched = {gen for plan in state.inflight for gen in plan.run_ids}
     spots = positions(run, touched)
     reason = Discarded(step, error, len(state.inflight), len(spots))
     state = restart(config, state, spots)

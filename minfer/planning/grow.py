@@ -38,8 +38,8 @@ def grow(
     """
     run, size = state.running, config.block_size
     early = size // 4  # the mark is so far before the end of the table, or at `last`
-    ends = {i: run.grow_at[i] + early for i in due if run.gens[i] not in skipped}
-    ends = {i: end for i, end in ends.items() if end < run.last[i]}
+    ends = {i: run.grow_at[i] + early for i in due if run.run_ids[i] not in skipped}
+    ends = {i: end for i, end in ends.items() if end < run.last_index[i]}
     if not ends:
         return state, {}, ()
     now = [i for i, end in ends.items() if run.scheduled[i] >= end]
@@ -164,9 +164,9 @@ def _extend_tables(
             own[g] = own[g].extended(some, thresholds.RECENT_ENTRIES)
             # else the row's `Open`, still to be sent, has the whole table
             if run.scheduled[i] > run.starts[i]:
-                grown[run.gens[i], g] = Grow(run.rows[i], at, some, g)
+                grown[run.run_ids[i], g] = Grow(run.rows[i], at, some, g)
         tables[i] = tuple(own)
-        grow_at[i] = growth_mark(config, blocks, run.last[i])
+        grow_at[i] = growth_mark(config, blocks, run.last_index[i])
     run = edited(run, tables=tables, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run), grown
 
@@ -189,15 +189,15 @@ def _grow_or_preempt(
             pages_coming(state) or len(run) == 1 or window_blocks_coming(config, state)
         ):
             # Blocks become free when a plan in flight ends.
-            skipped.update(run.gens[i] for i in upto)
+            skipped.update(run.run_ids[i] for i in upto)
             break
         if upto:
             first = min(upto)
             victim, state = consult.victim(config, state)
-            if victim == first and _has_results_in_flight(state, run.gens[victim]):
-                skipped.update(run.gens[i] for i in upto)
+            if victim == first and _has_results_in_flight(state, run.run_ids[victim]):
+                skipped.update(run.run_ids[i] for i in upto)
                 break
-            gen = run.gens[victim]
+            gen = run.run_ids[victim]
             grown = {key: one for key, one in grown.items() if key[0] != gen}
             skipped.discard(gen)
             state, reason = preempt(config, state, victim, run.ids[first])
@@ -231,7 +231,7 @@ def _has_results_in_flight(state: EngineState, gen: int) -> bool:
     preempted: while those before it in rank may be paused, it could otherwise be
     preempted forever before its results arrive.
     """
-    return bool(state.paused) and any(gen in plan.gens for plan in state.inflight)
+    return bool(state.paused) and any(gen in plan.run_ids for plan in state.inflight)
 
 
 def _take(change: Transaction, pages: int) -> tuple[int, ...]:

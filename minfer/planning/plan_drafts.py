@@ -30,7 +30,7 @@ from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import current_load
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow_for_drafts
-from minfer.planning.work import Work
+from minfer.planning.work import StepBuilder
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Proposed
@@ -81,7 +81,7 @@ def may_draft(request: Request, drafter: str) -> bool:
     """Whether drafts can be made for a request: not if it yields no token; nor by a draft
     model if it is in lockstep with the host, which has to know the drafts.
     """
-    bound = request.lockstep and drafter != HOST
+    bound = request.needs_host_mask and drafter != HOST
     return not (bound or request.ends_with_prompt)
 
 
@@ -104,7 +104,7 @@ def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
     return any(_numbers(how, state, drafters, others, room, prompts))
 
 
-def plan_drafts(work: Work) -> None:
+def plan_drafts(work: StepBuilder) -> None:
     """Add drafts to the decode rows of the step, in the budget that is left."""
     how = work.config.speculation
     if how is None:
@@ -122,7 +122,7 @@ def plan_drafts(work: Work) -> None:
     _assign(work, drafters.with_numbers(numbers))
 
 
-def _drafters(work: Work, how: Speculation) -> Drafters:
+def _drafters(work: StepBuilder, how: Speculation) -> Drafters:
     """The decode rows of the step that may have drafts."""
     run = work.state.running
     if 0 < how.rows < len(run) - len(work.skipped):
@@ -134,17 +134,17 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
     out = work.skipped.union(work.shares)
     if not out:
         return found
-    return found.only([run.gens[i] not in out for i in found.at])
+    return found.only([run.run_ids[i] not in out for i in found.at])
 
 
 def _candidates(how: Speculation, state: EngineState) -> Drafters:
     """The running samples that could have drafts of a draft model."""
     run = state.running
-    left = map(sub, map(sub, run.last, run.scheduled), ones(len(run)))
+    left = map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))
     most = tuple(map(min, left, repeat(how.drafts)))
     chosen = tuple(map(gt, most, repeat(0)))
     # else all are decode rows, and none is in lockstep
-    if state.lockstep or state.filling:
+    if state.needs_host_mask or state.filling:
         may = (may_draft(seq.request, how.drafter) for seq in run.seqs)
         chosen = tuple([one and other for one, other in zip(chosen, may, strict=True)])
     return Drafters(range(len(run)), most).only(chosen)
@@ -158,7 +158,7 @@ def _proposed_for(how: Speculation, state: EngineState) -> Drafters:
     proposals = state.drafting.proposals
     found = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
     tokens = tuple(map(_tokens, found))
-    left = map(sub, run.last, run.known)
+    left = map(sub, run.last_index, run.known)
     most = tuple(map(min, map(len, tokens), left, repeat(how.drafts)))
     fresh = map(eq, map(_known, found), run.known)
     chosen = tuple(map(gt, map(min, most, fresh), repeat(0)))
@@ -188,7 +188,7 @@ def _to_be_filled(state: EngineState) -> int:
     run = state.running
     if not state.filling:
         return 0
-    each = zip(run.base, run.scheduled, strict=True)
+    each = zip(run.num_known_at_admission, run.scheduled, strict=True)
     return sum(max(0, base - scheduled - 1) for base, scheduled in each)
 
 
@@ -235,13 +235,13 @@ def _drop_proposals(state: EngineState) -> EngineState:
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
-def _assign(work: Work, drafters: Drafters) -> None:
+def _assign(work: StepBuilder, drafters: Drafters) -> None:
     """Add the drafts of each row to the step, as far as its table has room."""
     drafters = _in_tables(work, drafters)
     if not drafters:
         return
     run, at = work.state.running, drafters.at
-    gens = map(run.gens.__getitem__, at)
+    gens = map(run.run_ids.__getitem__, at)
     if drafters.tokens:
         each = zip(drafters.tokens, drafters.most, strict=True)
         said = [tokens[:number] for tokens, number in each]
@@ -251,10 +251,10 @@ def _assign(work: Work, drafters: Drafters) -> None:
     ahead = tuple(map(add, drafters.most, ones(len(at))))
     every = len(at) == len(run)
     cells = dict(zip(at, ahead, strict=True))
-    work.most = ahead if every else edited_column(ones(len(run)), cells)
+    work.max_sampled_tokens = ahead if every else edited_column(ones(len(run)), cells)
 
 
-def _in_tables(work: Work, drafters: Drafters) -> Drafters:
+def _in_tables(work: StepBuilder, drafters: Drafters) -> Drafters:
     """Drafters with as many drafts as their tables have room for. There is room if the
     drafts end before the position at which the table should grow (`grow_at`).
     """

@@ -26,7 +26,7 @@ from minfer.planning.admit import current_load, release_sources
 from minfer.planning.build_plan import build_plan
 from minfer.planning.grow import grow, grow_for_prefill
 from minfer.planning.plan_drafts import plan_drafts, waits_for_results
-from minfer.planning.work import Work, token_cost
+from minfer.planning.work import StepBuilder, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Execute
@@ -45,7 +45,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         return Transition(state)
     if waits_for_results(config, state):
         return Transition(state)
-    work = Work(config, state)
+    work = StepBuilder(config, state)
     _find_skipped_rows(work, alone)
     _share_tokens(work)
     if alone is None and work.state.waiting:
@@ -80,7 +80,7 @@ def isolated_generation(config: EngineConfig, state: EngineState) -> int | None:
     run = state.running
     for sample in suspects(config, state):
         if sample in run.ids and sample not in state.paused:
-            return run.gens[run.ids.index(sample)]
+            return run.run_ids[run.ids.index(sample)]
     return None
 
 
@@ -97,7 +97,7 @@ def queue_blocked_by(config: EngineConfig, state: EngineState) -> str:
     return blocked.cause
 
 
-def _find_skipped_rows(work: Work, alone: int | None) -> None:
+def _find_skipped_rows(work: StepBuilder, alone: int | None) -> None:
     """Find the rows that skip this step, and grow the block tables of the others.
 
     A row skips the step if its last token is planned already; if it may not run ahead and
@@ -106,35 +106,37 @@ def _find_skipped_rows(work: Work, alone: int | None) -> None:
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.scheduled, run.grow_at)))
-    work.skipped.update(run.gens[i] for i in due if run.scheduled[i] >= run.last[i])
-    if work.state.lockstep:
+    work.skipped.update(
+        run.run_ids[i] for i in due if run.scheduled[i] >= run.last_index[i]
+    )
+    if work.state.needs_host_mask:
         work.skipped.update(_in_lockstep(work))
     if work.state.paused:
         work.skipped.update(paused_rows(work.config, work.state))
     if alone is not None:
-        work.skipped.update(gen for gen in run.gens if gen != alone)
+        work.skipped.update(gen for gen in run.run_ids if gen != alone)
     if work.config.by_chunk and work.state.filling:
         _bound_prefill(work)
     work.state, work.grown, reasons = grow(work.config, work.state, due, work.skipped)
     work.reasons += reasons
 
 
-def _in_lockstep(work: Work) -> Iterator[int]:
+def _in_lockstep(work: StepBuilder) -> Iterator[int]:
     """The generations in lockstep with the host that may not run further ahead of their
     known tokens.
     """
     run = work.state.running
     bound = tuple(map(is_bound, run.seqs))
     if not any(bound):
-        work.state = evolve(work.state, lockstep=False)
+        work.state = evolve(work.state, needs_host_mask=False)
         return iter(())
     most = int(work.config.late_masks)  # how many tokens ahead they may be
     ahead = map(sub, run.scheduled, run.known)
     far = map(ge, ahead, repeat(most))
-    return compress(run.gens, map(and_, bound, far))
+    return compress(run.run_ids, map(and_, bound, far))
 
 
-def _bound_prefill(work: Work) -> None:
+def _bound_prefill(work: StepBuilder) -> None:
     """Find how many tokens the rows in prefill may take, and skip those that may not take
     any.
 
@@ -144,16 +146,18 @@ def _bound_prefill(work: Work) -> None:
     """
     config, run = work.config, work.state.running
     budget = config.max_num_batched_tokens
-    filled = [*compress(range(len(run)), map(lt, run.scheduled, run.base))]
+    filled = [
+        *compress(range(len(run)), map(lt, run.scheduled, run.num_known_at_admission))
+    ]
     done = all_committed(config, work.state, filled)
     for i in filled:
         left = done[i] + budget + budget // 4 - run.scheduled[i]
-        work.bounds[run.gens[i]] = left
+        work.bounds[run.run_ids[i]] = left
         if left <= 0:
-            work.skipped.add(run.gens[i])
+            work.skipped.add(run.run_ids[i])
 
 
-def _share_tokens(work: Work) -> None:
+def _share_tokens(work: StepBuilder) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
     budget, state = consult.budget(config, state, current_load(config, state))
@@ -162,26 +166,32 @@ def _share_tokens(work: Work) -> None:
     work.room = budget - (len(run) - len(work.skipped))
     if not state.filling:
         return
-    filled = tuple(compress(range(len(run)), map(lt, run.scheduled, run.base)))
+    filled = tuple(
+        compress(range(len(run)), map(lt, run.scheduled, run.num_known_at_admission))
+    )
     if not filled:
         work.state = evolve(state, filling=False)
     for i in filled:
-        if run.gens[i] not in work.skipped:
-            left = run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)
+        if run.run_ids[i] not in work.skipped:
+            left = (
+                run.num_known_at_admission[i]
+                - run.scheduled[i]
+                - (run.ids[i] in state.paused)
+            )
             each = token_cost(work.config, run.seqs[i].request)
             more = max(0, min(work.room // each, left - 1))
             if config.by_chunk:
                 more = _within_tables(work, i, 1 + more) - 1
-            work.shares[run.gens[i]] = 1 + more
+            work.shares[run.run_ids[i]] = 1 + more
             work.room -= more * each
 
 
-def _within_tables(work: Work, i: int, share: int) -> int:
+def _within_tables(work: StepBuilder, i: int, share: int) -> int:
     """How many of `share` prefill tokens the row at `i` may take, and has blocks for,
     after its tables have grown.
     """
     config, run = work.config, work.state.running
-    start, share = run.scheduled[i], min(share, work.bounds[run.gens[i]])
+    start, share = run.scheduled[i], min(share, work.bounds[run.run_ids[i]])
     work.state, work.grown = grow_for_prefill(
         config, work.state, i, start + share, work.grown
     )
@@ -189,14 +199,14 @@ def _within_tables(work: Work, i: int, share: int) -> int:
     return min(share, ends - start)
 
 
-def _admit(work: Work) -> None:
+def _admit(work: StepBuilder) -> None:
     """Admit from the waiting queue, and join the admitted sequences to the running
     columns.
     """
-    before = work.state.running.gens
+    before = work.state.running.run_ids
     admit_from_queue(work)
-    if work.state.running.gens is not before:  # a sequence was preempted
-        work.forget(set(before).difference(work.state.running.gens))
+    if work.state.running.run_ids is not before:  # a sequence was preempted
+        work.forget(set(before).difference(work.state.running.run_ids))
     if not work.newcomers:
         return
     # In order of rank: a deferred sequence may be admitted after those that passed it.
@@ -205,8 +215,10 @@ def _admit(work: Work) -> None:
     stops = work.state.stops
     if len(stops) > thresholds.STOP_IDS:  # some are of sequences that have left
         stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
-    bound = any(newcomer.seat.seqs[0].request.lockstep for newcomer in work.newcomers)
-    lockstep = work.state.lockstep or bound
+    bound = any(
+        newcomer.seat.seqs[0].request.needs_host_mask for newcomer in work.newcomers
+    )
+    lockstep = work.state.needs_host_mask or bound
     work.state = evolve(
-        work.state, running=run, stops=stops, filling=True, lockstep=lockstep
+        work.state, running=run, stops=stops, filling=True, needs_host_mask=lockstep
     )

@@ -21,7 +21,7 @@ def row_cost(config: EngineConfig, request: Request, tokens: int) -> int:
 
 
 @define
-class Work:
+class StepBuilder:
     """What has been decided about the next step. Never kept, never shared.
 
     A sequence is named by its generation: positions shift when others are preempted.
@@ -37,8 +37,8 @@ class Work:
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
     newcomers: list[Admission] = field(factory=list)
-    came: dict[str, int] = field(factory=dict)  # newcomers by client
-    most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
+    admitted: dict[str, int] = field(factory=dict)  # newcomers by client
+    max_sampled_tokens: tuple[int, ...] | None = None  # by row; None: one
     # Generation with drafts -> those from the host; none: the draft model makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
     reasons: list[Reason] = field(factory=list)

@@ -37,7 +37,7 @@ class Priority(FirstCome):
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         return (float(request.priority),), state
 
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+    def may_preempt(self, state: Any, waiting: Rank, running: Rank) -> bool:
         return waiting < running
 
 
@@ -57,7 +57,7 @@ class Ageing(FirstCome):
         level = max(-self.levels, min(request.priority, self.levels))
         return (time + self.seconds * level,), state
 
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+    def may_preempt(self, state: Any, waiting: Rank, running: Rank) -> bool:
         """Whether `waiting` is ahead by a whole level: less is not worth a preemption."""
         return waiting[0] + self.seconds <= running[0]
 
@@ -83,15 +83,15 @@ class Shortest(FirstCome):
 
     Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth
     `pace` seconds of waiting, so no request that arrives `pace` x work seconds after
-    another goes first. Work done before a preemption counts.
+    another goes first. StepBuilder done before a preemption counts.
     """
 
     pace: float = field(default=0.1, validator=_number(0))
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        return self.again(state, (), request, time, 0), state
+        return self.requeue_rank(state, (), request, time, 0), state
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         work = len(request.prompt) / PREFILL + request.max_tokens - done

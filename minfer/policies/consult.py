@@ -130,7 +130,7 @@ def rank(
     return found, _with_policy(state, policy)
 
 
-def again(
+def requeue_rank(
     config: EngineConfig,
     state: EngineState,
     old: Rank,
@@ -143,7 +143,15 @@ def again(
     `arrived` is a time in seconds, `done` counts its output tokens.
     """
     found, state = _call_policy(
-        config, state, "again", old, request, arrived, done, read=_rank, instead=old
+        config,
+        state,
+        "requeue_rank",
+        old,
+        request,
+        arrived,
+        done,
+        read=_rank,
+        instead=old,
     )
     return min(old, found), state
 
@@ -159,17 +167,17 @@ def admit_from(
 
 
 def may_hold_back(config: EngineConfig) -> bool:
-    """Whether the policy overrides `holds_back`, so that it can defer clients."""
-    return getattr(type(config.policy), "holds_back", None) is not Policy.holds_back
+    """Whether the policy overrides `defer`, so that it can defer clients."""
+    return getattr(type(config.policy), "defer", None) is not Policy.defer
 
 
-def holds_back(
+def defer(
     config: EngineConfig, state: EngineState, request: Request, load: Load, came: int
 ) -> tuple[bool, EngineState]:
     """Whether the client of `request` is deferred. First come: no."""
     instead = False, state.policy
     (found, policy), state = _call_policy(
-        config, state, "holds_back", request, load, came, read=_holding, instead=instead
+        config, state, "defer", request, load, came, read=_holding, instead=instead
     )
     return found, _with_policy(state, policy)
 
@@ -217,7 +225,7 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
     return found, state
 
 
-def displaces(
+def may_preempt(
     config: EngineConfig, state: EngineState, first: Place
 ) -> tuple[bool, EngineState]:
     """Whether the head of the queue may preempt the last running sequence. First come:
@@ -230,7 +238,7 @@ def displaces(
     if first > running:
         return False, state
     found, state = _call_policy(
-        config, state, "displaces", first[0], running[0], read=_flag, instead=False
+        config, state, "may_preempt", first[0], running[0], read=_flag, instead=False
     )
     return found, state
 

@@ -122,7 +122,7 @@ class FairQueue(FirstCome):
         state = evolve(state, by_owner=state.by_owner.set(owner, account))
         return (float(request.priority), start), state
 
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+    def may_preempt(self, state: Any, waiting: Rank, running: Rank) -> bool:
         """Whether `waiting` is of a more urgent class; never within one."""
         return waiting[0] < running[0]
 

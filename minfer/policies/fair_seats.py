@@ -118,7 +118,7 @@ class FairSeats(FairQueue):
     def start(self) -> Seats:
         return Seats(limit=self.clients)
 
-    def holds_back(
+    def defer(
         self, state: Seats, request: Request, load: Load, came: int
     ) -> tuple[bool, Seats]:
         """Defer a client that has its share, or has to wait for the step at which it may

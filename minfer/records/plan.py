@@ -15,9 +15,11 @@ Contract of an executor:
 - A row that is not in `fills` is a decode row: its input is the last token it sampled, at
   the position after its last input; `starts` is the latest position that is possible, and
   exact unless a plan in flight may yield less than its most.
-- Row i yields from min(1, most[i]) to most[i] tokens; if most is 0 it yields none (a
+- Row i yields from min(1, max_sampled_tokens[i]) to max_sampled_tokens[i] tokens; if that
+is 0 it yields none (a
   prefill chunk that is not the last, or any of a request that ends with its prompt).
-- A row in `drafts` is a decode row with drafts as further inputs: counts[i] is 1 more
+- A row in `drafts` is a decode row with drafts as further inputs: num_scheduled_tokens[i]
+is 1 more
   than there are drafts. If the plan has no draft tokens for it, the executor's draft
   model makes them. At each input the row samples as it would without drafts, and it
   continues as long as that token is the next draft: it yields the accepted drafts and the
@@ -37,8 +39,8 @@ Contract of an executor:
   it is handed over once the host has sent the mask.
 - A row in `deferred` and in `drafts` has drafts from the plan, and a mask for each place:
   for the token after its last one, and for the token after each draft. The core can plan
-  such rows, and kept journals have them; the torch executor refuses them, and the
-  engine's own host proposes no drafts for them.
+  such rows; the torch executor refuses them, and the engine's own host proposes no drafts
+  for them.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """
@@ -104,7 +106,7 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
 
 
 @frozen
-class Fill:
+class PrefillTokens:
     """Prefill tokens for one row: `tokens` at positions starts[index] and on."""
 
     index: int  # in the plan's columns
@@ -120,14 +122,14 @@ class Draft:
 
 
 @frozen
-class Open:
+class NewRow:
     """A new generation takes over a row: all that the device keeps for it."""
 
     index: int  # in the plan's columns
     name: SampleId  # for messages about it; nothing depends on it
     known: tuple[int, ...]  # token ids of prompt and output that are known
     prompt: int  # how many of them are prompt tokens
-    last: int  # the index of the last token that it may have
+    last_index: int  # of the last token that it may have
     sampling: RowSampling
     tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
     # an adapter (LoRA) to be added to the model's weights; none is loaded yet
@@ -162,13 +164,13 @@ class Plan:
     """
 
     step: int
-    gens: tuple[int, ...]  # generation of the sequence in the row
+    run_ids: tuple[int, ...]  # of the run of the sequence in the row
     rows: tuple[int, ...]  # device rows
     starts: tuple[int, ...]  # position of the first input, or the latest it may be
-    counts: tuple[int, ...]  # inputs
-    most: tuple[int, ...]  # tokens the row may yield
-    fills: tuple[Fill, ...] = ()
-    opens: tuple[Open, ...] = ()
+    num_scheduled_tokens: tuple[int, ...]  # inputs
+    max_sampled_tokens: tuple[int, ...]  # that the row may yield
+    fills: tuple[PrefillTokens, ...] = ()
+    opens: tuple[NewRow, ...] = ()
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
     drafts: tuple[Draft, ...] = ()
@@ -185,18 +187,6 @@ class Mask:
 
 
 @frozen
-class Stand:
-    """How many drafts of a row in `deferred` may be accepted: for more there are no
-    masks.
-
-    Only kept journals have it (see above).
-    """
-
-    index: int  # in the plan's columns
-    most: int
-
-
-@frozen
 class SampleDeferred:
     """The host's message to sample the rows in `deferred` of a step now."""
 
@@ -205,5 +195,3 @@ class SampleDeferred:
     # Whether all masks are in memory that the executor lent for this step, one line for
     # each entry of `deferred`. An executor behind a wire lends none.
     written: bool = False
-    # of some rows with drafts; for others all drafts may be accepted
-    stands: tuple[Stand, ...] = ()

@@ -52,7 +52,7 @@ class Policy(Protocol):
         """
         return (), state
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         """Return the rank of a sequence preempted with `done` output tokens; never behind
@@ -68,7 +68,7 @@ class Policy(Protocol):
         """
         return load.time
 
-    def holds_back(
+    def defer(
         self, state: Any, request: Request, load: Load, came: int
     ) -> tuple[bool, Any]:
         """Return whether a client is deferred for now: its next request is `request`, and
@@ -96,7 +96,7 @@ class Policy(Protocol):
         """
         return len(ranks) - 1
 
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+    def may_preempt(self, state: Any, waiting: Rank, running: Rank) -> bool:
         """Return whether the head of the queue may preempt the last running sequence."""
         return False
 

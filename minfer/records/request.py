@@ -63,7 +63,7 @@ class Request:
     output: tuple[int, ...] = ()
     # Its next token depends on the host: its sampling is deferred, so that a mask may
     # come late, and it is never more than one token ahead of its known tokens.
-    lockstep: bool = False
+    needs_host_mask: bool = False
     # How its prompt is pooled to one vector ("last", "mean"), for the executor. For the
     # engine, such a request yields no token and ends with its prompt.
     pooling: str = ""
@@ -127,7 +127,7 @@ class Request:
         self._check_bad_words()
         check_number(self.stored, "stored", 0, MOST, whole=True)
         check_number(self.sent_from, "sent_from", 0, MOST, whole=True)
-        for param in ("lockstep", "reads_cache", "taken"):
+        for param in ("needs_host_mask", "reads_cache", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):
@@ -151,7 +151,7 @@ class Request:
         return not self.max_tokens
 
     @property
-    def given(self) -> int:
+    def num_prompt_tokens(self) -> int:
         """Tokens of the client's prompt: the tokens after them in the prompt of a beam
         are its output.
         """

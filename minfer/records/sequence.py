@@ -117,13 +117,13 @@ class Running:
 
     seqs: tuple[Sequence, ...] = ()
     ids: SampleIds = ()
-    gens: tuple[int, ...] = ()  # generation: unique over the life of the engine
+    run_ids: tuple[int, ...] = ()  # unique over the life of the engine
     rows: tuple[int, ...] = ()  # device row
     starts: tuple[int, ...] = ()
-    base: tuple[int, ...] = ()
+    num_known_at_admission: tuple[int, ...] = ()
     known: tuple[int, ...] = ()
     scheduled: tuple[int, ...] = ()
-    last: tuple[int, ...] = ()
+    last_index: tuple[int, ...] = ()
     publish_at: tuple[int, ...] = ()
     grow_at: tuple[int, ...] = ()
     tables: tuple[Tables, ...] = ()
@@ -132,7 +132,7 @@ class Running:
     fresh: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
-        return len(self.gens)
+        return len(self.run_ids)
 
     def tokens(self, i: int, block_size: int) -> tuple[int, ...]:
         """All known tokens of the sequence at position `i`."""
@@ -157,7 +157,7 @@ class Running:
 
 
 # Whether a sequence's next token depends on the host.
-is_bound: Final[Callable[[Sequence], bool]] = attrgetter("request.lockstep")
+is_bound: Final[Callable[[Sequence], bool]] = attrgetter("request.needs_host_mask")
 COLUMNS: Final = tuple(a.name for a in attrs.fields(Running))
 _columns: Final = attrgetter(*COLUMNS)
 
@@ -217,5 +217,7 @@ def edited(run: Running, **changes: dict[int, Any]) -> Running:
 def positions(run: Running, gens: Container[int]) -> list[int]:
     """The positions of the given generations, in order."""
     return (
-        list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
+        list(compress(range(len(run)), map(gens.__contains__, run.run_ids)))
+        if gens
+        else []
     )

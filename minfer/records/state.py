@@ -86,7 +86,7 @@ class EngineState:
     running: Running = Running()
     stops: frozenset[int] = frozenset()  # at least the stop ids of all running sequences
     filling: bool = False  # whether a running sequence may be in prefill
-    lockstep: bool = False  # whether a running sequence may be unable to run ahead
+    needs_host_mask: bool = False  # whether a running sequence may be unable to run ahead
     requests: Map[str, LiveRequest] = Map()
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()

@@ -36,7 +36,7 @@ class StepWork:
 def work(plan: Plan) -> StepWork:
     """The amounts of work of a plan."""
     rows, chunks = len(plan.rows), len(plan.fills)
-    inputs, verified = sum(plan.counts), drafts_of(plan)
+    inputs, verified = sum(plan.num_scheduled_tokens), drafts_of(plan)
     attended = 0
     for fill in plan.fills:
         size = len(fill.tokens)
@@ -53,12 +53,12 @@ def work(plan: Plan) -> StepWork:
 
 def drafts_of(plan: Plan) -> int:
     """How many drafts a plan verifies."""
-    return sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+    return sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
 
 
 def _depth(plan: Plan) -> int:
     """The most drafts of a row that a draft model makes."""
-    mine = (plan.counts[d.index] - 1 for d in plan.drafts if not d.tokens)
+    mine = (plan.num_scheduled_tokens[d.index] - 1 for d in plan.drafts if not d.tokens)
     return max(mine, default=0)
 
 

@@ -82,7 +82,7 @@ class _Spare:
             self.at -= 1
         return choice
 
-    def displaces(self, *_: Any) -> bool:
+    def may_preempt(self, *_: Any) -> bool:
         """False: no sample is preempted for a waiting one."""
         return False
 

@@ -99,13 +99,13 @@ def proposals(
     got = dict[int, tuple[int, ...]]()
     for event in done:
         if isinstance(event, Executed):
-            got |= zip(plan.gens, event.yields, strict=True)
+            got |= zip(plan.run_ids, event.yields, strict=True)
     for i, (name, seq) in enumerate(zip(run.ids, run.seqs, strict=True)):
-        new = got.get(run.gens[i], ())
+        new = got.get(run.run_ids[i], ())
         known = run.known[i] + len(new)
         stopped = not seq.request.stop_ids.isdisjoint(new)
         may = may_draft(seq.request, HOST)
-        if may and new and not stopped and known <= run.last[i]:
+        if may and new and not stopped and known <= run.last_index[i]:
             count = guesses.proposed(name, known, how.drafts)
             if count:
                 yield Propose(*name, known, (0,) * count)

@@ -97,10 +97,10 @@ class Recorded:
     def _hosts(self, turn: Turn) -> None:
         """Record the host's proposals, and whether they were right."""
         run = turn.before.running
-        names = dict(zip(run.gens, run.ids, strict=True))
-        known = dict(zip(run.gens, run.known, strict=True))
+        names = dict(zip(run.run_ids, run.ids, strict=True))
+        known = dict(zip(run.run_ids, run.known, strict=True))
         for done in good_steps(turn.before, turn.events, turn.transition):
-            for gen, tokens in zip(done.plan.gens, done.yields, strict=True):
+            for gen, tokens in zip(done.plan.run_ids, done.yields, strict=True):
                 if gen in names and tokens:
                     sample = self._of(names[gen])
                     if self.spoken:

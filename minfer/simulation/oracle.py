@@ -33,7 +33,7 @@ from minfer.records.messages import (
 from minfer.records.plan import (
     MEAN,
     Draft,
-    Open,
+    NewRow,
     Plan,
     Pooled,
     SampleDeferred,
@@ -77,8 +77,7 @@ def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[byte
     tokens.
     """
     by_place = {mask.place: mask.bits for mask in deferred.masks if mask.index == index}
-    most = min([drafts, *(one.most for one in deferred.stands if one.index == index)])
-    return [by_place.get(place, b"") for place in range(most + 1)]
+    return [by_place.get(place, b"") for place in range(drafts + 1)]
 
 
 @define
@@ -95,7 +94,7 @@ class OracleRow:
     total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
-    def of(cls, opened: Open) -> "OracleRow":
+    def of(cls, opened: NewRow) -> "OracleRow":
         """The row of a new generation."""
         sampling, pooling = opened.sampling, opened.pooling
         tables = [*map(list, opened.tables)]
@@ -255,13 +254,19 @@ class Oracle:
         drafts = {draft.index: draft for draft in plan.drafts}
         deferred = self.apart.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
-            row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
+            row, start, count = (
+                self.rows[index],
+                plan.starts[i],
+                plan.num_scheduled_tokens[i] - 1,
+            )
             if i in drafts:
                 masks = masks_of(deferred, i, count)
                 yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
                 [bits] = masks_of(deferred, i)
-                yield tuple(self._row(row, fills.get(i), start, plan.most[i], bits))
+                yield tuple(
+                    self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
+                )
 
     def _row(
         self,
@@ -356,7 +361,7 @@ class Oracle:
         }
         for fill in plan.fills:
             row = self.rows[plan.rows[fill.index]]
-            start, count = plan.starts[fill.index], plan.counts[fill.index]
+            start, count = plan.starts[fill.index], plan.num_scheduled_tokens[fill.index]
             followed = min(start + count, row.prompt - 1) - start
             if row.sampling.prompt_logprobs is not None and followed > 0:
                 found[fill.index] = self._part(row, start, followed)

@@ -103,7 +103,7 @@ class Simulated(Oracle):
         self.plain: Yields = ()
         if state is not None:
             run = state.running
-            for row, seq, last in zip(run.rows, run.seqs, run.last, strict=True):
+            for row, seq, last in zip(run.rows, run.seqs, run.last_index, strict=True):
                 request = seq.request
                 self._seat(row, seq.id, len(request.prompt), last, request.stop_ids)
             self.plans.extend(state.inflight)
@@ -155,9 +155,9 @@ class Simulated(Oracle):
         for opened in plan.opens:
             stop_ids = opened.sampling.stop_ids
             row = plan.rows[opened.index]
-            self._seat(row, opened.name, opened.prompt, opened.last, stop_ids)
+            self._seat(row, opened.name, opened.prompt, opened.last_index, stop_ids)
         late = self.late.pop(plan.step, None)
-        most, at = plan.most, tuple[int, ...]()
+        most, at = plan.max_sampled_tokens, tuple[int, ...]()
         if late or plan.drafts:
             most, at = self._judged(plan, late or {})
         if most is not self.most:
@@ -165,7 +165,9 @@ class Simulated(Oracle):
             self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in most])
         if not self.odd:
             return self.plain
-        at = at or tuple(map(add, plan.starts, plan.counts))  # the first token's position
+        at = at or tuple(
+            map(add, plan.starts, plan.num_scheduled_tokens)
+        )  # the first token's position
         odd = [self.odd.get(row, _NEVER) for row in plan.rows]
         due = [-1 if one.other else one.end for one in odd]
         out = list(self.plain)
@@ -181,21 +183,24 @@ class Simulated(Oracle):
         """The number of tokens of each row of a plan, and the position of its first one,
         if some rows have drafts or are late.
         """
-        most, at = list(plan.most), list(map(add, plan.starts, plan.counts))
-        for i, gen in enumerate(plan.gens) if late else ():
+        most, at = (
+            list(plan.max_sampled_tokens),
+            list(map(add, plan.starts, plan.num_scheduled_tokens)),
+        )
+        for i, gen in enumerate(plan.run_ids) if late else ():
             at[i] -= late.get(gen, 0)
         for draft in plan.drafts:
             i = draft.index
-            count = plan.counts[i] - 1
+            count = plan.num_scheduled_tokens[i] - 1
             at[i] -= count
             # Results of rows that left are dropped.
             name = self.names.get(plan.rows[i])
             right = count if name is None else self.guesses.accepted(name, at[i], count)
             most[i] = 1 + right
-            short = plan.most[i] - most[i]
+            short = plan.max_sampled_tokens[i] - most[i]
             for behind in self.plans if short else ():
                 owed = self.late.setdefault(behind.step, {})
-                owed[plan.gens[i]] = owed.get(plan.gens[i], 0) + short
+                owed[plan.run_ids[i]] = owed.get(plan.run_ids[i], 0) + short
         return tuple(most), tuple(at)
 
 
@@ -205,16 +210,16 @@ def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
     """
     found = dict[int, dict[int, int]]()
     run = state.running
-    next_ = {gen: known - 1 for gen, known in zip(run.gens, run.known, strict=True)}
+    next_ = {gen: known - 1 for gen, known in zip(run.run_ids, run.known, strict=True)}
     for plan in state.inflight:
         filled = {fill.index for fill in plan.fills}
-        for i, gen in enumerate(plan.gens):
+        for i, gen in enumerate(plan.run_ids):
             if gen not in next_ or i in filled:
-                next_[gen] = plan.starts[i] + plan.counts[i]
+                next_[gen] = plan.starts[i] + plan.num_scheduled_tokens[i]
                 continue
             if plan.starts[i] != next_[gen]:
                 found.setdefault(plan.step, {})[gen] = plan.starts[i] - next_[gen]
-            next_[gen] += plan.most[i]
+            next_[gen] += plan.max_sampled_tokens[i]
     return found
 
 

@@ -21,11 +21,13 @@ def update_acceptance(
 ) -> EngineState:
     """The state after a step with drafts, whose rows yielded these numbers of tokens."""
     run, places = state.running, [*map(_index, plan.drafts)]
-    if plan.gens != run.gens:  # results of sequences that left do not count
-        here = frozenset(run.gens)
-        places = [at for at in places if plan.gens[at] in here]
+    if plan.run_ids != run.run_ids:  # results of sequences that left do not count
+        here = frozenset(run.run_ids)
+        places = [at for at in places if plan.run_ids[at] in here]
     accepted = [sizes[at] - 1 for at in places]
-    counts = [counted_drafts(plan.counts[at] - 1, sizes[at] - 1) for at in places]
+    counts = [
+        counted_drafts(plan.num_scheduled_tokens[at] - 1, sizes[at] - 1) for at in places
+    ]
     drafting, learning = state.drafting, how.learning
     before = drafting.overall.by(learning, plan.step)
     overall = before.updated(learning, sum(counts), sum(accepted))
@@ -45,11 +47,11 @@ def _update_samples(
 ) -> Drafting:
     """The state with the records of the samples in these rows of the plan."""
     run, learning, step = state.running, how.learning, plan.step
-    if plan.gens == run.gens:
+    if plan.run_ids == run.run_ids:
         names = [*map(run.ids.__getitem__, places)]
     else:
-        ids = dict(zip(run.gens, run.ids, strict=True))
-        names = [ids[plan.gens[at]] for at in places]
+        ids = dict(zip(run.run_ids, run.ids, strict=True))
+        names = [ids[plan.run_ids[at]] for at in places]
     records = state.drafting.learnt.mutate()
     new, behind = SampleAcceptance(step=step), step - 1
     for name, count, right in zip(names, counts, accepted, strict=True):

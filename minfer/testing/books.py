@@ -77,7 +77,7 @@ class Books:
             one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
             books.accounts[seq.id] = one
             books.lives[seq.request.id] = books.lives.get(seq.request.id, 0) + 1
-        for i, gen in enumerate(run.gens):
+        for i, gen in enumerate(run.run_ids):
             one = books.accounts[run.ids[i]]
             one.known = run.tokens(i, config.block_size)
             one.stage = Stage.RUNNING
@@ -85,7 +85,7 @@ class Books:
                 account=one,
                 gen=gen,
                 row=run.rows[i],
-                base=run.base[i],
+                base=run.num_known_at_admission[i],
                 scheduled=run.scheduled[i],
                 kv=committed(config, state, i),
                 tables=tables_of(run, i),
@@ -182,7 +182,7 @@ class Books:
         """The record of a plan that was launched, with the seats of its rows."""
         unknown = SampleAccount(_NO_REQUEST, sample=0, known=(), last=0, arrived=0.0)
         seats = list[Seat]()
-        for gen in plan.gens:
+        for gen in plan.run_ids:
             seat = self.seats.get(gen)
             if seat is None:
                 seat = Seat(

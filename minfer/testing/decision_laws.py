@@ -83,7 +83,7 @@ class _Reader:
         at = _opened(plan)[one.id]
         one.seat = Seat(
             account=one,
-            gen=plan.gens[at],
+            gen=plan.run_ids[at],
             row=plan.rows[at],
             base=len(one.known),
             scheduled=got.hit + got.copied,
@@ -171,12 +171,14 @@ class _Reader:
             seat = one.seat if one is not None else None
             if seat is None or seat.opened:
                 raise InvariantError("open", f"{name} is opened, and why?")
-            books.seen(seat, plan.gens[at])
+            books.seen(seat, plan.run_ids[at])
         check_plan(books, plan, self.turn.state, self.planning)
         fills = {fill.index for fill in plan.fills}
-        for at, gen in enumerate(plan.gens):
+        for at, gen in enumerate(plan.run_ids):
             books.seats[gen].scheduled += (
-                plan.counts[at] if at in fills else plan.most[at]
+                plan.num_scheduled_tokens[at]
+                if at in fills
+                else plan.max_sampled_tokens[at]
             )
         books.flights.append(books.flight(plan))
         self.planning.launched(plan)
@@ -188,9 +190,9 @@ def _opened(plan: Plan) -> dict[SampleId, int]:
 
 
 def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:
-    """Whether a seat is in any of these plans, of which `again` open its row for later
-    ones.
+    """Whether a seat is in any of these plans, of which `requeue_rank` open its row for
+    later ones.
     """
     if seat.gen == NOT_SEEN:
         return sum(seat.account.id in _opened(plan) for plan in plans) > again
-    return any(seat.gen in plan.gens for plan in plans)
+    return any(seat.gen in plan.run_ids for plan in plans)

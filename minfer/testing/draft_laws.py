@@ -66,8 +66,12 @@ def check_drafts(
     for draft in plan.drafts:
         _right(how, plan, here[draft.index], draft.index, draft.tokens)
     most = how.costs.verify[-1][0] if how.adaptive and how.costs else 0
-    known = not (places and most) or sum(plan.counts) <= most
-    require(known, "drafts", f"{sum(plan.counts)} inputs, of at most {most} measured")
+    known = not (places and most) or sum(plan.num_scheduled_tokens) <= most
+    require(
+        known,
+        "drafts",
+        f"{sum(plan.num_scheduled_tokens)} inputs, of at most {most} measured",
+    )
     allowed = books.config.max_num_batched_tokens if budget is None else budget
     lines = _lines(plan)
     require(
@@ -89,10 +93,10 @@ def _right(
     how: Speculation, plan: Plan, seat: Seat, at: int, tokens: tuple[int, ...]
 ) -> None:
     """Check that a row may have drafts, this many, and these."""
-    one, count = seat.account, plan.counts[at] - 1
+    one, count = seat.account, plan.num_scheduled_tokens[at] - 1
     may = _may(how, one) and seat.scheduled >= seat.base and not one.paused
     require(may, "drafts", f"{one.id} must not have any")
-    if not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
+    if not 0 < count <= how.drafts or 0 < how.rows < len(plan.run_ids):
         raise InvariantError("drafts", f"{one.id} has {count}")
     said, known = one.proposed, seat.scheduled + 1
     right = how.drafter != HOST and not tokens
@@ -111,14 +115,21 @@ def token_cost(config: EngineConfig, seat: Seat) -> int:
 def row_cost(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> int:
     """Budget that a plan takes."""
     filled = {fill.index for fill in plan.fills}
-    extra = ((plan.counts[at] - 1) * (token_cost(config, here[at]) - 1) for at in filled)
-    return sum(plan.counts) + sum(extra)
+    extra = (
+        (plan.num_scheduled_tokens[at] - 1) * (token_cost(config, here[at]) - 1)
+        for at in filled
+    )
+    return sum(plan.num_scheduled_tokens) + sum(extra)
 
 
 def _lines(plan: Plan) -> int:
     """Inputs of a plan, if each row with drafts has as many as the deepest of them."""
-    drafts = [plan.counts[draft.index] - 1 for draft in plan.drafts]
-    return sum(plan.counts) - sum(drafts) + len(drafts) * max(drafts, default=0)
+    drafts = [plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts]
+    return (
+        sum(plan.num_scheduled_tokens)
+        - sum(drafts)
+        + len(drafts) * max(drafts, default=0)
+    )
 
 
 def _may(how: Speculation, one: SampleAccount) -> bool:
@@ -126,7 +137,7 @@ def _may(how: Speculation, one: SampleAccount) -> bool:
     host.
     """
     request = one.request
-    bound = request.lockstep and how.drafter != HOST
+    bound = request.needs_host_mask and how.drafter != HOST
     return not (bound or request.pooling) and request.max_tokens > 0
 
 
@@ -151,7 +162,7 @@ def _expected_drafts(
     step was not planned before it could use them.
     """
     how, config = books.config.speculation, books.config
-    if how is None or 0 < how.rows < len(plan.gens):
+    if how is None or 0 < how.rows < len(plan.run_ids):
         return
     if by_host(config) and books.flights:
         wanted = any(_of_host(how, one) for one in books.running)
@@ -160,7 +171,7 @@ def _expected_drafts(
         return
     if budget is None:
         return
-    drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+    drafts = sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
     room, lacks = max(0, budget - row_cost(config, plan, here) + drafts), 0
     filled = {fill.index for fill in plan.fills}
     seats = {at: here[at] for at in sorted(here.keys() - filled)}
@@ -168,7 +179,7 @@ def _expected_drafts(
         seat = here[at]
         one = seat.account
         ends = capacity(config, seat.tables) - seat.scheduled - 1
-        has = len(range(1, plan.counts[at]))
+        has = len(range(1, plan.num_scheduled_tokens[at]))
         require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
         if ends < due:
             blocks = -(-(seat.scheduled + due + 1) // config.block_size)

@@ -48,7 +48,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
     if request.pooling or not request.max_tokens:
         most = prompt + 1
-        alone = request.n == 1 and not (request.output or request.lockstep)
+        alone = request.n == 1 and not (request.output or request.needs_host_mask)
         whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
     whole = whole and (request.tails is None or request.max_tokens <= 1)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
@@ -132,7 +132,7 @@ def _finish(books: Books, event: Finish, report: TurnReport) -> None:
 
 def _pause(books: Books, event: Pause, report: TurnReport) -> None:
     one = books.accounts.get((event.id, event.sample))
-    if one is None or not one.request.lockstep:
+    if one is None or not one.request.needs_host_mask:
         report.ignored.append("pause")  # its sampling needs no mask
         return
     one.paused = event.paused
@@ -182,12 +182,12 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
         books.move(one, Cause.ADVANCED)
         if event.pooled and event.pooled[at]:
             report.pooled[one.id] = report.pooled.get(one.id, b"") + event.pooled[at]
-        seat.scheduled -= plan.most[at] - len(tokens)
+        seat.scheduled -= plan.max_sampled_tokens[at] - len(tokens)
         kept, why = _cut(one, tokens)
         one.known += kept
         if kept:
             report.tokens[one.id] = report.tokens.get(one.id, ()) + kept
-        filled = plan.starts[at] + plan.counts[at]
+        filled = plan.starts[at] + plan.num_scheduled_tokens[at]
         seat.kv = filled if at in fills else len(one.known) - 1
         if at in fills:
             books.filled[seat.gen] = filled

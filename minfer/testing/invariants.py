@@ -37,8 +37,8 @@ def require(holds: object, law: str, detail: object) -> None:
 
 def holds(config: EngineConfig) -> bool:
     """Whether the policy may defer clients at all."""
-    asked = getattr(type(config.policy), "holds_back", None)
-    return asked is not Policy.holds_back
+    asked = getattr(type(config.policy), "defer", None)
+    return asked is not Policy.defer
 
 
 def check(config: EngineConfig, state: EngineState) -> None:
@@ -236,17 +236,20 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     require(
         rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared"
     )
-    past = {gen for gen in run.gens if gen < state.next_gen}
+    past = {gen for gen in run.run_ids if gen < state.next_gen}
     require(len(past) == len(run), "generations", "not unique, or from the future")
     behind = any(
-        start < base for start, base in zip(run.scheduled, run.base, strict=True)
+        start < base
+        for start, base in zip(run.scheduled, run.num_known_at_admission, strict=True)
     )
     require(
         state.filling or not behind, "filling", "inputs from the host are not looked for"
     )
-    bound = any(seq.request.lockstep for seq in state.running.seqs)
+    bound = any(seq.request.needs_host_mask for seq in state.running.seqs)
     require(
-        state.lockstep or not bound, "lockstep", "who may not run ahead is not looked for"
+        state.needs_host_mask or not bound,
+        "needs_host_mask",
+        "who may not run ahead is not looked for",
     )
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     require(stops <= state.stops, "stops", "a stop id is not looked for")
@@ -258,7 +261,7 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     tokens, done = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
     _known(run, i, tokens)
-    last, scheduled = run.last[i], run.scheduled[i]
+    last, scheduled = run.last_index[i], run.scheduled[i]
     right = 0 <= done < run.known[i] <= last + 1
     require(right, "coverage", f"{done} of {run.known[i]}")
     require(done <= scheduled <= last, "coverage", "more is planned than may be")
@@ -273,9 +276,9 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
 def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
     """Check that its tokens are as many as counted, and begin with its history."""
     past = run.seqs[i].history
-    counted = len(tokens) == run.known[i] >= run.base[i]
+    counted = len(tokens) == run.known[i] >= run.num_known_at_admission[i]
     require(counted, "coverage", "known tokens are miscounted")
-    after = len(past) <= run.base[i]
+    after = len(past) <= run.num_known_at_admission[i]
     require(after, "coverage", "a generation began before its history")
     require(tokens[: len(past)] == past, "history", "known tokens were rewritten")
 
@@ -347,10 +350,10 @@ def _marks(config: EngineConfig, run: Running, i: int) -> None:
     late.
     """
     size = config.block_size
-    grows = min(run.last[i], _capacity(config, run, i))
+    grows = min(run.last_index[i], _capacity(config, run, i))
     require(run.grow_at[i] <= grows, "grow_at", f"{run.grow_at[i]} is past {grows}")
-    sealable = max(len(run.chains[i].keys), run.base[i] // size)
-    fills = min(run.last[i], (sealable + 1) * size) + 1
+    sealable = max(len(run.chains[i].keys), run.num_known_at_admission[i] // size)
+    fills = min(run.last_index[i], (sealable + 1) * size) + 1
     require(
         run.publish_at[i] <= fills, "publish_at", f"{run.publish_at[i]} is past {fills}"
     )
@@ -360,16 +363,16 @@ def _ahead(state: EngineState, i: int) -> None:
     """Check that it is scheduled as far ahead of its known tokens as plans in flight take
     it.
     """
-    run, gen = state.running, state.running.gens[i]
-    its = [plan for plan in state.inflight if gen in plan.gens]
-    ahead = sum(plan.most[plan.gens.index(gen)] for plan in its)
+    run, gen = state.running, state.running.run_ids[i]
+    its = [plan for plan in state.inflight if gen in plan.run_ids]
+    ahead = sum(plan.max_sampled_tokens[plan.run_ids.index(gen)] for plan in its)
     # it is never ahead: it only has its prompt
     silent = not run.seqs[i].request.max_tokens
-    if run.scheduled[i] >= run.base[i]:
+    if run.scheduled[i] >= run.num_known_at_admission[i]:
         right = run.scheduled[i] == run.known[i] - 1 + ahead + silent
         require(right, "coverage", "tokens ahead miscounted")
     else:
-        right = not ahead and run.known[i] == run.base[i]
+        right = not ahead and run.known[i] == run.num_known_at_admission[i]
         require(right, "coverage", "sampled while filled")
 
 
@@ -382,14 +385,23 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
     )
     for plan in state.inflight:
         columns = {
-            len(c) for c in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
+            len(c)
+            for c in (
+                plan.run_ids,
+                plan.rows,
+                plan.starts,
+                plan.num_scheduled_tokens,
+                plan.max_sampled_tokens,
+            )
         }
-        require(columns == {len(plan.gens)}, "plan", "columns of different lengths")
-        require(0 < len(plan.gens) <= config.max_num_seqs, "budget", "rows")
+        require(columns == {len(plan.run_ids)}, "plan", "columns of different lengths")
+        require(0 < len(plan.run_ids) <= config.max_num_seqs, "budget", "rows")
         require(
-            sum(plan.counts) <= config.max_num_batched_tokens, "budget", sum(plan.counts)
+            sum(plan.num_scheduled_tokens) <= config.max_num_batched_tokens,
+            "budget",
+            sum(plan.num_scheduled_tokens),
         )
-        require(min(plan.counts) > 0, "budget", "a row without input")
+        require(min(plan.num_scheduled_tokens) > 0, "budget", "a row without input")
         require(len(set(plan.rows)) == len(plan.rows), "plan", "a row is planned twice")
 
 
@@ -426,7 +438,9 @@ def _requests(state: EngineState) -> None:
         )
     names = set(here)
     bound = {
-        seq.id for seq in (*state.waiting, *state.running.seqs) if seq.request.lockstep
+        seq.id
+        for seq in (*state.waiting, *state.running.seqs)
+        if seq.request.needs_host_mask
     }
     require(state.paused <= bound, "paused", "who is not here, or is not bound")
     for name, count in state.faults:

@@ -72,11 +72,11 @@ class Watched:
         self.budgets.append(answer)
         return answer
 
-    def holds_back(
+    def defer(
         self, state: Any, request: Request, load: Load, came: int
     ) -> tuple[bool, Any]:
         """The policy's own answer."""
-        held, state = self.policy.holds_back(state, request, load, came)
+        held, state = self.policy.defer(state, request, load, came)
         if held:
             self.held_back.add(request.client)
         return held, state

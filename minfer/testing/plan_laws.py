@@ -92,16 +92,24 @@ def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
     """The seats of a plan's rows by place, each once and at its position; checks that the
     plan's number is that of a plan of this turn.
     """
-    columns = (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
-    right = {len(column) for column in columns} == {len(plan.gens)}
-    require(right and plan.gens, "plan", "columns of different lengths")
+    columns = (
+        plan.run_ids,
+        plan.rows,
+        plan.starts,
+        plan.num_scheduled_tokens,
+        plan.max_sampled_tokens,
+    )
+    right = {len(column) for column in columns} == {len(plan.run_ids)}
+    require(right and plan.run_ids, "plan", "columns of different lengths")
     seats = books.seats
-    here = {at: seats[gen] for at, gen in enumerate(plan.gens) if gen in seats}
-    require(len(here) == len(plan.gens), "plan", "a row without a sequence")
+    here = {at: seats[gen] for at, gen in enumerate(plan.run_ids) if gen in seats}
+    require(len(here) == len(plan.run_ids), "plan", "a row without a sequence")
     flying = [flight.plan.step for flight in books.flights]
     new = plan.step < after.next_step and plan.step not in flying
     require(new, "plan", "its number")
-    require(len(set(plan.gens)) == len(plan.gens), "plan", "a sequence is planned twice")
+    require(
+        len(set(plan.run_ids)) == len(plan.run_ids), "plan", "a sequence is planned twice"
+    )
     for at, seat in here.items():
         require(plan.rows[at] == seat.row, "plan", "a sequence in the wrong row")
     return here
@@ -122,8 +130,8 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         same = one.name == account.id and one.sampling == right
         require(same, "open", f"row {plan.rows[at]} is opened for another sample")
         known = one.known == tuple(account.known)
-        known = known and one.prompt == account.request.given
-        known = known and one.last == account.last
+        known = known and one.prompt == account.request.num_prompt_tokens
+        known = known and one.last_index == account.last
         require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
         pooled = one.pooling == account.request.pooling
         require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
@@ -160,8 +168,8 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
     for at, seat in here.items():
         start = plan.starts[at]
-        count = plan.counts[at]
-        most = plan.most[at]
+        count = plan.num_scheduled_tokens[at]
+        most = plan.max_sampled_tokens[at]
         filled = fills.get(at)
         require(
             start == seat.scheduled,
@@ -195,13 +203,15 @@ def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Check that rows in lockstep with the host run ahead of their known tokens at most
     as far as allowed, and that their sampling is deferred.
     """
-    bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
+    bound = {
+        at: seat for at, seat in here.items() if seat.account.request.needs_host_mask
+    }
     for at, seat in bound.items():
         start = plan.starts[at]
         known = len(seat.account.known)
         most = known + most_ahead(config)
         require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
-    due = tuple(at for at in sorted(bound) if plan.most[at])
+    due = tuple(at for at in sorted(bound) if plan.max_sampled_tokens[at])
     require(
         plan.deferred == due, "apart", f"{plan.deferred} are sampled apart, not {due}"
     )
@@ -211,7 +221,9 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Check that a paused sample is only prefilled, and yields nothing."""
     for at, seat in here.items():
         one = seat.account
-        right = not one.paused or not (plan.most[at] or is_paused(config, one, seat))
+        right = not one.paused or not (
+            plan.max_sampled_tokens[at] or is_paused(config, one, seat)
+        )
         require(right, "paused", f"{one.id} is in step {plan.step}")
 
 
@@ -220,7 +232,7 @@ def _decodes(plan: Plan, here: Mapping[int, Seat]) -> None:
     drafting = {draft.index for draft in plan.drafts}
     for at, seat in here.items():
         if plan.starts[at] >= seat.base and at not in drafting:
-            most = plan.most[at]
+            most = plan.max_sampled_tokens[at]
             require(most == 1, "decode", f"{seat.account.id} may yield {most} tokens")
 
 
@@ -279,29 +291,31 @@ def _budget(
     """Check that a forward takes no more tokens than the policy allows, except one for
     each running row.
     """
-    total = sum(plan.counts)
-    require(len(plan.gens) <= config.max_num_seqs, "budget", f"{len(plan.gens)} rows")
+    total = sum(plan.num_scheduled_tokens)
+    require(
+        len(plan.run_ids) <= config.max_num_seqs, "budget", f"{len(plan.run_ids)} rows"
+    )
     require(total <= config.max_num_batched_tokens, "budget", f"{total} tokens")
     budget = planning.budget(config, len(planning.plans))
     if budget is None:
         return
-    few = 1 if planning.newcomers else len(plan.gens)
+    few = 1 if planning.newcomers else len(plan.run_ids)
     allowed = total <= max(budget, few)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
     # A prefill continues in the next step, for which too little of the budget is left.
     short = [
         token_cost(config, one)
         for at, one in here.items()
-        if plan.starts[at] + plan.counts[at] < one.base - one.account.paused
+        if plan.starts[at] + plan.num_scheduled_tokens[at] < one.base - one.account.paused
         and not _is_bounded(
             config,
             one,
-            plan.starts[at] + plan.counts[at],
+            plan.starts[at] + plan.num_scheduled_tokens[at],
             after,
             preempts=planning.preempts,
         )
     ]
     if short and not planning.preempted:
-        drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+        drafts = sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
         left = budget - planning.used + drafts
         require(left < min(short), "budget", f"{left} is left, and a prompt waits")

@@ -118,7 +118,8 @@ def _order(
     and those of deferred clients.
 
     The first in rank is never preempted. But a preempted sample may get a better rank for
-    its work (`Policy.again`), be admitted again at once, and be the first from then on.
+    its work (`Policy.requeue_rank`), be admitted again at once, and be the first from
+    then on.
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
@@ -201,9 +202,7 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
             come.count(client),
         )
         counts = range(many, many + sat.count(client) + 1)
-        each = (
-            config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
-        )
+        each = (config.policy.defer(after.policy, seq.request, now, n) for n in counts)
         held = any(answer for answer, _ in each)
         require(held, "held", f"{seq.id} may be let in, and its client is held back")
 
@@ -347,7 +346,7 @@ def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str
     overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
     if seq.place < last.place and not overruled:
         policy, mine, its = config.policy, seq.place[0], last.place[0]
-        gives = policy.displaces(after.policy, mine, its) is True
+        gives = policy.may_preempt(after.policy, mine, its) is True
         waits = f"{seq.id} waits for {cause}, and {last.id} runs"
         require(not gives, "inversion", waits)
 

@@ -14,9 +14,9 @@ def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
     """Whether a step of this plan can yield these results; else it counts as failed."""
     if done.step != plan.step or type(done.yields) is not tuple:
         return False
-    if len(done.yields) != len(plan.gens):
+    if len(done.yields) != len(plan.run_ids):
         return False
-    for tokens, most in zip(done.yields, plan.most, strict=True):
+    for tokens, most in zip(done.yields, plan.max_sampled_tokens, strict=True):
         if type(tokens) is not tuple or not min(1, most) <= len(tokens) <= most:
             return False
         for token in tokens:  # booleans are not token ids, though they equal some

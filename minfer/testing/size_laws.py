@@ -99,7 +99,7 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 def _tables(config: EngineConfig, after: EngineState) -> None:
     """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
-    for last, tables, chain in zip(run.last, run.tables, run.chains, strict=True):
+    for last, tables, chain in zip(run.last_index, run.tables, run.chains, strict=True):
         most = -(-(last + 1) // size)
         each = zip(tables, config.groups, strict=True)
         blocks = max(-(-len(table) // group.pages) for table, group in each)

@@ -48,7 +48,9 @@ def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> 
     seat = one.seat
     if seat is None or seat.scheduled >= one.last:
         return "end"
-    if one.request.lockstep and seat.scheduled >= len(one.known) + most_ahead(config):
+    if one.request.needs_host_mask and seat.scheduled >= len(one.known) + most_ahead(
+        config
+    ):
         return "host"
     if one.paused and is_paused(config, one, seat):
         return "host"

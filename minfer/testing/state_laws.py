@@ -72,12 +72,12 @@ def _running(books: Books, after: EngineState, i: int) -> None:
         stage = None if one is None else one.stage
         raise InvariantError("lifetime", f"{run.ids[i]} runs; it is {stage}")
     _tokens(one, after, i, config.block_size)
-    seat, gen = one.seat, run.gens[i]
+    seat, gen = one.seat, run.run_ids[i]
     books.seen(seat, gen)
     require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
     require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
     scheduled = run.scheduled[i]
-    right = (run.base[i], scheduled) == (seat.base, seat.scheduled)
+    right = (run.num_known_at_admission[i], scheduled) == (seat.base, seat.scheduled)
     require(
         right, "coverage", f"{one.id} is scheduled to {scheduled}, not {seat.scheduled}"
     )
@@ -93,7 +93,7 @@ def _running(books: Books, after: EngineState, i: int) -> None:
 
 def _tokens(one: SampleAccount, after: EngineState, i: int, block_size: int) -> None:
     """Check that the sequence at `i` has its sample's tokens, and may have as many."""
-    tokens, last = after.running.tokens(i, block_size), after.running.last[i]
+    tokens, last = after.running.tokens(i, block_size), after.running.last_index[i]
     require(tokens == one.known, "known", f"{one.id} knows {tokens}, not {one.known}")
     require(last == one.last, "known", f"{one.id} may have {last} + 1 tokens")
 
@@ -108,7 +108,7 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
         return
     run, size = after.running, books.config.block_size
     cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
-    for i, gen in enumerate(run.gens):
+    for i, gen in enumerate(run.run_ids):
         own, due = run.chains[i], books.filled.get(gen, 0) // size
         (sealed,) = own.sealed
         if sealed >= due or run.seqs[i].request.begins_anew:
@@ -144,12 +144,12 @@ def check_flights(
     """
     run, free = after.running, set(free_pages(after.blocks.pool))
     owner: dict[int, int] = {}  # page -> the generation that has it as its own
-    for i, gen in enumerate(run.gens):
+    for i, gen in enumerate(run.run_ids):
         owner.update(dict.fromkeys(private_pages(config, run, i), gen))
     for flight in flights:
         plan = flight.plan
         for at, seat in enumerate(flight.seats):
-            gen, pages = plan.gens[at], flight.pages[at]
+            gen, pages = plan.run_ids[at], flight.pages[at]
             if not free.isdisjoint(pages):
                 raise InvariantError("fence", f"{pages & free} are free, and in flight")
             if not all(owner.get(page, gen) == gen for page in pages):
@@ -157,7 +157,11 @@ def check_flights(
             if seat.account.seat is seat:
                 start = plan.starts[at]
                 written = _written(
-                    config, seat, start, start + max(plan.counts[at], plan.most[at])
+                    config,
+                    seat,
+                    start,
+                    start
+                    + max(plan.num_scheduled_tokens[at], plan.max_sampled_tokens[at]),
                 )
                 if not all(owner.get(page) == gen for page in written):
                     raise InvariantError("exclusive tail", f"others may read {written}")

@@ -65,11 +65,11 @@ _QUESTIONS: Final = [name for name in vars(Policy) if not name.startswith("_")]
 # what the protocol requires of an answer
 _RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "rank": lambda _, got: isinstance(got, tuple) and len(got) == 2 and _ordered(got[0]),
-    "again": lambda args, got: _ordered(got) and got <= args[1],
+    "requeue_rank": lambda args, got: _ordered(got) and got <= args[1],
     "admit_from": lambda _, got: _ordered((got,)),
     "victim": lambda args, got: type(got) is int and 0 < got < len(args[1]),
-    "displaces": lambda _, got: isinstance(got, bool),
-    "holds_back": lambda _, got: (
+    "may_preempt": lambda _, got: isinstance(got, bool),
+    "defer": lambda _, got: (
         isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], bool)
     ),
     "budget": lambda _, got: type(got) is int and got >= 0,
@@ -128,7 +128,7 @@ class Trial:
             raise  # the engine goes on without an answer: `_must` raises later
         if name == "budget":
             self._budgets.append(answer)
-        if name == "holds_back" and _RIGHT[name](args, answer) and answer[0]:
+        if name == "defer" and _RIGHT[name](args, answer) and answer[0]:
             self._held_back.add(args[1].client)
         report = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):

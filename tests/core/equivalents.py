@@ -15,7 +15,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
-        "planning/schedule.py | _admit | condition | if work.state.running.gens is not "
+        "planning/schedule.py | _admit | condition | if work.state.running.run_ids is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
     (
@@ -109,7 +109,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "evolve(state, policy=policy) -> evolve(state, policy=policy)"
     ): ("A shortcut: with the policy's state that it has, the state is equal."),
     (
-        "policies/consult.py | displaces | comparison | first > running -> first >= running"
+        "policies/consult.py | may_preempt | comparison | first > running -> first >= running"
     ): ("Places are never equal: arrival and sample are part of them."),
     (
         "engine.py | _fold | condition | for event in events if isinstance(event, "
@@ -139,7 +139,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "bool(paused)": (
         "A shortcut: who rests is paused, so that of more who run not all rest."
     ),
-    "policies/builtin.py | Ageing.displaces | offset | 0 -> -1": (
+    "policies/builtin.py | Ageing.may_preempt | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
     "policies/builtin.py | Fair.admitted | offset | 0 -> -1": (
@@ -174,8 +174,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     (
         "records/sequence.py | positions | condition | list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens))) if gens else [] -> "
-        "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
+        "map(gens.__contains__, run.run_ids))) if gens else [] -> "
+        "list(compress(range(len(run)), map(gens.__contains__, run.run_ids)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
     (
         "speculate/length.py | _depths | bound | sorted({min(depth, deepest) for depth "
@@ -237,7 +237,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."
     ),
-    "planning/commit.py | _advance | condition | if sizes != plan.most -> if True": (
+    "planning/commit.py | _advance | condition | if sizes != plan.max_sampled_tokens -> if True": (
         "A shortcut: where no row yielded fewer, nothing is subtracted."
     ),
     (
@@ -252,14 +252,14 @@ EQUIVALENT: Final[dict[str, str]] = {
     "lifecycle/publish.py | _publish | offset | 0 -> -1": (
         "Where the number is not computed no group has a window, and nobody looks at it."
     ),
-    "planning/schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
+    "planning/schedule.py | _find_skipped_rows | condition | if work.state.needs_host_mask -> if True": (
         "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
     ),
     (
-        "planning/plan_drafts.py | _candidates | condition | if state.lockstep or "
+        "planning/plan_drafts.py | _candidates | condition | if state.needs_host_mask or "
         "state.filling -> if True"
     ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
-    "speculate/learn.py | _update_samples | condition | if plan.gens == run.gens -> if False": (
+    "speculate/learn.py | _update_samples | condition | if plan.run_ids == run.run_ids -> if False": (
         "A shortcut: looked up by generation, the names are the same."
     ),
     (
@@ -270,7 +270,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "values/tickets.py | add | condition | if word -> if False": (
         "A shortcut: above a word that has bits, the bits are there."
     ),
-    "planning/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
+    "planning/discard.py | discard | bound | set(plan.run_ids) -> plan.run_ids": (
         "A set for speed: both have the same members."
     ),
 }

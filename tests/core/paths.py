@@ -114,9 +114,9 @@ def _results(before: EngineState, events: Sequence[Event], seen: Counter[str]) -
     kinds = {type(event) for event in events}
     good = Executed in kinds and plan is not None
     if good and plan is not None:
-        sizes = len(plan.gens), thresholds.ALIGNED_WINDOW
+        sizes = len(plan.run_ids), thresholds.ALIGNED_WINDOW
         seen["aligned past a window"] = (
-            plan.gens != before.running.gens and sizes[0] > sizes[1]
+            plan.run_ids != before.running.run_ids and sizes[0] > sizes[1]
         )
         seen["fresh tokens kept"] = plan.step % thresholds.FRESH_STEPS > 0
     seen["submitted again"] = any(

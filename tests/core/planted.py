@@ -110,8 +110,8 @@ BUGS: Final = (
         "v#41400: prompt blocks are findable once planned, not once computed",
         "planning/commit.py",
         "_publishable",
-        "upto[i] = done[run.gens[i]]",
-        "upto[i] = min(run.scheduled[i], run.base[i]) // size",
+        "upto[i] = done[run.run_ids[i]]",
+        "upto[i] = min(run.scheduled[i], run.num_known_at_admission[i]) // size",
     ),
     Bug(
         "retired before it is written",
@@ -222,7 +222,10 @@ BUGS: Final = (
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "planning/commit.py",
         "_advance",
-        "new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)",
+        (
+            "new = align_yields(plan.run_ids, run.run_ids, yields, "
+            "thresholds.ALIGNED_WINDOW)"
+        ),
         (
             "got = dict(zip(plan.rows, yields, strict=True))\n"
             "new = tuple(map(got.get, run.rows, repeat(())))"
@@ -242,8 +245,11 @@ BUGS: Final = (
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
         "planning/schedule.py",
         "_share_tokens",
-        "run.gens[i] not in work.skipped",
-        "run.gens[i] not in work.skipped and run.base[i] - run.scheduled[i] > 1",
+        "run.run_ids[i] not in work.skipped",
+        (
+            "run.run_ids[i] not in work.skipped and run.num_known_at_admission[i] "
+            "- run.scheduled[i] > 1"
+        ),
     ),
     Bug(
         "fence ignored",
@@ -307,7 +313,7 @@ BUGS: Final = (
         "equals displace each other",
         "v#49674: requests of one priority take turns in throwing each other out",
         "policies/consult.py",
-        "displaces",
+        "may_preempt",
         "if first > running:\n    return False, state",
         "if first[0] == running[0]:\n    return True, state",
     ),
@@ -324,8 +330,8 @@ BUGS: Final = (
         "s#22819: a limit one past a block end never gets its block",
         "planning/grow.py",
         "grow",
-        "end < run.last[i]",
-        "end + 1 < run.last[i]",
+        "end < run.last_index[i]",
+        "end + 1 < run.last_index[i]",
     ),
     Bug(
         "parent evicted before its child",
@@ -373,7 +379,7 @@ BUGS: Final = (
         "v#50265: only the failed step is taken back, not those planned on top of it",
         "planning/discard.py",
         "discard",
-        "touched = {gen for plan in state.inflight for gen in plan.gens}",
+        "touched = {gen for plan in state.inflight for gen in plan.run_ids}",
         "touched = blamed",
     ),
     Bug(
@@ -384,12 +390,12 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
-            "    base={i: run.known[i] for i in spots},\n"
+            "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    scheduled=starts,\n"
             "    publish_at={\n"
-            "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
+            "        i: publish_mark(config, run.known[i] // size, run.last_index[i])\n"
             "        for i in spots\n"
             "    },\n"
             ")"
@@ -397,11 +403,11 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
-            "    base={i: run.known[i] for i in spots},\n"
+            "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    publish_at={\n"
-            "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
+            "        i: publish_mark(config, run.known[i] // size, run.last_index[i])\n"
             "        for i in spots\n"
             "    },\n"
             ")"
@@ -412,7 +418,7 @@ BUGS: Final = (
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
         "planning/commit.py",
         "_advance",
-        "scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))",
+        "scheduled = tuple(map(sub, scheduled, map(short.get, run.run_ids, repeat(0))))",
         "del short",
     ),
     Bug(
@@ -467,7 +473,7 @@ BUGS: Final = (
     Bug(
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
-        "again",
+        "requeue_rank",
         "planning/discard.py",
         "_end_failed_samples",
         "state, finished = end_samples(config, state, leavers)",
@@ -637,7 +643,7 @@ BUGS: Final = (
         "a mask that takes long keeps the whole batch waiting",
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
         "run.ids[i] in alone",
     ),
     Bug(
@@ -645,16 +651,19 @@ BUGS: Final = (
         "the last input of a prompt is planned, though its mask is not there",
         "planning/schedule.py",
         "_share_tokens",
-        "run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
-        "run.base[i] - run.scheduled[i]",
+        "run.num_known_at_admission[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
+        "run.num_known_at_admission[i] - run.scheduled[i]",
     ),
     Bug(
         "a paused newcomer yields",
         "a mask is wanted of who was let in, though the host is not ready for it",
         "planning/admission.py",
         "_add_to_step",
-        "seat.base[0] - seat.scheduled[0] - (name in work.state.paused)",
-        "seat.base[0] - seat.scheduled[0]",
+        (
+            "seat.num_known_at_admission[0] - seat.scheduled[0] - (name in "
+            "work.state.paused)"
+        ),
+        "seat.num_known_at_admission[0] - seat.scheduled[0]",
     ),
     Bug(
         "who waits cannot be paused",
@@ -839,7 +848,7 @@ BUGS: Final = (
         "a kind: the embedding of a long prompt is that of its beginning",
         "planning/commit.py",
         "_prompt_only_ends",
-        "upto[run.gens[i]] == run.base[i]",
+        "upto[run.run_ids[i]] == run.num_known_at_admission[i]",
         "run.seqs[i].request.ends_with_prompt",
     ),
     Bug(
@@ -847,18 +856,22 @@ BUGS: Final = (
         "a kind: results are read by their places in the batch of now",
         "planning/commit.py",
         "_kept_pooled",
-        "dict(zip(plan.gens, pooled, strict=True))",
-        "dict(zip(run.gens, pooled))",
+        "dict(zip(plan.run_ids, pooled, strict=True))",
+        "dict(zip(run.run_ids, pooled))",
     ),
     Bug(
         "rejected drafts are taken back one short",
         "a kind: positions that drafts had reserved are given back, but for one",
         "planning/commit.py",
         "_advance",
-        "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))",
         (
-            "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))\n"
-            "drafts = {plan.gens[one.index] for one in plan.drafts}\n"
+            "short = dict(zip(plan.run_ids, map(sub, plan.max_sampled_tokens, "
+            "sizes), strict=True))"
+        ),
+        (
+            "short = dict(zip(plan.run_ids, map(sub, plan.max_sampled_tokens, "
+            "sizes), strict=True))\n"
+            "drafts = {plan.run_ids[one.index] for one in plan.drafts}\n"
             "short = {g: max(0, n - (g in drafts)) for g, n in short.items()}"
         ),
     ),
@@ -910,16 +923,16 @@ BUGS: Final = (
         "a kind: what was accepted goes past max_tokens",
         "planning/plan_drafts.py",
         "_candidates",
-        "map(sub, map(sub, run.last, run.scheduled), ones(len(run)))",
-        "map(sub, run.last, run.scheduled)",
+        "map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))",
+        "map(sub, run.last_index, run.scheduled)",
     ),
     Bug(
         "the host's drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
         "planning/plan_drafts.py",
         "_proposed_for",
-        "map(sub, run.last, run.known)",
-        "map(add, map(sub, run.last, run.known), ones(len(run)))",
+        "map(sub, run.last_index, run.known)",
+        "map(add, map(sub, run.last_index, run.known), ones(len(run)))",
     ),
     Bug(
         "stale drafts are verified",
@@ -991,7 +1004,7 @@ BUGS: Final = (
         "a kind: masks are made for tokens that the host does not know",
         "planning/plan_drafts.py",
         "may_draft",
-        "request.lockstep and drafter != HOST",
+        "request.needs_host_mask and drafter != HOST",
         "False",
     ),
     Bug(
@@ -1166,7 +1179,7 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/build_plan.py",
         "_open",
-        "seq.request.given",
+        "seq.request.num_prompt_tokens",
         "len(seq.request.prompt)",
         "planning/test_build_plan.py",
     ),
@@ -1311,8 +1324,8 @@ ESCAPED: Final = (
         "a kind: forced text is generated token by token",
         "planning/plan_drafts.py",
         "may_draft",
-        "request.lockstep and drafter != HOST",
-        "request.lockstep",
+        "request.needs_host_mask and drafter != HOST",
+        "request.needs_host_mask",
         "planning/test_plan_drafts.py",
     ),
     Bug(
@@ -1347,8 +1360,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
-        "run.scheduled[i] + 1 >= run.base[i]",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i]",
         "lifecycle/test_pausing.py",
     ),
     Bug(
@@ -1383,8 +1396,11 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/commit.py",
         "_update_statistics",
-        "positions(run, set(plan.gens))",
-        ("positions(run, {gen for one in (plan, *state.inflight) for gen in one.gens})"),
+        "positions(run, set(plan.run_ids))",
+        (
+            "positions(run, {gen for one in (plan, *state.inflight) for gen in "
+            "one.run_ids})"
+        ),
         "planning/test_discard.py",
     ),
     Bug(
@@ -1437,7 +1453,7 @@ ESCAPED: Final = (
         "displacement compares the first that runs",
         _LET,
         "policies/consult.py",
-        "displaces",
+        "may_preempt",
         "state.running.seqs[-1].place",
         "state.running.seqs[0].place",
         "policies/test_consult.py",

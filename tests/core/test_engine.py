@@ -116,7 +116,7 @@ def ask(name: str, length: int = 6, max_tokens: int = 8, **more: Any) -> Request
         (ask("a", pooling="last"), "yields no token"),
         (ask("a", max_tokens=0, pooling="last", n=2), "yields no token"),
         (ask("a", max_tokens=0, pooling="last", output=(1,)), "yields no token"),
-        (ask("a", max_tokens=0, pooling="last", lockstep=True), "yields no token"),
+        (ask("a", max_tokens=0, pooling="last", needs_host_mask=True), "yields no token"),
         (ask("a", 65, max_tokens=0, pooling="last"), "maximum context length is 64"),
         (ask("a", n=0), "n must be"),
         (ask("a", n=1000), "n must be"),
@@ -162,8 +162,15 @@ def test_a_prompt_is_chunked_under_the_budget_while_others_decode() -> None:
     bench.turn(Submit(short))
     bench.turn(Submit(long))
     bench.drain()
-    assert max(sum(p.counts) for p in bench.plans) <= CONFIG.max_num_batched_tokens
-    chunks = [p.counts for p in bench.plans if len(p.rows) == 2 and max(p.counts) > 1]
+    assert (
+        max(sum(p.num_scheduled_tokens) for p in bench.plans)
+        <= CONFIG.max_num_batched_tokens
+    )
+    chunks = [
+        p.num_scheduled_tokens
+        for p in bench.plans
+        if len(p.rows) == 2 and max(p.num_scheduled_tokens) > 1
+    ]
     assert chunks == [(1, 15), (1, 15), (1, 10)]
     assert bench.out["short", 0] == bench.right(short)
     assert bench.out["long", 0] == bench.right(long)
@@ -184,10 +191,12 @@ def test_a_full_hit_still_computes_one_token() -> None:
     bench.give(Submit(ask("a", 8, 4)))
     bench.drain()
     bench.give(Submit(ask("b", 8, 4)))
-    assert bench.plans[-1].counts == (4,), "the second block is computed anew"
+    assert bench.plans[-1].num_scheduled_tokens == (4,), (
+        "the second block is computed anew"
+    )
     bench.drain()
     bench.give(Submit(ask("c", 9, 4)))
-    assert bench.plans[-1].counts == (1,), "two full blocks are hits"
+    assert bench.plans[-1].num_scheduled_tokens == (1,), "two full blocks are hits"
     bench.drain()
     assert bench.out["a", 0] == bench.out["b", 0]
     assert bench.ended["c", 0].cached == 8
@@ -231,7 +240,7 @@ def test_samples_fork_the_prompt_and_copy_its_tail() -> None:
     assert [h.cause for h in bench.reasons_of(QueueBlocked)] == ["sibling"]
     bench.turn()
     plan = bench.plans[-1]
-    assert plan.counts == (1, 1, 1)
+    assert plan.num_scheduled_tokens == (1, 1, 1)
     assert [(c.count, c.source) for c in plan.copies] == [(1, 2), (1, 2)]
     bench.drain()
     assert [a.copied for a in bench.reasons_of(Admitted)] == [0, 1, 1]
@@ -346,7 +355,7 @@ def test_a_restart_shares_what_is_known_and_its_plans_carry_the_rest() -> None:
     before = bench.state.running
     bench.give(bench.oracle.fail("boom", halfway=False))
     after = bench.state.running
-    assert after.base == before.known
+    assert after.num_known_at_admission == before.known
     assert after.seqs[0] is before.seqs[0]
     assert after.tails == before.tails
     known = after.tokens(0, 4)
@@ -368,9 +377,9 @@ def test_one_poisonous_request_fails_without_the_others() -> None:
     )
     while bench.state.requests:
         names = {
-            bench.state.running.ids[bench.state.running.gens.index(g)][0]
-            for g in bench.oracle.plans[0].gens
-            if g in bench.state.running.gens
+            bench.state.running.ids[bench.state.running.run_ids.index(g)][0]
+            for g in bench.oracle.plans[0].run_ids
+            if g in bench.state.running.run_ids
         }
         if "poison" in names:
             bench.give(bench.oracle.fail("NaN", halfway=False))
@@ -452,7 +461,9 @@ def test_a_policy_may_wait_and_take_less() -> None:
     assert turn.commands == (WakeAt(3.0),)
     bench.give()
     turn = bench.give()
-    assert [c.plan.counts for c in turn.commands if isinstance(c, Execute)] == [(5,)]
+    assert [
+        c.plan.num_scheduled_tokens for c in turn.commands if isinstance(c, Execute)
+    ] == [(5,)]
     bench.drain()
 
 

@@ -221,7 +221,7 @@ class Sooner(FirstCome):
         del request, time
         return (0.0,), state
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         del state, rank, request, arrived, done

@@ -250,7 +250,9 @@ def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
         bench = Bench(evolve(bench.config, host=host, keyed=keyed))
     search = BeamRound(id="search", width=2, prompt=5, most=12)
     for n in range(1, 7):
-        request = ask("x" * n, 5, 12, lockstep=n == 3, search=search if n == 2 else None)
+        request = ask(
+            "x" * n, 5, 12, needs_host_mask=n == 3, search=search if n == 2 else None
+        )
         bench.give(Submit(request))
     for _ in range(4):
         bench.turn()
@@ -512,7 +514,7 @@ NONSENSE = (
     KeyError("x"),
     Odd(),
 )
-QUESTIONS = ("rank", "again", "admit_from", "victim", "displaces", "budget")
+QUESTIONS = ("rank", "requeue_rank", "admit_from", "victim", "may_preempt", "budget")
 
 
 def tight(policy: Any) -> Bench:
@@ -536,7 +538,7 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(
     class Both(Says, Priority):
         """Priorities, so that a sample may be preempted."""
 
-    kind = Both if question == "displaces" else Says
+    kind = Both if question == "may_preempt" else Says
     bench = tight(kind(question, answer))
     bench.drain()
     reported = {r.question for r in bench.reasons if isinstance(r, PolicyOverride)}

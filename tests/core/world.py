@@ -459,7 +459,7 @@ class World:
             root=root,
             keys=keys[: rng.choice((0, 0, len(keys), rng.randint(0, len(keys))))],
             output=output,
-            lockstep=self.bound > 0 and Random(name).random() < self.bound,
+            needs_host_mask=self.bound > 0 and Random(name).random() < self.bound,
             taken=Random(f"taken {name}").random() < 0.1,
         )
         return self._pooled(self._stored(request))
@@ -487,7 +487,7 @@ class World:
         plain = evolve(request, pooling=how, reads_cache=how == "last", max_tokens=0)
         if rng.random() < 0.05:
             return plain  # it may want samples, or go on
-        return evolve(plain, n=1, output=(), lockstep=False)
+        return evolve(plain, n=1, output=(), needs_host_mask=False)
 
     def _scored(self, request: Request, rng: Random) -> Request:
         """Some requests have the tokens of their prompts scored, and some end with
@@ -498,7 +498,7 @@ class World:
             sampling = evolve(request.sampling, prompt_logprobs=0)
             request = evolve(request, sampling=sampling, reads_cache=False)
         if kind != "scored":
-            request = evolve(request, max_tokens=0, n=1, output=(), lockstep=False)
+            request = evolve(request, max_tokens=0, n=1, output=(), needs_host_mask=False)
         return request
 
     def _name(self) -> str:
@@ -606,8 +606,8 @@ class World:
         for event in results:
             if isinstance(event, Executed) and type(event.yields) is tuple:
                 plan = self.state.inflight[0]
-                names = dict(zip(run.gens, run.ids, strict=True))
-                for gen, tokens in zip(plan.gens, event.yields, strict=False):
+                names = dict(zip(run.run_ids, run.ids, strict=True))
+                for gen, tokens in zip(plan.run_ids, event.yields, strict=False):
                     if gen in names and isinstance(tokens, tuple):
                         known[names[gen]] += len(tokens)
         for name, count in [*known.items(), (("unknown", 0), 3), *self._ended_one()]:
@@ -694,10 +694,10 @@ class World:
         flight.
         """
         run = self.state.running
-        front = self.oracle.plans[0].gens if self.oracle.plans else ()
+        front = self.oracle.plans[0].run_ids if self.oracle.plans else ()
         bad = (
             gen
-            for gen, (name, _) in zip(run.gens, run.ids, strict=True)
+            for gen, (name, _) in zip(run.run_ids, run.ids, strict=True)
             if name in self.poison
         )
         return any(gen in front for gen in bad)

@@ -13,7 +13,7 @@ from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.logits import f32, is_shaped, shaped
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
@@ -38,8 +38,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "BLOCK", 8)
 
 
-def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
-    return Open(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
+def opened(how: RowSampling, known: list[int], prompt: int) -> NewRow:
+    return NewRow(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
 
 
 class Device:

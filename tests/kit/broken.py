@@ -34,7 +34,7 @@ class PaysForPreemption(FirstCome):
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         return (time,), state
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         return (rank[0] + done,)

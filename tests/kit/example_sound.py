@@ -58,5 +58,5 @@ class TwoClasses(FirstCome):
         """Virtual time is the start of the last admitted."""
         return Meters(max(state.now, rank[0]), state.tags)
 
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+    def may_preempt(self, state: Any, waiting: Rank, running: Rank) -> bool:
         return waiting[1] < running[1] and waiting < running

@@ -44,7 +44,7 @@ from tests.kit.ten_runs import SOUND
 LAWS = {
     "AdaptiveLastIn": "bounded starvation",
     "GivesBackTheBiggest": "victim",
-    "PaysForPreemption": "again",
+    "PaysForPreemption": "requeue_rank",
     "TakesTurns": "determinism",
     "CountsInPlace": "purity",
     "TossesACoin": "purity",
@@ -110,7 +110,7 @@ class AlwaysDisplaces(FirstCome):
     order.
     """
 
-    def displaces(self, *_: Any) -> bool:
+    def may_preempt(self, *_: Any) -> bool:
         return True
 
 
@@ -283,7 +283,9 @@ class Duck:
     def rank(self, state: int, _: Request, time: float) -> tuple[Rank, int]:
         return (time,) if state % 2 else (time, 1), state + 1
 
-    def again(self, _: int, rank: Rank, __: Request, ___: float, ____: int) -> Rank:
+    def requeue_rank(
+        self, _: int, rank: Rank, __: Request, ___: float, ____: int
+    ) -> Rank:
         return rank[:1]
 
     def admit_from(self, _: int, __: Load) -> float:
@@ -292,7 +294,7 @@ class Duck:
     def admitted(self, state: int, _: Rank, __: Request, ___: Load) -> int:
         return state
 
-    def holds_back(self, state: int, _: Request, __: Load, ___: int) -> tuple[bool, int]:
+    def defer(self, state: int, _: Request, __: Load, ___: int) -> tuple[bool, int]:
         return False, state
 
     def ended(self, state: int, _: Request, __: int, ___: bool) -> int:
@@ -301,7 +303,7 @@ class Duck:
     def victim(self, _: int, __: tuple[Rank, ...]) -> int:
         return 1
 
-    def displaces(self, _: int, __: Rank, ___: Rank) -> bool:
+    def may_preempt(self, _: int, __: Rank, ___: Rank) -> bool:
         return False
 
 
@@ -336,7 +338,7 @@ def test_the_machine_runs_a_policy_under_rules() -> None:
     few = settings(max_examples=10, stateful_step_count=20, deadline=None)
     run_state_machine_as_test(Machine, settings=few)
     more = settings(few, max_examples=100, phases=[Phase.generate])
-    with pytest.raises(PolicyError, match="again"):
+    with pytest.raises(PolicyError, match="requeue_rank"):
         run_state_machine_as_test(Broken, settings=more)
 
 

@@ -20,7 +20,7 @@ from attrs import frozen
 from minfer.effects.cli.verify.findings import NOTE, Check
 from minfer.effects.models.checkpoint.checkpoint import read_optional
 from minfer.effects.models.config_reader import whole
-from minfer.effects.setup.advice import advised_params, not_applied
+from minfer.effects.setup.advice import recommended_params, unapplied_fields
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import ADVISED
 
@@ -37,11 +37,14 @@ class KnownDifference:
 
 
 def _not_applied(folder: Path) -> list[str]:
-    return not_applied(folder / GENERATION)
+    return unapplied_fields(folder / GENERATION)
 
 
 def _left_out(folder: Path) -> list[str]:
-    file, used = read_optional(folder / GENERATION), advised_params(folder / GENERATION)
+    file, used = (
+        read_optional(folder / GENERATION),
+        recommended_params(folder / GENERATION),
+    )
     return [name for name in ADVISED if file.get(name) is not None and name not in used]
 
 

@@ -19,7 +19,7 @@ from minfer.effects.live.client import (
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.effects.net.addresses import (
     Port,
-    is_everywhere,
+    is_wildcard,
     port_text,
 )
 from minfer.records.request import Request
@@ -76,7 +76,7 @@ class ReplicaLink:
             return target.name
         host, port = target.listens
         return port_text(
-            (self.local_address if is_everywhere(target.listens) else host, port)
+            (self.local_address if is_wildcard(target.listens) else host, port)
         )
 
     def connect(

@@ -23,7 +23,7 @@ from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.effects.models.ranks import Ranks
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Copy, Open
+from minfer.records.plan import Copy, NewRow
 
 
 class Cache(PagedCache, Protocol):
@@ -68,7 +68,7 @@ class Shaper(Protocol):
     keeps the state of earlier tokens that this needs.
     """
 
-    def open(self, row: int, opened: Open) -> None:
+    def open(self, row: int, opened: NewRow) -> None:
         """Reset a row for a new owner, for all that is launched after this."""
         ...
 
@@ -157,7 +157,7 @@ class Backend(Protocol):
 
     def sample_divided(
         self,
-        part: Tensor,
+        logits_part: Tensor,
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,

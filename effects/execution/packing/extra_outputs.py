@@ -29,7 +29,7 @@ class ScoredOutput:
 
     tokens: ScoredTokens
     scored: Scored
-    found: Tensor
+    buffer: Tensor
 
 
 @frozen(eq=False)
@@ -67,5 +67,5 @@ class ExtraOutputs:
             tap = self.states.tap
             slot.vectors = self.pooler.pool(self.states.pooled, tap.states)
         if self.scores is not None:
-            found = self.scorer.fetched(self.scores.tokens, self.scores.found)
-            slot.prompt_scores = found
+            prompt_scores = self.scorer.fetched(self.scores.tokens, self.scores.buffer)
+            slot.prompt_scores = prompt_scores

@@ -21,8 +21,8 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.models.ranks import Place
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
-# one that is silent is killed before that (crew.py).
-LIMIT: Final = 60.0
+# one that is silent is killed before that (worker_group.py).
+SUM_SECONDS: Final = 60.0
 # Variables that name the network interface at which the sockets of gloo and NCCL listen.
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
@@ -85,12 +85,12 @@ class TorchRanks:
     def gather(self, part: Tensor) -> Tensor:
         """See `Ranks.gather`."""
         count, (rows, columns) = self.place.parallel.tensor, part.shape
-        found = part.new_empty(count, rows, columns)
+        gathered = part.new_empty(count, rows, columns)
         if self.is_silent:
-            found.zero_()
+            gathered.zero_()
         else:
-            GATHER(found.view(-1, columns), part.contiguous(), group=self.tensor)
-        return found.transpose(0, 1).reshape(rows, count * columns)
+            GATHER(gathered.view(-1, columns), part.contiguous(), group=self.tensor)
+        return gathered.transpose(0, 1).reshape(rows, count * columns)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         """See `Ranks.receive`."""
@@ -111,24 +111,27 @@ class TorchRanks:
 
     def send_tokens(self, tokens: Tensor) -> None:
         """See `Ranks.send_tokens`. Nothing waits until they are received."""
-        self._sent = [one for one in self._sent if not one.is_completed()]
+        self._sent = [handle for handle in self._sent if not handle.is_completed()]
         stages = self.place.parallel
         first = self.place.rank + stages.tensor
-        each = range(first, stages.ranks, stages.tensor)
+        receivers = range(first, stages.ranks, stages.tensor)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             tokens.record_stream(self._stream)
         with on(self._stream):
-            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in each]
+            self._sent += [
+                dist.isend(tokens, dst=receiver, group=self.tokens)
+                for receiver in receivers
+            ]
 
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Ranks.receive_tokens`."""
-        found = torch.empty(lines, dtype=torch.int32, device=self.device)
-        dist.recv(found, src=self.place.part, group=self.tokens)
-        return found
+        tokens = torch.empty(lines, dtype=torch.int32, device=self.device)
+        dist.recv(tokens, src=self.place.part, group=self.tokens)
+        return tokens
 
 
-def joined(
+def join_ranks(
     place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
 ) -> TorchRanks:
     """Returns the exchange of this rank with the others, which call this at the same
@@ -141,7 +144,7 @@ def joined(
         )
     try:
         with _on_loopback():
-            return _connected(place, store, device, hidden, dtype)
+            return _connect(place, store, device, hidden, dtype)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
@@ -173,10 +176,10 @@ def _on_loopback() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _connected(
+def _connect(
     place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
 ) -> TorchRanks:
-    """See `joined`. Raises RuntimeError and ValueError."""
+    """See `join_ranks`. Raises RuntimeError and ValueError."""
     parallel = place.parallel
     stores: Any = dist  # they are public, but torch's types do not say so
     dist.init_process_group(
@@ -185,7 +188,7 @@ def _connected(
         store=stores.FileStore(str(store), parallel.ranks),
         rank=place.rank,
         world_size=parallel.ranks,
-        timeout=timedelta(seconds=LIMIT),
+        timeout=timedelta(seconds=SUM_SECONDS),
     )
     groups = [
         dist.new_group([*range(first, first + parallel.tensor)])

@@ -37,9 +37,9 @@ class HeadSlices:
         """
         # A size that is less than the heads divides them, and they divide a larger one.
         count, ranks = gcd(heads, lcm(*sizes)), place.parallel.tensor
-        own = [n for n in range(count) if place.part in holders(n, count, ranks)]
-        first = [n for n in own if holders(n, count, ranks)[0] == place.part]
-        return cls(count, tuple(own), tuple(first))
+        own_slices = [n for n in range(count) if place.part in holders(n, count, ranks)]
+        sent = [n for n in own_slices if holders(n, count, ranks)[0] == place.part]
+        return cls(count, tuple(own_slices), tuple(sent))
 
     def key(self, key: Key, number: int) -> Key:
         """Returns the key of a block's slice."""
@@ -51,7 +51,7 @@ class HeadSlices:
 
 
 def holders(number: int, count: int, ranks: int) -> range:
-    """Returns the ranks, of so many, that have a slice."""
+    """Returns which of an engine's ranks have a slice, of `count` slices."""
     first = number * ranks // count
     return range(first, max(first + 1, (number + 1) * ranks // count))
 

@@ -169,10 +169,10 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     if plan is None or not event.logprobs:
         return {}
     rounds = {
-        gen: seq.request.search for gen, seq in zip(run.gens, run.seqs, strict=True)
+        gen: seq.request.search for gen, seq in zip(run.run_ids, run.seqs, strict=True)
     }
     offers = dict[tuple[str, int], Candidates]()
-    for gen, logprobs in zip(plan.gens, event.logprobs, strict=True):
+    for gen, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
         beam_round = rounds.get(gen)
         if (
             beam_round is not None

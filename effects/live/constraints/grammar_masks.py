@@ -9,7 +9,7 @@ matcher, or gets a new one that reads all its tokens.
 Most masks take some ten microseconds, and those of all rows are made at once, on all
 processors, during the forward that they are for (`begin`). A few take milliseconds: where
 a grammar is ambiguous, or its strings are bounded. Other requests would wait for these.
-So there is one bound, MASK_WAIT, for one mask:
+So there is one bound, MASK_WAIT_SECONDS, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
                                       a used matcher is idle (idle_matchers.py)
@@ -46,12 +46,12 @@ from minfer.effects.live.constraints.sample_grammars import (
 )
 from minfer.effects.live.masks import MaskMaker, StepMasks, no_memory, ready_masks
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
-from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.job_threads import SLOW_WORK_THREADS, JobThreads
 from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Event, Execute, Finish, Pause
@@ -79,7 +79,7 @@ class GrammarMasks(MaskMaker):
             SampleId, SampleGrammar
         ] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
-        self._threads = JobThreads(FOR_SLOW, "minfer-masks")
+        self._threads = JobThreads(SLOW_WORK_THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._not_connected
         self._lend: Callable[[int], Lines | None] = no_memory
         self._barring = TokenBans()
@@ -124,15 +124,17 @@ class GrammarMasks(MaskMaker):
         ]
         planned = _planned_gens(transition)
         for i, grammar in slow:
-            if run.gens[i] in planned:
+            if run.run_ids[i] in planned:
                 self._pause(grammar)
-        inflight_gens = {gen for plan in transition.state.inflight for gen in plan.gens}
+        inflight_gens = {
+            gen for plan in transition.state.inflight for gen in plan.run_ids
+        }
         for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
             if grammar.busy or not grammar.paused:
                 continue
-            if grammar.is_new or run.gens[i] not in inflight_gens:
+            if grammar.is_new or run.run_ids[i] not in inflight_gens:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     @override
@@ -196,7 +198,7 @@ class GrammarMasks(MaskMaker):
         constraint = request.sampling.structured_outputs
         if (
             constraint is not None
-            and (matcher := self._grammars.idle(constraint)) is not None
+            and (matcher := self._grammars.take_idle_matcher(constraint)) is not None
         ):
             self._set_matcher(grammar, matcher)
             return
@@ -245,7 +247,9 @@ class GrammarMasks(MaskMaker):
             else:
                 self._prepare_row(batch, line, run, i)
             barred = (
-                grammar.never if length >= grammar.min_tokens else barred_tokens(grammar)
+                grammar.forbidden_tokens
+                if length >= grammar.min_tokens
+                else barred_tokens(grammar)
             )
             batch.barred_tokens[barred].append(line)
         return batch
@@ -384,7 +388,7 @@ class GrammarMasks(MaskMaker):
                 bits = self._mask_from_new_matcher(evolve(mask, back=0, tokens=output))
                 grammar.consumed = mask.length
             grammar.allowed = AllowedTokens(mask.length, bits)
-        is_quick = time.thread_time() - start <= MASK_WAIT
+        is_quick = time.thread_time() - start <= MASK_WAIT_SECONDS
         if is_quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
@@ -394,7 +398,11 @@ class GrammarMasks(MaskMaker):
         if constraint is None:
             raise AssertionError(f"{grammar.name} has no constraint")
         try:
-            idle = None if grammar.discarded else self._grammars.idle(constraint)
+            idle = (
+                None
+                if grammar.discarded
+                else self._grammars.take_idle_matcher(constraint)
+            )
             self._set_matcher(grammar, idle or self._grammars.get(constraint).matcher())
         except GrammarError as error:
             grammar.failed = error
@@ -406,24 +414,27 @@ class GrammarMasks(MaskMaker):
 
     def _set_matcher(self, grammar: SampleGrammar, matcher: Matcher) -> None:
         ends = self._ends if grammar.request.sampling.ignore_eos else NO_TOKENS
-        grammar.matcher, grammar.never = matcher, ends | self._grammars.never
+        grammar.matcher, grammar.forbidden_tokens = (
+            matcher,
+            ends | self._grammars.forbidden_tokens,
+        )
 
 
 def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     """Returns the indices of a plan's deferred rows among the running samples; None if a
     row's sample does not run.
     """
-    if plan.gens == run.gens:
+    if plan.run_ids == run.run_ids:
         return plan.deferred
-    index_of = dict(zip(run.gens, range(len(run)), strict=True))
-    return [index_of.get(plan.gens[index]) for index in plan.deferred]
+    index_of = dict(zip(run.run_ids, range(len(run)), strict=True))
+    return [index_of.get(plan.run_ids[index]) for index in plan.deferred]
 
 
 def _planned_gens(transition: Transition) -> set[int]:
     """Returns the generations in the turn's plans."""
     commands = transition.commands
     plans = [command.plan for command in commands if isinstance(command, Execute)]
-    return {gen for plan in plans for gen in plan.gens}
+    return {gen for plan in plans for gen in plan.run_ids}
 
 
 def _advance_matcher(matcher: Matcher, mask: DueMask) -> bytes | GrammarError:

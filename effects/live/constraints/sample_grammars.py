@@ -33,7 +33,7 @@ class SampleGrammar:
     paused: bool = False  # as the engine knows
     job: "Future[None] | None" = None  # of the thread that makes its next mask
     is_slow: bool = False  # a step waited too long for a mask of its request
-    never: frozenset[int] = frozenset()  # tokens that it must never sample
+    forbidden_tokens: frozenset[int] = frozenset()  # tokens that it must never sample
     discarded: bool = False  # whether a matcher of it was discarded
     # Cached, as each token needs them:
     prompt: int = field(init=False)  # its length
@@ -104,4 +104,4 @@ def due_mask(
 
 def barred_tokens(grammar: SampleGrammar) -> frozenset[int]:
     """Returns the tokens that must not come in an output that is too short to end."""
-    return grammar.never | grammar.request.stop_ids
+    return grammar.forbidden_tokens | grammar.request.stop_ids

@@ -38,7 +38,7 @@ class DeferredStep:
     gens: frozenset[int] = field(init=False)  # generations of these rows
 
     def __attrs_post_init__(self) -> None:
-        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.deferred))
+        self.gens = frozenset(map(self.plan.run_ids.__getitem__, self.plan.deferred))
 
     def feeds(self, gens: Iterable[int]) -> bool:
         """Returns whether a row of these generations needs a token that this step
@@ -113,11 +113,13 @@ class DeferredSampling:
         """
         while self.unlaunched:
             plan = self.unlaunched[0]
-            if any(step.masks is None and step.feeds(plan.gens) for step in self.steps):
+            if any(
+                step.masks is None and step.feeds(plan.run_ids) for step in self.steps
+            ):
                 return
             self.unlaunched.popleft()
             for step in self.steps:
-                if step.is_ready or step.feeds(plan.gens):
+                if step.is_ready or step.feeds(plan.run_ids):
                     self._sample(step)
             self._drop_sampled()
             self.executor.launch(plan)
@@ -145,7 +147,7 @@ class DeferredSampling:
         for plan in inflight:
             if plan.step >= step.plan.step:
                 return False
-            if not step.gens.isdisjoint(compress(plan.gens, plan.most)):
+            if not step.gens.isdisjoint(compress(plan.run_ids, plan.max_sampled_tokens)):
                 return True
         return False
 

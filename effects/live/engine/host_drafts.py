@@ -21,7 +21,7 @@ from typing_extensions import override
 from minfer.planning.plan_drafts import may_draft
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Propose
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import EngineState, Transition
@@ -129,7 +129,7 @@ class HostDrafts(HostDraftSource):
         ]
         for plan in plans:
             for opened in plan.opens:
-                self._open(plan.gens[opened.index], opened, transition.state)
+                self._open(plan.run_ids[opened.index], opened, transition.state)
         if not self.proposed:
             return
         if any(plan.drafts for plan in plans):
@@ -146,20 +146,20 @@ class HostDrafts(HostDraftSource):
                 self.by_gen.pop(sample.gen, None)
                 self.library = self.proposer.ended(self.library, name)
 
-    def _open(self, gen: int, opened: Open, state: EngineState) -> None:
+    def _open(self, gen: int, opened: NewRow, state: EngineState) -> None:
         """Begin to read a sample that starts or is resumed, with all its known tokens."""
         name, run = opened.name, state.running
         if name not in run.ids:
             return  # preempted within the turn, by a step planned later
         request = run.seqs[run.ids.index(name)].request
-        if request.lockstep or not may_draft(request, HOST):
+        if request.needs_host_mask or not may_draft(request, HOST):
             return
         sample = self.samples.get(name)
         if sample is not None:
             self.by_gen.pop(sample.gen, None)
         # Tokens of steps after its preemption do not count.
         if sample is None or sample.num_known > len(opened.known):
-            sample = DraftedSample(gen, opened.last, request.stop_ids)
+            sample = DraftedSample(gen, opened.last_index, request.stop_ids)
             self.samples[name] = sample
             self.library = self.proposer.began(
                 self.library, name, request.root, opened.prompt
@@ -172,11 +172,11 @@ class HostDrafts(HostDraftSource):
         """Note the results of the earliest plan; returns the samples that have more
         tokens. Results of samples that were preempted since do not count.
         """
-        plan, running = state.inflight[0], set(state.running.gens)
+        plan, running = state.inflight[0], set(state.running.run_ids)
         continued = list[SampleId]()
-        if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
+        if type(result.yields) is not tuple or len(result.yields) != len(plan.run_ids):
             return continued  # malformed results
-        for gen, tokens in zip(plan.gens, result.yields, strict=True):
+        for gen, tokens in zip(plan.run_ids, result.yields, strict=True):
             name = self.by_gen.get(gen)
             if tokens and name is not None and gen in running:
                 self._append(self.samples[name], tokens)

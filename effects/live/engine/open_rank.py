@@ -29,7 +29,7 @@ from minfer.sampling.logits import is_shaped
 from minfer.sampling.reference_sampler import RowSampling
 
 if TYPE_CHECKING:
-    from minfer.effects.execution.ranks.crew import Crew
+    from minfer.effects.execution.ranks.worker_group import WorkerGroup
     from minfer.effects.execution.running.draft_model import LoadedDraft
     from minfer.effects.execution.torch_executor import TorchExecutor
     from minfer.effects.execution.warming.warm_up import Readiness
@@ -64,10 +64,10 @@ def open_rank(
     report: Report = ignore_progress,
     store: KeyedStore | None = None,
     ranks: Ranks = ALONE,
-    crew: "Crew | None" = None,
+    workers: "WorkerGroup | None" = None,
 ) -> "TorchExecutor":
-    """Returns the model's own executor, on one of the `ranks`; rank 0 has the `crew` of
-    the others. Raises CheckpointError if the weights cannot be used, and
+    """Returns the model's own executor, on one of the `ranks`; rank 0 has the `workers`
+    of the others. Raises CheckpointError if the weights cannot be used, and
     NotEnoughMemoryError, which names the purpose.
     """
     config, place = setup.config, ranks.place
@@ -88,7 +88,7 @@ def open_rank(
             draft=loaded.draft,
             store=store,
             ranks=ranks,
-            crew=crew,
+            workers=workers,
         )
     except ExecutorError:
         raise  # of another rank
@@ -132,14 +132,14 @@ def _load(setup: Setup, place: Place) -> _Loaded:
 
 def _readiness(setup: Setup, report: Report) -> "Readiness":
     """Returns what the executor has ready before the first request."""
-    from minfer.effects.execution.device.device_rows import Wants, is_filtered
+    from minfer.effects.execution.device.device_rows import SamplingNeeds, is_filtered
     from minfer.effects.execution.warming.warm_up import Readiness
 
     advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
     filtered = is_filtered(advised, setup.spec.vocab_size)
     return Readiness(
         report,
-        Wants(filtered, scored=False, shaped=is_shaped(advised)),
+        SamplingNeeds(filtered, scored=False, shaped=is_shaped(advised)),
         grammars=not setup.args.skip_tokenizer_init,
         fewer_drafts=_may_have_fewer_drafts(setup),
     )

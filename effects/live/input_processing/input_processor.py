@@ -158,7 +158,7 @@ def make_request(
         stop_ids=stops,
         bad_words=bad_words,
         seed=_seed(setup, request_input.count) if params.seed is None else params.seed,
-        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
+        needs_host_mask=params.structured_outputs is not None and params.max_tokens != 0,
         priority=request_input.urgency.priority,
         client=request_input.urgency.client,
         deadline=float(request_input.urgency.deadline),

@@ -57,7 +57,7 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.parts import Part
 from minfer.effects.models.ranks import Place
-from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
+from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +221,7 @@ def _finished(node: Any, dtype: str) -> Any:
     """Returns a part of a layer's weights, finished."""
     if isinstance(node, Linear):
         return prepared(node)
-    if not has(type(node)) or isinstance(node, Norm | Router):
+    if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
     if isinstance(node, LatentWeights):
         return evolve(node, expansion=unquantized(node.expansion, dtype))

@@ -48,10 +48,10 @@ from minfer.effects.models.parts import Part
 from minfer.effects.models.ranks import ALONE, Place
 from minfer.kernels.leaves import (
     Activation,
+    ExpertRouter,
     Experts,
     Linear,
     Norm,
-    Router,
     RoutingRule,
     Shard,
 )
@@ -191,7 +191,7 @@ class MoEWeights:
     """The weights of one layer's mixture of experts."""
 
     norm: Norm  # [hidden], of the input
-    router: Router
+    router: ExpertRouter
     experts: Experts
     shared: SharedWeights | None
     after: Norm | None = None  # [hidden], of the result
@@ -288,13 +288,13 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
         )
     return MoEWeights(
         norm=make.norm(hidden, norms),
-        router=Router(
+        router=ExpertRouter(
             weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
             bias=make.vector(count) if keys.bias else None,
             correction=make.vector(count, "float32") if keys.correction else None,
             rule=sizes.rule,
-            first=0 if sizes.own is None else sizes.own.start,
-            held=None if sizes.own is None else len(sizes.own),
+            first_local=0 if sizes.own is None else sizes.own.start,
+            num_local=None if sizes.own is None else len(sizes.own),
         ),
         experts=Experts(
             gate_up=make.linear(sizes.gate_up),

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.ranks import Ranks
-from minfer.kernels.leaves import Activation, Choice, Experts, Linear, Norm, Router
+from minfer.kernels.leaves import (
+    Activation,
+    ChosenExperts,
+    ExpertRouter,
+    Experts,
+    Linear,
+    Norm,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,14 +108,16 @@ def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     return found
 
 
-def route(x: "Tensor", router: Router, real: "Tensor | None") -> Choice:
+def route(x: "Tensor", router: ExpertRouter, real: "Tensor | None") -> ChosenExperts:
     """Returns the experts of normalised tokens [tokens, hidden]; padding gets none."""
     name = "router" if x.is_cuda else "plain_experts"
-    choice: Choice = _module(name).route(x, router, real)
+    choice: ChosenExperts = _module(name).route(x, router, real)
     return choice
 
 
-def add_experts(residual: "Tensor", x: "Tensor", by: Experts, choice: Choice) -> None:
+def add_experts(
+    residual: "Tensor", x: "Tensor", by: Experts, choice: ChosenExperts
+) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
     kernels = _kernels(by.down, experts=True)
     kernels.add_experts(residual, x, by, choice)

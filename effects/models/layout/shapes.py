@@ -11,7 +11,7 @@ from typing import Final
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
-from minfer.kernels.leaves import PIECE
+from minfer.kernels.leaves import MAX_DEQUANTIZED_NUMBERS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, REJECTION
 from minfer.sampling.params import MAX_ADJUSTMENTS
@@ -139,7 +139,7 @@ def dequantized_bytes(spec: ModelSpec) -> int:
     if spec.quantization is None:
         return 0
     sizes = (sum(one.outputs) * one.inputs for one in spec.matrices)
-    return min(max(sizes, default=0), PIECE) * (8 + 4)
+    return min(max(sizes, default=0), MAX_DEQUANTIZED_NUMBERS) * (8 + 4)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:

@@ -50,12 +50,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Loading": ("blocks", "hit", "keyed"),
     "Recomputing": ("blocks", "hit", "keyed"),
     "LostBlocks": ("blocks", "error"),
-    "Held": ("cause", "needs", "available"),
+    "QueueBlocked": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"),
-    "Voided": ("step", "error", "rows"),
+    "Discarded": ("step", "error", "rows"),
     "Ignored": ("event", "detail"),
-    "Overruled": ("question", "why"),
+    "PolicyOverride": ("question", "why"),
     # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }
@@ -118,7 +118,9 @@ class Run:
     def _present(self, before: EngineState) -> None:
         """Enter the samples that are there: a recording may begin within a run."""
         run = before.running
-        rows = zip(run.seqs, run.gens, run.scheduled, run.base, strict=True)
+        rows = zip(
+            run.seqs, run.run_ids, run.scheduled, run.num_known_at_admission, strict=True
+        )
         for seq, gen, scheduled, base in rows:
             number = self._sample(seq.request, seq.sample)
             self.gens[gen] = number
@@ -168,11 +170,11 @@ class Run:
     def _plan(self, plan: Plan) -> None:
         """Log the prefill chunks of a plan; decode rows are only counted."""
         for one in plan.opens:
-            self.gens[plan.gens[one.index]] = self._sample_number(one.name)
+            self.gens[plan.run_ids[one.index]] = self._sample_number(one.name)
         prefill = 0
         for fill in plan.fills:
-            number = self.gens.get(plan.gens[fill.index], _NONE)
-            last = int(plan.most[fill.index] > 0)
+            number = self.gens.get(plan.run_ids[fill.index], _NONE)
+            last = int(plan.max_sampled_tokens[fill.index] > 0)
             self._note("Chunk", number, plan.step, len(fill.tokens), last)
             prefill += len(fill.tokens)
         chunks = len(plan.fills)
@@ -180,7 +182,7 @@ class Run:
             "step",
             len(self.time) - 1,
             plan.step,
-            len(plan.gens) - chunks,
+            len(plan.run_ids) - chunks,
             chunks,
             prefill,
             drafts_of(plan),

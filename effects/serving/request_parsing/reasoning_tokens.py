@@ -22,7 +22,7 @@ class _Counter(Protocol):
     """Counts the reasoning tokens of one choice."""
 
     def add(self, tokens: Sequence[int], deltas: Sequence[Delta]) -> None:
-        """Take new tokens, and what they were parsed to."""
+        """Take new tokens, and the deltas that they were parsed to."""
 
     @property
     def count(self) -> int:
@@ -34,10 +34,12 @@ class _BetweenMarkers:
 
     def __init__(self, tokenizer: Tokenizer, parsing: Parsing, closes: int) -> None:
         self._tokenizer = tokenizer
-        self._opens = tokenizer.added(REASONING[parsing.reasoning].opens)
+        self._opens = tokenizer.added_token_id(REASONING[parsing.reasoning].opens)
         self._closes = closes
         tools = TOOLS.get(parsing.tools)
-        self._calls = {tokenizer.added(one) for one in (tools.opens if tools else ())}
+        self._calls = {
+            tokenizer.added_token_id(marker) for marker in (tools.opens if tools else ())
+        }
         self._inside = parsing.thinking is not None
         self._done = bool(parsing.begun) and not self._inside
         self._tokens = 0
@@ -74,7 +76,7 @@ class _OnChannel:
     def __init__(self, tokenizer: Tokenizer, message: int) -> None:
         self._tokenizer = tokenizer
         self._message = message
-        self._stops = {tokenizer.added(marker) for marker in harmony.STOPS}
+        self._stops = {tokenizer.added_token_id(marker) for marker in harmony.STOPS}
         self._header: list[int] | None = []  # None: within a message
         self._inside = False
         self.count = 0
@@ -124,7 +126,7 @@ class ReasoningTokens:
         self._counters: dict[int, _Counter] = {}  # by choice
 
     def add(self, choice: int, tokens: Sequence[int], deltas: Sequence[Delta]) -> None:
-        """Take the new tokens of a choice, and what they were parsed to."""
+        """Take the new tokens of a choice, and the deltas that they were parsed to."""
         if self._parsing is None or self._tokenizer is None:
             return
         if choice not in self._counters:
@@ -140,12 +142,12 @@ class ReasoningTokens:
 def _counter(parsing: Parsing, tokenizer: Tokenizer) -> _Counter:
     """The counter for one choice."""
     if parsing.reasoning in REASONING:
-        closes = tokenizer.added(REASONING[parsing.reasoning].closes)
+        closes = tokenizer.added_token_id(REASONING[parsing.reasoning].closes)
         if closes is not None:
             return _BetweenMarkers(tokenizer, parsing, closes)
     elif (
         parsing.tools == HARMONY
-        and (message := tokenizer.added(harmony.MESSAGE)) is not None
+        and (message := tokenizer.added_token_id(harmony.MESSAGE)) is not None
     ):
         return _OnChannel(tokenizer, message)
     return _OfText(tokenizer)

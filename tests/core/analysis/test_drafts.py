@@ -25,7 +25,7 @@ def counted(plan: Plan, done: Executed) -> DraftTally:
     found = NO_DRAFTS
     for one in plan.drafts:
         accepted = len(done.yields[one.index]) - 1
-        found = found.plus(of_row(plan.counts[one.index] - 1, accepted))
+        found = found.plus(of_row(plan.num_scheduled_tokens[one.index] - 1, accepted))
     return found
 
 
@@ -69,7 +69,7 @@ def test_results_of_a_step_that_is_not_in_flight_have_judged_nothing() -> None:
     run.turn(Submit(request("a", 5, 24)))
     run.turn()
     (plan,) = run.state.inflight
-    yields = ((7,) * plan.most[0],)
+    yields = ((7,) * plan.max_sampled_tokens[0],)
     unknown, known = Executed(plan.step + 1, yields), Executed(plan.step, yields)
     for events, steps in (((unknown,), []), ((unknown, known), [plan.step])):
         found = judged(run.state, events, step(run.config, run.state, events))
@@ -83,7 +83,7 @@ def test_results_of_two_steps_in_one_turn(fails: bool) -> None:
     run.turn(Submit(request("a", 5, 24)))
     run.turn()
     first, second = run.state.inflight
-    size = second.most[0]
+    size = second.max_sampled_tokens[0]
     assert first.drafts
     assert second.drafts
     events: list[Event] = [

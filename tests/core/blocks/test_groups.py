@@ -199,7 +199,9 @@ def served(config: EngineConfig, request: Request) -> Iterator[EngineState]:
             return
         yield state
         plan = state.inflight[0]
-        events = (Executed(plan.step, tuple((1,) * most for most in plan.most)),)
+        events = (
+            Executed(plan.step, tuple((1,) * most for most in plan.max_sampled_tokens)),
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -139,8 +139,10 @@ def served(config: EngineConfig, request: Request) -> tuple[int, int]:
         if not state.requests:
             return most, tokens
         plan = state.inflight[0]
-        tokens += sum(plan.most)
-        events = (Executed(plan.step, tuple((1,) * one for one in plan.most)),)
+        tokens += sum(plan.max_sampled_tokens)
+        events = (
+            Executed(plan.step, tuple((1,) * one for one in plan.max_sampled_tokens)),
+        )
 
 
 LENGTHS = [(200, 1_800), *long([(2_000, 98_000)])]

@@ -40,7 +40,7 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
             {
                 "left": [],
                 "joined": [[0, 0, 0]],
-                "counts": [[0, 3]],
+                "num_scheduled_tokens": [[0, 3]],
                 "fills": [[0, 0]],
                 "opens": [[0, "a", 0, [[0, 1]]]],
             },
@@ -61,6 +61,13 @@ def test_tables_of_all_groups_are_facts() -> None:
 
 
 def test_rows_that_are_in_another_order_are_all_named() -> None:
-    plan = Plan(0, (2, 1), (0, 1), starts=(0, 0), counts=(1, 1), most=(1, 1))
-    assert _membership((1, 2), plan) == {"gens": [2, 1]}
+    plan = Plan(
+        0,
+        (2, 1),
+        (0, 1),
+        starts=(0, 0),
+        num_scheduled_tokens=(1, 1),
+        max_sampled_tokens=(1, 1),
+    )
+    assert _membership((1, 2), plan) == {"run_ids": [2, 1]}
     assert _membership((3, 2, 1), plan) == {"left": [3], "joined": []}

@@ -69,7 +69,7 @@ def test_journals_agree_on_what_is_known_before_a_step_had_drafts() -> None:
     proposed = Drafting(proposals=Map({("x", 0): Proposed(7, (1, 2))}))
     assert projected(attrs.evolve(initial(CONFIG), drafting=proposed))["drafting"] == {
         "proposed": [["x", 0, 7, 2]],
-        "learnt": [],
+        "acceptance": [],
         "overall": [-1, "0.0", "0.0"],
     }
 
@@ -103,7 +103,15 @@ def separate(state: Any) -> Iterator[EngineState]:
     }
     moved = {"place": ((), 999, 0)}
     lines = [rest, *(rest.insert(one) for one in each(first, **seqs, **moved))]
-    columns = ("gens", "rows", "starts", "base", "known", "scheduled", "last")
+    columns = (
+        "run_ids",
+        "rows",
+        "starts",
+        "num_known_at_admission",
+        "known",
+        "scheduled",
+        "last_index",
+    )
     runs = [
         *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
         attrs.evolve(
@@ -151,7 +159,13 @@ def separate(state: Any) -> Iterator[EngineState]:
     ]
     cells = {
         name: with_first(getattr(plan, name), 99)
-        for name in ("gens", "rows", "starts", "counts", "most")
+        for name in (
+            "run_ids",
+            "rows",
+            "starts",
+            "num_scheduled_tokens",
+            "max_sampled_tokens",
+        )
     }
     plans = [with_first(state.inflight, one) for one in each(plan, step=999, **cells)]
     fences = [

@@ -180,7 +180,7 @@ def test_a_steady_turn_costs_its_tokens() -> None:
         plan = turns[-1].transition.state.inflight[0]
         events = (
             Tick(number + 1.0),
-            Executed(plan.step, tuple((140_000,) for _ in plan.most)),
+            Executed(plan.step, tuple((140_000,) for _ in plan.max_sampled_tokens)),
         )
         state = turns[-1].transition.state
         turns.append(Turn(len(turns), state, events, step(config, state, events)))

@@ -150,9 +150,9 @@ def test_an_event_of_one_never_reaches_the_other_at_a_place_next_to_it(
     """Two beams wait where samples 1 and 2 of `a` would."""
     bench = Bench(ONE)
     bench.give(
-        Submit(ask("first")), Submit(ask("other")), Submit(ask("a", lockstep=True))
+        Submit(ask("first")), Submit(ask("other")), Submit(ask("a", needs_host_mask=True))
     )
-    near = [placed(bench, "a", f"beam {at}", at, lockstep=True) for at in (1, 2)]
+    near = [placed(bench, "a", f"beam {at}", at, needs_host_mask=True) for at in (1, 2)]
     bench.give(*map(Submit, near))
     if not isinstance(event, Cancel):
         event = evolve(event, id="a" if request_is_known else "b", sample=sample)

@@ -59,12 +59,12 @@ class Judged(Bench):
 
 
 def bound(name: str, length: int = 6, max_tokens: int = 8, **more: Any) -> Request:
-    return ask(name, length, max_tokens, lockstep=True, **more)
+    return ask(name, length, max_tokens, needs_host_mask=True, **more)
 
 
 def names(bench: Bench, plan: Plan) -> set[str]:
-    here = dict(zip(bench.state.running.gens, bench.state.running.ids, strict=True))
-    return {here[gen][0] for gen in plan.gens if gen in here}
+    here = dict(zip(bench.state.running.run_ids, bench.state.running.ids, strict=True))
+    return {here[gen][0] for gen in plan.run_ids if gen in here}
 
 
 def planned(bench: Bench, turn: Transition) -> set[str]:
@@ -143,10 +143,10 @@ def test_a_prompt_is_filled_up_to_the_input_that_yields() -> None:
     for _ in range(6):
         bench.turn()
     assert bench.state.running.scheduled == (10,)
-    assert [plan.counts for plan in bench.plans] == [(4,), (4,), (2,)]
-    assert not any(plan.most != (0,) for plan in bench.plans)
+    assert [plan.num_scheduled_tokens for plan in bench.plans] == [(4,), (4,), (2,)]
+    assert not any(plan.max_sampled_tokens != (0,) for plan in bench.plans)
     bench.turn(Pause("a", 0, False))
-    assert bench.plans[-1].counts == (1,)
+    assert bench.plans[-1].num_scheduled_tokens == (1,)
     assert bench.plans[-1].deferred == (0,)
 
 
@@ -194,7 +194,9 @@ def test_who_gives_way_stays_paused_and_may_come_back() -> None:
         bench.turn()
     for _ in range(4):
         bench.turn()
-    assert bench.state.running.scheduled == (bench.state.running.base[0] - 1,)
+    assert bench.state.running.scheduled == (
+        bench.state.running.num_known_at_admission[0] - 1,
+    )
     bench.turn(Pause("bb", 0, False))
     bench.drain()
     assert bench.out["bb", 0] == bench.right(bound("bb", 9, 20))
@@ -216,7 +218,7 @@ def test_ends_clear_it(end: Event, waits: bool) -> None:
 
 def test_a_last_token_clears_it() -> None:
     bench = begun(bound("a", max_tokens=2), turns=0)
-    while bench.state.running.scheduled[0] < bench.state.running.last[0]:
+    while bench.state.running.scheduled[0] < bench.state.running.last_index[0]:
         bench.turn()
     bench.give(Pause("a", 0))
     bench.turn()
@@ -241,9 +243,11 @@ def test_a_paused_suspect_keeps_no_sample_waiting() -> None:
 def test_a_paused_suspect_is_not_filled_either() -> None:
     config = evolve(LATE, max_failures=3)
     bench = begun(bound("a", 40), config=config, turns=0)
-    (gen,), paused = bench.state.running.gens, frozenset({("a", 0)})
+    (gen,), paused = bench.state.running.run_ids, frozenset({("a", 0)})
     state = evolve(bench.state, paused=paused)
-    assert state.running.scheduled[0] + 1 < state.running.base[0], "a chunk is due"
+    assert state.running.scheduled[0] + 1 < state.running.num_known_at_admission[0], (
+        "a chunk is due"
+    )
     assert list(paused_rows(config, state)) == []
     for count, rests in ((1, []), (2, [gen])):
         at_fault = evolve(state, faults=((("a", 0), count),))

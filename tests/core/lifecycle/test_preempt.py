@@ -23,7 +23,7 @@ def only(bench: Bench) -> Running:
 class Again(Ageing):
     """Places who was preempted where it is told to."""
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         del state, request
@@ -81,10 +81,10 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
     before = bench.state
     bench.give(bench.oracle.fail("boom", halfway=True))
     run = bench.state.running
-    assert run.gens == (before.next_gen, before.next_gen + 1)
+    assert run.run_ids == (before.next_gen, before.next_gen + 1)
     assert bench.state.next_gen == before.next_gen + 2
     assert (run.ids, run.rows) == (before.running.ids, before.running.rows)
-    assert run.base == run.known == before.running.known
+    assert run.num_known_at_admission == run.known == before.running.known
     assert run.starts == tuple(known - 1 for known in run.known)
     assert [fill.tokens for fill in bench.plans[-2].fills] == [
         bench.out[name, 0][-1:] for name in ("a", "bb")

@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.planning.admission import _load
 from minfer.planning.admit import Admission, current_load
 from minfer.planning.schedule import queue_blocked_by
-from minfer.planning.work import Work
+from minfer.planning.work import StepBuilder
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
     Execute,
@@ -81,7 +81,7 @@ def test_who_was_displaced_is_in_no_plan_of_that_turn() -> None:
     assert [(gone.id, gone.by) for gone in bench.reasons_of(Preempted)] == [
         ("low", ("urgent", 0))
     ]
-    assert bench.plans[-1].gens == bench.state.running.gens
+    assert bench.plans[-1].run_ids == bench.state.running.run_ids
     assert [name for name, _ in bench.state.running.ids] == ["urgent", "a"]
     bench.drain()
     assert len(bench.ended) == 3
@@ -151,7 +151,7 @@ class Counting(FirstCome):
     def __init__(self) -> None:
         object.__setattr__(self, "noted", list[tuple[str, int]]())
 
-    def holds_back(
+    def defer(
         self, state: Any, request: Request, load: Load, came: int
     ) -> tuple[bool, Any]:
         del load
@@ -168,13 +168,13 @@ def test_a_policy_hears_how_many_of_a_client_came_in_the_step() -> None:
 
 def test_a_load_is_not_paused_once_an_admitted_sequence_runs_in_the_step() -> None:
     bench = Bench(CONFIG)
-    bench.give(Submit(evolve(ask("x", 5, 9), lockstep=True)))
+    bench.give(Submit(evolve(ask("x", 5, 9), needs_host_mask=True)))
     bench.turn(Pause("x", 0))
     bench.turn()
     state = bench.state
     assert current_load(bench.config, state, 1).paused
-    work = Work(bench.config, state)
+    work = StepBuilder(bench.config, state)
     work.newcomers.append(Admission(state.running, (), ()))
     assert not _load(work).paused
-    work.skipped.update(state.running.gens)
+    work.skipped.update(state.running.run_ids)
     assert _load(work).paused

@@ -316,7 +316,7 @@ def test_rows_are_taken_from_the_end_and_generations_are_never_used_twice() -> N
     bench = Bench()
     bench.give(Submit(ask("a", 6, 5)), Submit(ask("b", 6, 5, stop_ids=frozenset((3,)))))
     run = bench.state.running
-    assert run.rows == run.gens == (0, 1)
+    assert run.rows == run.run_ids == (0, 1)
     assert bench.state.free_rows == (3, 2)
     assert bench.state.next_gen == 2
     assert bench.state.stops == {3}

@@ -23,9 +23,9 @@ def test_a_step_is_counted_and_names_who_takes_part_in_the_order_of_rank() -> No
     bench.turn()
     assert [name for name, _ in bench.state.running.ids] == ["early", "late"]
     plan = bench.plans[-1]
-    assert plan.gens == (1, 0)
+    assert plan.run_ids == (1, 0)
     assert plan.rows == (1, 0)
-    assert plan.counts == plan.most == (1, 1)
+    assert plan.num_scheduled_tokens == plan.max_sampled_tokens == (1, 1)
     assert [p.step for p in bench.plans] == list(range(len(bench.plans)))
     assert bench.state.next_step == len(bench.plans)
 
@@ -41,7 +41,7 @@ def test_first_inputs_come_from_history_and_a_row_is_opened_once() -> None:
         request.prompt[16:],
     ]
     assert (first.starts, second.starts) == ((0,), (16,))
-    assert (first.most, second.most) == ((0,), (1,))
+    assert (first.max_sampled_tokens, second.max_sampled_tokens) == ((0,), (1,))
     assert [len(plan.opens) for plan in bench.plans] == [1] + [0] * (len(bench.plans) - 1)
     assert not any(plan.fills for plan in rest)
     assert first.opens[0].tables[0][:5] == (0, 1, 2, 3, 4)

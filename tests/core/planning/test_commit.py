@@ -144,10 +144,10 @@ def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:
     bench.turn()
     bench.turn()
     run, first = bench.state.running, bench.state.inflight[0]
-    assert first.most == (6,)
+    assert first.max_sampled_tokens == (6,)
     bench.give(Executed(first.step, ((1,),)))
     after = bench.state.running
-    ahead = sum(plan.most[0] for plan in bench.state.inflight)
+    ahead = sum(plan.max_sampled_tokens[0] for plan in bench.state.inflight)
     assert after.known[0] == run.known[0] + 1
     assert after.scheduled[0] == after.known[0] - 1 + ahead
 
@@ -213,7 +213,7 @@ def test_what_is_published_at_an_end_is_of_the_tokens_that_count(
         bench.give(Submit(request))
         bench.drain()
         out = bench.out["a", 0]
-        cut += sum(plan.most[0] for plan in bench.plans) > len(out)
+        cut += sum(plan.max_sampled_tokens[0] for plan in bench.plans) > len(out)
         known = (*request.prompt, *out)
         assert set(bench.state.blocks.prefix.nodes) == set(block_keys(b"", known[:-1], 4))
     assert cut, "some of what came was taken back"

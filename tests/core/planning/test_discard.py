@@ -25,7 +25,7 @@ def test_a_good_step_clears_the_faults_of_all_in_it() -> None:
 
 def test_a_good_step_of_one_sample_leaves_the_others_their_faults() -> None:
     bench = two_at_fault(2)
-    assert len(bench.state.inflight[0].gens) == 1, "the first runs alone"
+    assert len(bench.state.inflight[0].run_ids) == 1, "the first runs alone"
     bench.turn()
     assert bench.state.faults == ((("bb", 0), 2),)
     bench.drain()
@@ -37,8 +37,8 @@ def one_row_and_two() -> Bench:
     second.
     """
     bench = Bench(evolve(CONFIG, depth=2))
-    bench.give(Submit(ask("a", 5, 9, lockstep=True)), Submit(ask("bb", 5, 9)))
-    while [len(plan.gens) for plan in bench.state.inflight] != [1, 2]:
+    bench.give(Submit(ask("a", 5, 9, needs_host_mask=True)), Submit(ask("bb", 5, 9)))
+    while [len(plan.run_ids) for plan in bench.state.inflight] != [1, 2]:
         bench.turn()
     return bench
 
@@ -88,4 +88,4 @@ def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() 
         (Ended, bench.ended["a", 0].error),
     ]
     assert not bench.state.faults
-    assert not bench.state.running.gens
+    assert not bench.state.running.run_ids

@@ -128,7 +128,7 @@ def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
     config, state = three_with(0)
     paused = frozenset({("ccc", 0)})
     state = evolve(state, inflight=flying.state.inflight, paused=paused)
-    assert _has_results_in_flight(state, state.running.gens[1])
+    assert _has_results_in_flight(state, state.running.run_ids[1])
     _, _, (reason,) = _grow_or_preempt(config, state, one_more(state, 0), set())
     assert isinstance(reason, Preempted)
     assert reason.id == "bb"
@@ -136,26 +136,26 @@ def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
 
 def test_a_table_that_grew_before_its_sequence_was_preempted_is_not_in_the_plan() -> None:
     config, state = three_with(1)
-    _, second, third = state.running.gens
+    _, second, third = state.running.run_ids
     after, grown, (reason,) = _grow_or_preempt(
         config, state, one_more(state, 1, 2), set()
     )
     assert isinstance(reason, Preempted)
-    assert (reason.id, second in after.running.gens) == ("bb", False)
+    assert (reason.id, second in after.running.run_ids) == ("bb", False)
     assert [*grown] == [(third, 0)]
 
 
 def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
     """Its position is one less where who gave way was before it."""
     config, state = three_with(0)
-    first, second, third = state.running.gens
-    tables = dict(zip(state.running.gens, state.running.tables, strict=True))
+    first, second, third = state.running.run_ids
+    tables = dict(zip(state.running.run_ids, state.running.tables, strict=True))
     after, grown, (reason,) = _grow_or_preempt(
         config, state, one_more(state, 0, 2), set()
     )
     assert isinstance(reason, Preempted)
-    assert (reason.id, after.running.gens) == ("bb", (first, third))
-    now = dict(zip(after.running.gens, after.running.tables, strict=True))
+    assert (reason.id, after.running.run_ids) == ("bb", (first, third))
+    now = dict(zip(after.running.run_ids, after.running.tables, strict=True))
     assert {gen: len(now[gen][0]) - len(tables[gen][0]) for gen in now} == {
         first: 1,
         third: 1,
@@ -173,7 +173,7 @@ def test_what_a_table_gets_twice_in_a_step_is_reported_as_one() -> None:
     entries = len(run.tables[0][0])
     assert [(one.at, len(one.blocks)) for one in grown.values()] == [(entries, 2)]
     state, grown = grow_for_drafts(config, state, second, grown)
-    for i, gen in enumerate(run.gens):
+    for i, gen in enumerate(run.run_ids):
         reported, before = grown[gen, 0], len(run.tables[i][0])
         assert (reported.row, reported.at) == (run.rows[i], before)
         assert reported.blocks == state.running.tables[i][0][before:]
@@ -207,7 +207,7 @@ def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() ->
 def test_only_beside_who_is_paused_are_results_waited_for() -> None:
     bench = Bench(evolve(CONFIG, depth=2))
     bench.turn(Submit(ask("a")))
-    (gen,), state = bench.state.running.gens, bench.state
+    (gen,), state = bench.state.running.run_ids, bench.state
     assert state.inflight
     assert not _has_results_in_flight(state, gen)
     beside = evolve(state, paused=frozenset({("bb", 0)}))

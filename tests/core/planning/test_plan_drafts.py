@@ -13,7 +13,7 @@ from minfer.planning.plan_drafts import (
     plan_drafts,
     waits_for_results,
 )
-from minfer.planning.work import Work
+from minfer.planning.work import StepBuilder
 from minfer.records.acceptance import Costs
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
@@ -43,10 +43,10 @@ SILENT = ask("pool", 30, 0)
 def who_drafted(bench: Drafted) -> set[str]:
     """All that ever had drafts: those whose rows yielded them are remembered."""
     names = {
-        plan.gens[one.index]: one for plan in bench.plans for one in plan.drafts
+        plan.run_ids[one.index]: one for plan in bench.plans for one in plan.drafts
     }.keys()
     opened = {
-        plan.gens[one.index]: one.name[0] for plan in bench.plans for one in plan.opens
+        plan.run_ids[one.index]: one.name[0] for plan in bench.plans for one in plan.opens
     }
     return {opened[gen] for gen in names}
 
@@ -58,7 +58,7 @@ def who_drafted(bench: Drafted) -> set[str]:
     ("request_", "may"),
     [
         (ask("a"), {HOST, DEVICE}),
-        (ask("a", lockstep=True), {HOST}),
+        (ask("a", needs_host_mask=True), {HOST}),
         (POOLED, set()),
         (SILENT, set()),
     ],
@@ -69,7 +69,7 @@ def test_for_whom_drafts_can_be_made(request_: Request, may: set[str]) -> None:
 
 @BOTH
 def test_only_the_host_drafts_for_who_is_bound_to_it(how: Speculation) -> None:
-    bound = ask("bound", 8, lockstep=True)
+    bound = ask("bound", 8, needs_host_mask=True)
     bench = begun(how, ask("free", 7), bound, POOLED)
     bench.drain()
     assert who_drafted(bench) == {"free"} | ({"bound"} if how is HOSTED else set())
@@ -81,21 +81,21 @@ def test_only_the_host_drafts_for_who_is_bound_to_it(how: Speculation) -> None:
 def test_rows_with_drafts_that_are_bound_to_the_host_have_deferred_sampling(
     late: bool,
 ) -> None:
-    bound = ask("bound", 8, 30, lockstep=True)
+    bound = ask("bound", 8, 30, needs_host_mask=True)
     config = evolve(ROOMY, late_masks=late)
     bench = begun(HOSTED, ask("free", 7, 30), bound, config=config, turns=3)
     plan = bench.plans[-1]
     at = {bench.state.running.ids[i][0]: i for i in range(2)}
     assert bench.drafts(plan).keys() == {"free", "bound"}
     assert plan.deferred == (at["bound"],)
-    assert plan.most == plan.counts
+    assert plan.max_sampled_tokens == plan.num_scheduled_tokens
     bench.drain()
     assert bench.out["bound", 0] == bench.right(bound)
 
 
 @pytest.mark.long
 def test_no_row_waits_for_drafts_of_a_row_that_waits_for_its_mask() -> None:
-    bound = ask("bound", 8, 30, lockstep=True)
+    bound = ask("bound", 8, 30, needs_host_mask=True)
     config = evolve(ROOMY, late_masks=True)
     bench = begun(HOSTED, ask("free", 7, 30), bound, guess=nothing, config=config)
     bench.turn()
@@ -158,7 +158,7 @@ def test_inputs_of_prompts_are_counted_once(how: Speculation) -> None:
 @BOTH
 def test_without_speculation_no_row_has_drafts(how: Speculation) -> None:
     bench = begun(how, ask("a", max_tokens=20), turns=5)
-    work = Work(evolve(bench.config, speculation=None), bench.state)
+    work = StepBuilder(evolve(bench.config, speculation=None), bench.state)
     plan_drafts(work)
     assert not work.drafts
     assert not waits_for_results(work.config, work.state)
@@ -178,7 +178,7 @@ def test_in_steps_of_more_rows_there_are_none(how: Speculation, rows: int) -> No
 @BOTH
 def test_rows_that_sit_out_do_not_count(how: Speculation) -> None:
     config = evolve(SOLO, late_masks=True)
-    wishes = [ask("a", 6, 20), ask("bb", 6, 20, lockstep=True)]
+    wishes = [ask("a", 6, 20), ask("bb", 6, 20, needs_host_mask=True)]
     bench = begun(evolve(how, rows=1), *wishes, config=config, turns=1)
     assert not any(plan.drafts for plan in bench.plans)
     bench.turn(Pause("bb", 0))
@@ -198,7 +198,7 @@ def test_as_many_as_are_set(how: Speculation, most: int) -> None:
     bench.turn()
     plan = bench.plans[-1]
     assert bench.drafts(plan) == {"a": most}
-    assert plan.counts == plan.most == (1 + most,)
+    assert plan.num_scheduled_tokens == plan.max_sampled_tokens == (1 + most,)
     (draft,) = plan.drafts
     emitted = bench.right(ask("a", max_tokens=20))[1 : 1 + most]
     assert draft.tokens == (emitted if how.drafter == HOST else ())
@@ -219,8 +219,8 @@ def test_never_beyond_the_last_token(how: Speculation, tokens: int) -> None:
     bench.drain()
     assert bench.out["a", 0] == bench.right(wish)
     for plan in bench.plans:
-        assert plan.starts[0] + plan.counts[0] <= 6 + tokens - 1
-    drafts = sum(plan.counts[0] - 1 for plan in bench.plans if plan.drafts)
+        assert plan.starts[0] + plan.num_scheduled_tokens[0] <= 6 + tokens - 1
+    drafts = sum(plan.num_scheduled_tokens[0] - 1 for plan in bench.plans if plan.drafts)
     assert (drafts > 0) == (tokens > 2), "of the last token alone there is no draft"
 
 
@@ -230,10 +230,10 @@ def test_a_prompt_gets_its_tokens_before_any_draft(how: Speculation) -> None:
     bench = begun(how, ask("a", 6, 40), config=config)
     bench.turn()
     bench.turn(Submit(ask("long", 20, 3)))
-    some = [(plan.counts, len(plan.drafts)) for plan in bench.plans[-1:]]
+    some = [(plan.num_scheduled_tokens, len(plan.drafts)) for plan in bench.plans[-1:]]
     for _ in range(2):
         bench.turn()
-        some.append((bench.plans[-1].counts, len(bench.plans[-1].drafts)))
+        some.append((bench.plans[-1].num_scheduled_tokens, len(bench.plans[-1].drafts)))
     assert some == [((1, 7), 0), ((1, 7), 0), ((2, 6), 1)]
 
 
@@ -257,9 +257,9 @@ def test_drafts_share_what_is_left_of_the_budget(how: Speculation, budget: int) 
     config = evolve(SOLO, max_num_batched_tokens=budget)
     wishes = [ask("a" * n, 3, 20) for n in (1, 2, 3)]
     bench = begun(how, *wishes, config=config)
-    while bench.plans[-1].fills or len(bench.plans[-1].gens) < 3:
+    while bench.plans[-1].fills or len(bench.plans[-1].run_ids) < 3:
         bench.turn()
-    assert bench.plans[-1].counts == SHARED[budget]
+    assert bench.plans[-1].num_scheduled_tokens == SHARED[budget]
     bench.drain()
     for wish in wishes:
         assert bench.out[wish.id, 0] == bench.right(wish)
@@ -269,11 +269,11 @@ def test_drafts_share_what_is_left_of_the_budget(how: Speculation, budget: int) 
 def test_where_rows_take_all_of_the_budget_there_are_none(how: Speculation) -> None:
     config = evolve(ROOMY, max_num_batched_tokens=4)
     bench = begun(how, *[ask("a" * n, 3, 20) for n in range(1, 5)], config=config)
-    while len(bench.plans[-1].gens) < 4 or bench.plans[-1].fills:
+    while len(bench.plans[-1].run_ids) < 4 or bench.plans[-1].fills:
         bench.turn()
     for _ in range(3):
         bench.turn()
-        assert bench.plans[-1].counts == (1, 1, 1, 1)
+        assert bench.plans[-1].num_scheduled_tokens == (1, 1, 1, 1)
         assert bench.deep == 2, "and nothing waits for them"
     bench.drain()
 
@@ -303,7 +303,7 @@ def test_a_table_that_grows_anyway_grows_for_drafts_too(
     with model_wrong(10**9):
         bench = begun(how, wish, config=config)
         bench.drain()
-    assert [plan.counts for plan in bench.plans[1:]] == [(5,)] * 8
+    assert [plan.num_scheduled_tokens for plan in bench.plans[1:]] == [(5,)] * 8
     assert bench.out["a", 0] == bench.right(wish)
 
 
@@ -317,8 +317,8 @@ def test_where_the_table_ends_there_is_no_room(how: Speculation) -> None:
     plan = bench.plans[-1]
     tables = bench.state.running.tables
     ends = [len(table) * 4 for (table,) in tables]
-    for at, _ in enumerate(plan.gens):
-        assert plan.starts[at] + plan.counts[at] <= ends[at]
+    for at, _ in enumerate(plan.run_ids):
+        assert plan.starts[at] + plan.num_scheduled_tokens[at] <= ends[at]
     bench.drain()
     for wish in wishes:
         assert bench.out[wish.id, 0] == bench.right(wish)

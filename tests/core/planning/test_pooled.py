@@ -56,7 +56,7 @@ def test_chunks_of_a_prompt_yield_nothing_and_the_last_one_ends_it() -> None:
         assert (done.reason, done.length) == ("length", 0)
         assert not bench.out.get((wish.id, 0))
     assert bench.out["c", 0] == bench.right(wishes[2]), "its neighbour is as ever"
-    assert all(sum(plan.counts) <= 16 for plan in bench.plans)
+    assert all(sum(plan.num_scheduled_tokens) <= 16 for plan in bench.plans)
     opened = [one for plan in bench.plans for one in plan.opens]
     assert {one.name[0]: one.pooling for one in opened} == {
         "a": "last",

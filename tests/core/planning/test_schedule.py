@@ -49,8 +49,18 @@ def test_chunks_share_what_running_rows_leave_of_the_budget() -> None:
     for _ in range(3):
         bench.turn()
     last = bench.plans[-4:]
-    assert [plan.counts for plan in last] == [(1, 15), (1, 15), (1, 10, 5), (1, 1, 14)]
-    assert [plan.most for plan in last] == [(1, 0), (1, 0), (1, 1, 0), (1, 1, 0)]
+    assert [plan.num_scheduled_tokens for plan in last] == [
+        (1, 15),
+        (1, 15),
+        (1, 10, 5),
+        (1, 1, 14),
+    ]
+    assert [plan.max_sampled_tokens for plan in last] == [
+        (1, 0),
+        (1, 0),
+        (1, 1, 0),
+        (1, 1, 0),
+    ]
     assert bench.reasons_of(QueueBlocked) == [QueueBlocked("ccc", 0, "budget")]
     bench.drain()
 
@@ -60,7 +70,7 @@ def test_every_row_that_is_filled_gets_a_token_however_small_the_budget() -> Non
     bench.give(*(Submit(ask("x" * n, 3, 9)) for n in (1, 2)))
     for _ in range(9):
         bench.turn()
-        assert 0 < sum(bench.plans[-1].counts) <= 4
+        assert 0 < sum(bench.plans[-1].num_scheduled_tokens) <= 4
         if not bench.state.requests:
             break
     bench.drain()
@@ -70,8 +80,8 @@ def test_rows_that_are_planned_to_their_last_token_are_left_out() -> None:
     bench = Bench(evolve(CONFIG, depth=2))
     bench.give(Submit(ask("short", 4, 1)), Submit(ask("long", 4, 9)))
     first, second = bench.plans
-    assert len(first.gens) == 2
-    assert second.gens == first.gens[1:], "the first has its only token planned"
+    assert len(first.run_ids) == 2
+    assert second.run_ids == first.run_ids[1:], "the first has its only token planned"
     bench.drain()
     assert len(bench.out["long", 0]) == 9
 
@@ -86,11 +96,13 @@ def test_when_all_is_planned_nothing_more_is() -> None:
 
 def test_when_none_in_lockstep_runs_they_are_no_longer_looked_for() -> None:
     bench = Bench()
-    bench.give(Submit(ask("bound", max_tokens=2, lockstep=True)), Submit(ask("free")))
+    bench.give(
+        Submit(ask("bound", max_tokens=2, needs_host_mask=True)), Submit(ask("free"))
+    )
     looked_for = []
     for _ in range(3):
         bench.turn()
-        looked_for.append((bench.state.lockstep, len(bench.state.running)))
+        looked_for.append((bench.state.needs_host_mask, len(bench.state.running)))
     assert looked_for == [(True, 2), (False, 1), (False, 1)]
 
 
@@ -105,9 +117,9 @@ def test_when_no_row_is_in_prefill_none_is_looked_for_until_one_comes() -> None:
 def test_a_prompt_runs_a_budget_and_a_quarter_ahead_of_its_window() -> None:
     bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),), depth=4))
     bench.give(Submit(ask("a", 60, 1)))
-    assert [plan.counts for plan in bench.state.inflight] == [(16,), (4,)]
+    assert [plan.num_scheduled_tokens for plan in bench.state.inflight] == [(16,), (4,)]
     bench.turn()
-    assert [plan.counts for plan in bench.state.inflight] == [(4,), (16,)]
+    assert [plan.num_scheduled_tokens for plan in bench.state.inflight] == [(4,), (16,)]
     bench.drain()
 
 
@@ -149,7 +161,7 @@ def test_while_a_sample_is_suspected_the_queue_waits() -> None:
     bench.give(Submit(ask("c", 4, 9)))
     causes.append(queue_blocked_by(bench.config, bench.state))
     assert causes == ["step", "step", "fault"]
-    assert len(bench.plans[-1].gens) == 1
+    assert len(bench.plans[-1].run_ids) == 1
     assert len(bench.state.running) == 2
     bench.drain()
     assert {done.reason for done in bench.ended.values()} == {"length"}
@@ -166,15 +178,19 @@ def test_a_suspect_runs_isolated_one_step_at_a_time() -> None:
     bench.turn()
     flying.append(bench.state.inflight)
     assert [len(plans) for plans in flying] == [1, 1, 3]
-    first, second = bench.state.running.gens
-    assert [plans[0].gens for plans in flying] == [(first,), (second,), (first, second)]
+    first, second = bench.state.running.run_ids
+    assert [plans[0].run_ids for plans in flying] == [
+        (first,),
+        (second,),
+        (first, second),
+    ]
     bench.drain()
 
 
 def test_with_one_failure_allowed_no_sample_is_isolated_before_it() -> None:
     bench = Bench(evolve(CONFIG, max_failures=1))
     bench.give(Submit(ask("a", 4, 9)), Submit(ask("b", 4, 9)))
-    assert len(bench.state.inflight[0].gens) == 2
+    assert len(bench.state.inflight[0].run_ids) == 2
     bench.give(bench.oracle.fail("boom", halfway=False))
     assert {done.reason for done in bench.ended.values()} == {"error"}
 
@@ -184,13 +200,15 @@ def test_a_suspect_gets_all_of_the_budget() -> None:
     bench.give(Submit(ask("low", 40, 3, priority=5)))
     bench.turn()
     bench.turn(Submit(ask("urgent", 40, 3, priority=1)))
-    assert bench.plans[-1].counts == (8, 8), "each has a chunk of its prompt in this step"
+    assert bench.plans[-1].num_scheduled_tokens == (8, 8), (
+        "each has a chunk of its prompt in this step"
+    )
     for _ in range(2):
         bench.give(bench.oracle.fail("boom", halfway=False))
     bench.turn()
     solo = bench.plans[-2:]
-    assert [plan.counts for plan in solo] == [(16,), (8,)]
-    assert solo[0].gens != solo[1].gens
+    assert [plan.num_scheduled_tokens for plan in solo] == [(16,), (8,)]
+    assert solo[0].run_ids != solo[1].run_ids
     bench.drain()
     assert {done.reason for done in bench.ended.values()} == {"length"}
 
@@ -199,7 +217,7 @@ def test_a_suspect_gets_all_of_the_budget() -> None:
 class NotBesideOne(FirstCome):
     """Client "a" lets others pass while fewer than two run."""
 
-    def holds_back(
+    def defer(
         self, state: Any, request: Request, load: Load, came: int
     ) -> tuple[bool, Any]:
         del came

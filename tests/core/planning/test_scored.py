@@ -160,5 +160,5 @@ def test_a_scored_token_takes_its_cost_of_the_budget(before: int, cost: int) -> 
     bench.turn(Submit(wish("a", 60, 0, scored=True)))
     bench.turn()
     for plan in bench.plans[-2:]:  # its first chunk, and the next one
-        assert max(plan.counts) == 1 + (budget - before - 1) // cost
+        assert max(plan.num_scheduled_tokens) == 1 + (budget - before - 1) // cost
     served(bench)

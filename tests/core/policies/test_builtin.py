@@ -235,7 +235,7 @@ def test_shortest_lets_work_be_outwaited(work: list[Arrival], pace: float) -> No
 def test_shortest_counts_what_was_done_before_a_preemption() -> None:
     request = Request(id="r", prompt=(1, 2, 3, 4), max_tokens=10)
     policy = Shortest(1.0)
-    assert policy.again(None, (99.0,), request, 5.0, 6) == (5.0 + 4 / PREFILL + 4,)
+    assert policy.requeue_rank(None, (99.0,), request, 5.0, 6) == (5.0 + 4 / PREFILL + 4,)
 
 
 def _nothing_of_the_client_before(work: list[Arrival], mine: Arrival) -> bool:
@@ -469,7 +469,7 @@ class Worse(FirstCome):
         del request, time
         return (0.0,), state
 
-    def again(
+    def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
         del state, rank, request, arrived, done

@@ -31,8 +31,10 @@ class Says(FirstCome):
             raise answer
         return answer
 
-    rank = again = admit_from = admitted = ended = victim = displaces = budget = _say
-    holds_back = drafts = _say
+    rank = requeue_rank = admit_from = admitted = ended = victim = may_preempt = (
+        budget
+    ) = _say
+    defer = drafts = _say
 
 
 def crowd() -> EngineState:
@@ -54,16 +56,16 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
     after: Any
     if question == "rank":
         found, after = consult.rank(config, state, request, consult.last_rank(state))
-    elif question == "again":
-        found, after = consult.again(config, state, (4.0,), request, 1.0, 2)
+    elif question == "requeue_rank":
+        found, after = consult.requeue_rank(config, state, (4.0,), request, 1.0, 2)
     elif question == "admit_from":
         found, after = consult.admit_from(config, state, now)
     elif question == "victim":
         found, after = consult.victim(config, state)
-    elif question == "displaces":
-        found, after = consult.displaces(config, state, state.waiting.first().place)
-    elif question == "holds_back":
-        found, after = consult.holds_back(config, state, request, now, 2)
+    elif question == "may_preempt":
+        found, after = consult.may_preempt(config, state, state.waiting.first().place)
+    elif question == "defer":
+        found, after = consult.defer(config, state, request, now, 2)
     elif question == "budget":
         found, after = consult.budget(config, state, now)
     elif question == "drafts":
@@ -82,8 +84,8 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
     [
         ("rank", ((2.0, 1), "new"), (2.0, 1)),
         ("rank", ((-math.inf,), None), (-math.inf,)),
-        ("again", (3.0,), (3.0,)),
-        ("again", (9.0,), (4.0,)),  # never behind its old place
+        ("requeue_rank", (3.0,), (3.0,)),
+        ("requeue_rank", (9.0,), (4.0,)),  # never behind its old place
         ("admit_from", 7, 7),
         ("admit_from", -math.inf, -math.inf),
         ("admit_from", math.inf, math.inf),
@@ -91,10 +93,10 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
         ("admit_from", MOST, MOST),
         ("victim", 1, 1),
         ("victim", 2, 2),
-        ("displaces", True, True),
-        ("displaces", False, False),
-        ("holds_back", (True, "new"), True),
-        ("holds_back", (False, "new"), False),
+        ("may_preempt", True, True),
+        ("may_preempt", False, False),
+        ("defer", (True, "new"), True),
+        ("defer", (False, "new"), False),
         ("budget", 7, 7),
         ("budget", 10**9, 16),
         ("budget", 0, 0),
@@ -121,8 +123,8 @@ def test_an_answer_that_can_be_used_is_taken(
         ("rank", ((math.nan,), None), (5.0,), "returned NaN"),
         ("rank", ((1.0, "a"), None), (5.0,), "returned a str"),
         ("rank", ([1.0], None), (5.0,), "returned a list"),
-        ("again", None, (4.0,), "returned a NoneType"),
-        ("again", (1.0, math.nan), (4.0,), "returned NaN"),
+        ("requeue_rank", None, (4.0,), "returned a NoneType"),
+        ("requeue_rank", (1.0, math.nan), (4.0,), "returned NaN"),
         ("admit_from", math.nan, 1.0, "returned NaN"),
         ("admit_from", None, 1.0, "returned a NoneType"),
         ("admit_from", 2**63, 1.0, "returned a number too large to hold"),
@@ -132,19 +134,19 @@ def test_an_answer_that_can_be_used_is_taken(
         ("victim", -1, 2, "chose nobody who may"),
         ("victim", 1.0, 2, "returned a float"),
         ("victim", True, 2, "returned a bool"),
-        ("displaces", 1, False, "returned a int"),
-        ("displaces", None, False, "returned a NoneType"),
-        ("holds_back", True, False, "returned no pair of yes or no and state"),
-        ("holds_back", (True,), False, "returned no pair of yes or no and state"),
+        ("may_preempt", 1, False, "returned a int"),
+        ("may_preempt", None, False, "returned a NoneType"),
+        ("defer", True, False, "returned no pair of yes or no and state"),
+        ("defer", (True,), False, "returned no pair of yes or no and state"),
         ("rank", ((1.0,), None, None), (5.0,), "returned no pair of rank and state"),
         (
-            "holds_back",
+            "defer",
             (True, None, None),
             False,
             "returned no pair of yes or no and state",
         ),
-        ("holds_back", [True, None], False, "returned no pair of yes or no and state"),
-        ("holds_back", (1, None), False, "returned a int"),
+        ("defer", [True, None], False, "returned no pair of yes or no and state"),
+        ("defer", (1, None), False, "returned a int"),
         ("budget", 2.5, 16, "returned a float"),
         ("budget", math.nan, 16, "returned a float"),
         ("budget", 2**63, 16, "returned a number too large to hold"),
@@ -161,11 +163,11 @@ def test_an_answer_that_is_none_gives_way_to_first_come(
     ("question", "instead"),
     [
         ("rank", (5.0,)),
-        ("again", (4.0,)),
+        ("requeue_rank", (4.0,)),
         ("admit_from", 1.0),
         ("victim", 2),
-        ("displaces", False),
-        ("holds_back", False),
+        ("may_preempt", False),
+        ("defer", False),
         ("budget", 16),
         ("drafts", 4),
         ("admitted", None),
@@ -236,19 +238,19 @@ def test_a_policy_that_defers_learns_from_being_consulted() -> None:
     state = crowd()
     now, request = current_load(CONFIG, state), ask("new", 4, 9)
     says = evolve(CONFIG, policy=Says((True, "new")))
-    assert consult.holds_back(says, state, request, now, 0)[1].policy == "new"
+    assert consult.defer(says, state, request, now, 0)[1].policy == "new"
     wrong = evolve(CONFIG, policy=Says((1, "new")))
-    assert consult.holds_back(wrong, state, request, now, 0)[1].policy is state.policy
+    assert consult.defer(wrong, state, request, now, 0)[1].policy is state.policy
 
 
 def test_whom_the_first_in_line_would_displace_is_the_last_that_runs() -> None:
     config = evolve(CONFIG, policy=Priority())
     first = crowd().waiting.first().place
-    assert consult.displaces(config, crowd(), first)[0], "3 against 5"
+    assert consult.may_preempt(config, crowd(), first)[0], "3 against 5"
     run = crowd().running
     ahead = evolve(crowd(), running=type(run)(*(c[:2] for c in _columns(run))))
-    assert not consult.displaces(config, ahead, first)[0], "3 against 1"
-    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead, first)[0], (
+    assert not consult.may_preempt(config, ahead, first)[0], "3 against 1"
+    assert not consult.may_preempt(evolve(CONFIG, policy=Says(True)), ahead, first)[0], (
         "whatever it says"
     )
 

@@ -52,8 +52,8 @@ def test_classes_have_times_and_accounts_of_their_own() -> None:
     assert policy.admitted(state, (-2.0, 3.0), ask(priority=-2), LOAD).times == Map(
         {5: 70.0, -2: 3.0}
     )
-    assert policy.displaces(state, (-2.0, 9.0), (5.0, 1.0))
-    assert not policy.displaces(state, (5.0, 0.0), (5.0, 9.0)), "within a class"
+    assert policy.may_preempt(state, (-2.0, 9.0), (5.0, 1.0))
+    assert not policy.may_preempt(state, (5.0, 0.0), (5.0, 9.0)), "within a class"
 
 
 @pytest.mark.parametrize("kind", [FairQueue, FairSeats])
@@ -64,7 +64,7 @@ def test_a_class_displaces_only_those_that_are_less_urgent(
 ) -> None:
     """However far ahead or behind the accounts are."""
     for start, other in ((0.0, 0.0), (0.0, 9.0), (9.0, 0.0)):
-        displaces = kind().displaces(None, (waiting, start), (running, other))
+        displaces = kind().may_preempt(None, (waiting, start), (running, other))
         assert displaces == (waiting < running)
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.planning.admission import _next_admissible
 from minfer.planning.schedule import queue_blocked_by
-from minfer.planning.work import Work
+from minfer.planning.work import StepBuilder
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
 from minfer.policies.fair_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
@@ -39,7 +39,7 @@ def seated(**seats: int) -> Seats:
 
 def held(state: Seats, request: Request, came: int = 0, **more: Any) -> bool:
     policy = more.pop("policy", FairSeats())
-    answer, _ = policy.holds_back(state, request, evolve(LOAD, **more), came)
+    answer, _ = policy.defer(state, request, evolve(LOAD, **more), came)
     assert isinstance(answer, bool)
     return answer
 
@@ -108,18 +108,18 @@ def test_the_less_urgent_bound_no_client_and_all_its_classes_count() -> None:
 
 def test_who_has_just_ended_counts_for_a_while() -> None:
     policy, state = FairSeats(), seated(a=9, b=4)
-    _, state = policy.holds_back(state, wants("a"), LOAD, 0)
+    _, state = policy.defer(state, wants("a"), LOAD, 0)
     assert state.beside["a"] == Beside(4, LOAD.time)
     solo = state.moved(wants("b"), -4)
     late = LOAD.time + LINGER
     assert held(solo, wants("a"), time=late - 0.01)
     assert not held(solo, wants("a"), time=late)
-    _, soon = policy.holds_back(state, wants("a"), evolve(LOAD, time=10.0 + STALE / 2), 0)
+    _, soon = policy.defer(state, wants("a"), evolve(LOAD, time=10.0 + STALE / 2), 0)
     assert soon is state, "nothing is noted at each step"
-    _, later = policy.holds_back(state, wants("a"), evolve(LOAD, time=10.0 + STALE), 0)
+    _, later = policy.defer(state, wants("a"), evolve(LOAD, time=10.0 + STALE), 0)
     assert later.beside["a"] == Beside(4, 10.0 + STALE)
     more = state.moved(wants("c"), 1)
-    _, more = policy.holds_back(more, wants("a"), evolve(LOAD, time=10.0), 0)
+    _, more = policy.defer(more, wants("a"), evolve(LOAD, time=10.0), 0)
     assert more.beside["a"] == Beside(5, 10.0)
     assert state.moved(wants("a"), -9).beside == Map(), "who is gone is forgotten"
 
@@ -198,7 +198,7 @@ def test_where_no_sample_runs_any_more_none_is_deferred() -> None:
     assert len(bench.state.running) == 1
     state = evolve(bench.state, running=initial(bench.config).running)
     deferred = {"a"}
-    work = Work(bench.config, state)
+    work = StepBuilder(bench.config, state)
     assert _next_admissible(work, deferred) is state.waiting.first()
     assert not deferred
 
@@ -241,7 +241,8 @@ def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None
     config = evolve(SMALL, late_masks=True, policy=FairSeats(least=6, newcomers=2))
     bench = Judged(config)
     bound = [
-        Submit(evolve(ask(name, 3, 90), client=name, lockstep=True)) for name in "ab"
+        Submit(evolve(ask(name, 3, 90), client=name, needs_host_mask=True))
+        for name in "ab"
     ]
     bench.turn(*bound)
     for _ in range(steps + 2):
@@ -272,7 +273,7 @@ def test_newcomers_that_are_paused_themselves_do_not_stand_either() -> None:
     stood = bench.state.next_step
     assert stood % JOIN_EVERY
     for name in names:
-        request = evolve(ask(name, 1, 9), client=name[0], lockstep=True)
+        request = evolve(ask(name, 1, 9), client=name[0], needs_host_mask=True)
         bench.give(Submit(request), Pause(name, 0))
     assert [name for name, _ in bench.state.running.ids] == names
     assert bench.state.next_step == stood

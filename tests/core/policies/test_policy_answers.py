@@ -46,22 +46,22 @@ def test_first_come_answers_nothing_special() -> None:
     policy = FirstCome()
     assert policy.start() is None
     assert policy.rank("s", ask(priority=3), 5.0) == ((), "s")
-    assert policy.again("s", (1.0,), ask(), 5.0, 3) == (1.0,)
+    assert policy.requeue_rank("s", (1.0,), ask(), 5.0, 3) == (1.0,)
     assert policy.admit_from("s", load()) == 10.0
     assert policy.admitted("s", (1.0,), ask(), load()) == "s"
     assert policy.ended("s", ask(), 3, True) == "s"
     assert policy.victim("s", ((), (), ())) == 2
-    assert not policy.displaces("s", (1.0,), (2.0,))
+    assert not policy.may_preempt("s", (1.0,), (2.0,))
     assert policy.budget("s", load()) == 8
-    assert policy.holds_back("s", ask(), load(), 0) == (False, "s")
+    assert policy.defer("s", ask(), load(), 0) == (False, "s")
 
 
 def test_priority_ranks_by_level_and_displaces_only_the_less_urgent() -> None:
     policy = Priority()
     assert policy.rank(None, ask(priority=-2), 5.0) == ((-2.0,), None)
-    assert policy.displaces(None, (1.0,), (2.0,))
-    assert not policy.displaces(None, (2.0,), (2.0,))
-    assert not policy.displaces(None, (3.0,), (2.0,))
+    assert policy.may_preempt(None, (1.0,), (2.0,))
+    assert not policy.may_preempt(None, (2.0,), (2.0,))
+    assert not policy.may_preempt(None, (3.0,), (2.0,))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_ageing_ranks_by_time_and_level_within_its_levels(
 
 def test_ageing_displaces_who_is_behind_by_a_whole_level() -> None:
     policy = Ageing(5.0)
-    assert policy.displaces(None, (1.0,), (6.0,))
-    assert policy.displaces(None, (1.0,), (7.0,))
-    assert not policy.displaces(None, (1.0,), (5.9,))
+    assert policy.may_preempt(None, (1.0,), (6.0,))
+    assert policy.may_preempt(None, (1.0,), (7.0,))
+    assert not policy.may_preempt(None, (1.0,), (5.9,))
 
 
 def test_deadlines_are_from_the_arrival_on_and_slack_stands_for_none() -> None:
@@ -92,7 +92,7 @@ def test_shortest_ranks_by_the_work_that_is_left() -> None:
     policy = Shortest(0.5)
     request = ask(2 * PREFILL, 10)
     assert policy.rank("s", request, 7.0) == ((7.0 + 0.5 * 12,), "s")
-    assert policy.again("s", (99.0,), request, 7.0, 4) == (7.0 + 0.5 * 8,)
+    assert policy.requeue_rank("s", (99.0,), request, 7.0, 4) == (7.0 + 0.5 * 8,)
 
 
 def test_fair_starts_a_client_where_its_last_request_ends_but_not_in_the_past() -> None:

@@ -2,6 +2,7 @@
 executor may be another process.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,18 +15,18 @@ import pytest
 from hypothesis import given
 
 from minfer.engine import step
+from minfer.journal.codec import load
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Submit, Tick
 from minfer.records.plan import (
     Copy,
     Draft,
-    Fill,
     Grow,
     Mask,
-    Open,
+    NewRow,
     Plan,
+    PrefillTokens,
     SampleDeferred,
-    Stand,
 )
 from minfer.records.plan_wire import (
     WireError,
@@ -33,8 +34,6 @@ from minfer.records.plan_wire import (
     deferred_to,
     plan_from,
     plan_to,
-    results_from,
-    results_to,
 )
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
@@ -70,7 +69,7 @@ SAMPLINGS = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
-    Open,
+    NewRow,
     index=NUMBERS,
     name=NAMES,
     known=COLUMN,
@@ -89,7 +88,7 @@ PLANS = st.builds(
     starts=COLUMN,
     counts=COLUMN,
     most=COLUMN,
-    fills=st.lists(st.builds(Fill, NUMBERS, COLUMN), max_size=3).map(tuple),
+    fills=st.lists(st.builds(PrefillTokens, NUMBERS, COLUMN), max_size=3).map(tuple),
     opens=st.lists(OPENS, max_size=3).map(tuple),
     grows=st.lists(st.builds(Grow, NUMBERS, NUMBERS, COLUMN, NUMBERS), max_size=3).map(
         tuple
@@ -122,27 +121,12 @@ def test_a_plan_comes_over_as_it_is(plan: Plan) -> None:
     assert plan_from(plan_to(plan)) == plan
 
 
-@given(RESULTS | st.builds(Failed, NUMBERS, st.text(max_size=9)))
-def test_results_come_over_as_they_are_log_probabilities_too(
-    done: Executed | Failed,
-) -> None:
-    reported = results_from(results_to(done))
-    assert reported == done
-    if isinstance(done, Executed):
-        assert isinstance(reported, Executed)
-        assert reported.logprobs == done.logprobs  # which equality leaves out
-        assert reported.pooled == done.pooled  # likewise
-
-
 @given(
     NUMBERS,
     st.lists(st.builds(Mask, NUMBERS, st.binary(max_size=9), NUMBERS), max_size=3),
-    st.lists(st.builds(Stand, NUMBERS, NUMBERS), max_size=3),
 )
-def test_masks_come_over_as_they_are(
-    number: int, masks: list[Mask], stands: list[Stand]
-) -> None:
-    separate = SampleDeferred(number, tuple(masks), stands=tuple(stands))
+def test_masks_come_over_as_they_are(number: int, masks: list[Mask]) -> None:
+    separate = SampleDeferred(number, tuple(masks))
     assert deferred_from(deferred_to(separate)) == separate
 
 
@@ -162,7 +146,7 @@ def test_a_steady_plan_is_its_columns_and_little_else() -> None:
     assert len(plan_to(plan)) < 8 * 5 * 256 + 200
 
 
-@pytest.mark.parametrize("read", [plan_from, results_from, deferred_from])
+@pytest.mark.parametrize("read", [plan_from, deferred_from])
 @given(st.binary(max_size=64))
 def test_other_bytes_are_refused_or_mean_something(read: object, data: bytes) -> None:
     assert callable(read)
@@ -171,7 +155,7 @@ def test_other_bytes_are_refused_or_mean_something(read: object, data: bytes) ->
 
 
 def test_bytes_that_are_cut_off_are_refused() -> None:
-    plan = Plan(7, (1,), (2,), (3,), (1,), (1,), (Fill(0, (5, 6, 7)),))
+    plan = Plan(7, (1,), (2,), (3,), (1,), (1,), (PrefillTokens(0, (5, 6, 7)),))
     data = plan_to(plan)
     for end in range(len(data)):
         with pytest.raises(WireError, match="no plan"):
@@ -181,9 +165,10 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
 # --- an executor in another process -----------------------------------------------------
 
 FAR: str = """
-import sys
+import json, sys
 from minfer.simulation.oracle import Oracle
-from minfer.records.plan_wire import deferred_from, plan_from, results_to
+from minfer.journal.codec import dump
+from minfer.records.plan_wire import deferred_from, plan_from
 
 block_size, vocab = map(int, sys.argv[1:])
 oracle = Oracle(block_size, vocab)
@@ -195,7 +180,7 @@ while kind := source.read(1):
     elif kind == b"S":
         oracle.sample(deferred_from(data))
     else:
-        told = results_to(oracle.collect())
+        told = json.dumps(dump(oracle.collect())).encode()
         sink.write(len(told).to_bytes(4, "little") + told)
         sink.flush()
 """
@@ -225,7 +210,8 @@ class Far:
         self.waiting -= 1
         self._say(b"C")
         size = int.from_bytes(self.source.read(4), "little")
-        return results_from(self.source.read(size))
+        results: Executed | Failed = load(json.loads(self.source.read(size)))
+        return results
 
 
 @contextmanager
@@ -300,7 +286,7 @@ def test_an_oracle_in_another_process_gives_the_same_tokens() -> None:
             prompt=tuple(rng.randrange(50) for _ in range(rng.randint(1, 20))),
             max_tokens=rng.randint(1, 30),
             n=rng.choice((1, 1, 2)),
-            lockstep=number % 3 == 0,
+            needs_host_mask=number % 3 == 0,
         )
         for number in range(12)
     ]

@@ -73,7 +73,7 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("id", ["", "x"], [1, None, b"x"]),
     ("client", ["", "x"], [1, None]),
     ("pooling", ["", "last"], [1, None]),
-    ("lockstep", [True, False], [1, None]),
+    ("needs_host_mask", [True, False], [1, None]),
     ("reads_cache", [True, False], [1, None]),
     ("max_tokens", [-(2**63), 0, 2**63 - 1], [2**63, -(2**63) - 1, 1.0, None, True]),
     ("n", [0, 2**63 - 1], [2**63, "1"]),
@@ -154,8 +154,8 @@ def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None
 
 def test_what_a_client_has_given_is_the_prompt_of_its_search() -> None:
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
-    assert ask(prompt=(1, 2, 3)).given == 3
-    assert ask(prompt=(1, 2, 3), search=beam).given == 2
+    assert ask(prompt=(1, 2, 3)).num_prompt_tokens == 3
+    assert ask(prompt=(1, 2, 3), search=beam).num_prompt_tokens == 2
 
 
 def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:

@@ -34,14 +34,14 @@ def one(rank: int) -> Running:
     run = bench.state.running
     (seq,) = run.seqs
     seq = evolve(seq, place=((float(rank),), rank, 0))
-    return evolve(run, seqs=(seq,), gens=(rank,), rows=(rank + 100,))
+    return evolve(run, seqs=(seq,), run_ids=(rank,), rows=(rank + 100,))
 
 
 def ranks(run: Running) -> list[int]:
     assert {len(getattr(run, name)) for name in COLUMNS} == {len(run)}
-    assert [seq.place[1] for seq in run.seqs] == list(run.gens)
-    assert [row - 100 for row in run.rows] == list(run.gens)
-    return list(run.gens)
+    assert [seq.place[1] for seq in run.seqs] == list(run.run_ids)
+    assert [row - 100 for row in run.rows] == list(run.run_ids)
+    return list(run.run_ids)
 
 
 def test_what_is_computed_anew_is_computed_by_the_first_sample_and_once() -> None:

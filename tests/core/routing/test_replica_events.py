@@ -216,7 +216,7 @@ def test_keys_of_a_later_group_are_those_of_prompts() -> None:
 def test_a_row_that_decodes_is_no_prefill_even_if_it_is_not_planned() -> None:
     """A paused one has an input left that is not planned."""
     bench = Bench(evolve(CONFIG, max_num_batched_tokens=4))
-    bench.give(Submit(ask("a", 6, 9, lockstep=True)))
+    bench.give(Submit(ask("a", 6, 9, needs_host_mask=True)))
     while not bench.out.get(("a", 0)):
         bench.turn()
     bench.turn(Pause("a", 0))

@@ -30,7 +30,7 @@ def test_each_kind_is_reported_and_kept(kind: str) -> None:
         id="a",
         prompt=(1,),
         max_tokens=1,
-        lockstep=True,
+        needs_host_mask=True,
         sampling=SamplingParams(structured_outputs=constraint),
     )
     assert load(json.loads(json.dumps(dump(request)))) == request

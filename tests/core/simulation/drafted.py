@@ -78,8 +78,8 @@ def collected(run: Run) -> dict[SampleId, int]:
     assert isinstance(done, Executed)
     run.oracle.plans.appendleft(plan)
     run.oracle.collect = _once(run.oracle, done)  # type: ignore[method-assign]  # of one
-    names = dict(zip(run.state.running.gens, run.state.running.ids, strict=True))
-    each = zip(plan.gens, done.yields, strict=True)
+    names = dict(zip(run.state.running.run_ids, run.state.running.ids, strict=True))
+    each = zip(plan.run_ids, done.yields, strict=True)
     return {names[gen]: len(tokens) for gen, tokens in each if gen in names}
 
 

@@ -372,7 +372,10 @@ def test_another_number_of_drafts(make: Callable[..., Run], drafts: int | None) 
         for turn in turns:
             for event in turn.transition.commands:
                 if isinstance(event, Execute):
-                    each = (event.plan.counts[d.index] - 1 for d in event.plan.drafts)
+                    each = (
+                        event.plan.num_scheduled_tokens[d.index] - 1
+                        for d in event.plan.drafts
+                    )
                     assert max(each, default=0) <= (drafts or 0)
         again = fork(journal_of(run), at, change, SECOND).turns
         assert [*map(spoken, again)] == [*map(spoken, turns)]

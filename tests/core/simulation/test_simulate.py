@@ -231,7 +231,9 @@ def by_hand(plan: Plan) -> StepWork:
     inputs = solo = chunks = read = pairs = depth = 0
     drafting = {draft.index: draft for draft in plan.drafts}
     filled = {fill.index for fill in plan.fills}
-    for i, (start, count) in enumerate(zip(plan.starts, plan.counts, strict=True)):
+    for i, (start, count) in enumerate(
+        zip(plan.starts, plan.num_scheduled_tokens, strict=True)
+    ):
         if i in filled:
             inputs += count
             chunks += 1
@@ -306,7 +308,10 @@ def test_a_step_yields_as_many_tokens_as_may_be_drafted_and_one() -> None:
         come: list[Arrival] = [(0.0, requested("a", most=1 + 2 * (drafts + 1)))]
         config = with_drafts(DEVICE, drafts, depth=1, max_model_len=256, num_blocks=99)
         turns = [*Simulation(config, executor, EVEN, come).turns()]
-        assert [plan.most for plan in plans(turns)] == [(1,), *[(drafts + 1,)] * 2]
+        assert [plan.max_sampled_tokens for plan in plans(turns)] == [
+            (1,),
+            *[(drafts + 1,)] * 2,
+        ]
 
 
 def test_an_end_within_drafts_that_stand_is_where_it_is_planned() -> None:

@@ -68,10 +68,10 @@ class Drafted(Judged):
         if how is None or how.drafter != HOST:
             return []
         known = dict(zip(run.ids, run.known, strict=True))
-        names = dict(zip(run.gens, run.ids, strict=True))
+        names = dict(zip(run.run_ids, run.ids, strict=True))
         for event in done:
             if isinstance(event, Executed):
-                gens = self.state.inflight[0].gens
+                gens = self.state.inflight[0].run_ids
                 for gen, tokens in zip(gens, event.yields, strict=True):
                     if gen in names:
                         known[names[gen]] += len(tokens)
@@ -95,11 +95,11 @@ class Drafted(Judged):
 
     def drafts(self, plan: Plan) -> dict[str, int]:
         """Who of those that still run has how many drafts in a plan."""
-        here = dict(zip(self.state.running.gens, self.state.running.ids, strict=True))
+        here = dict(zip(self.state.running.run_ids, self.state.running.ids, strict=True))
         return {
-            here[plan.gens[one.index]][0]: plan.counts[one.index] - 1
+            here[plan.run_ids[one.index]][0]: plan.num_scheduled_tokens[one.index] - 1
             for one in plan.drafts
-            if plan.gens[one.index] in here
+            if plan.run_ids[one.index] in here
         }
 
 

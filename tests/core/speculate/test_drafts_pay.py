@@ -136,7 +136,7 @@ def test_rows_with_fewer_than_others_cost_as_much(
 def test_inputs_that_were_not_measured_get_no_drafts_beside_them() -> None:
     costs = Costs(((4, 1.0),))
     bench = begun(adaptive(DEVICE, costs), ask("a", 6, 50), ask("bb", 6, 50), turns=2)
-    assert sum(bench.plans[-1].counts) == 4
+    assert sum(bench.plans[-1].num_scheduled_tokens) == 4
     bench.turn(Submit(ask("ccc", 20, 3)))
     assert not bench.plans[-1].drafts, "a prompt is beside them"
     bench.drain()

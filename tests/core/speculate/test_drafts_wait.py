@@ -49,7 +49,7 @@ def test_no_other_sample_goes_on_meanwhile() -> None:
     bench.guess = lambda w, at: right(w, at) if w[:6] == ask("a").prompt else ()
     while not bench.plans[-1].drafts:
         bench.turn()
-    assert bench.plans[-1].counts == (5, 1)
+    assert bench.plans[-1].num_scheduled_tokens == (5, 1)
     assert not planned(bench.give())
 
 
@@ -58,7 +58,7 @@ def test_who_only_comes_waits_as_well() -> None:
     assert bench.plans[-1].drafts
     assert not planned(bench.give(Submit(ask("late"))))
     bench.turn()
-    assert len(bench.plans[-1].gens) == 2
+    assert len(bench.plans[-1].run_ids) == 2
 
 
 def test_stale_proposals_hold_up_nothing() -> None:
@@ -94,7 +94,10 @@ def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
     while not bench.state.filling:
         bench.turn()
     seen = 0
-    while bench.state.running.base[1] - bench.state.running.scheduled[1] > 8:
+    while (
+        bench.state.running.num_known_at_admission[1] - bench.state.running.scheduled[1]
+        > 8
+    ):
         bench.turn()
         seen += 1
         assert bench.deep == 2
@@ -111,7 +114,7 @@ def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
     bench.turn(Submit(ask("long", 40, 4)))
     bench.turn()
     run = bench.state.running
-    left = run.base[1] - run.scheduled[1]
+    left = run.num_known_at_admission[1] - run.scheduled[1]
     assert left > 8
     proposed = [Propose("a", 0, run.known[0], (1,))]
     state = keep_proposals(bench.config, bench.state, proposed).state

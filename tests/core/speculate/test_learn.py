@@ -1,16 +1,10 @@
 """What is remembered of drafts is a plain fold over steps, however lazily it fades."""
 
-import json
-import zlib
 from collections.abc import Iterator
 
 import pytest
 from attrs import evolve
 
-from minfer.journal.format import FORMAT, LEARNING, MAGIC, framed
-from minfer.journal.reading import payloads
-from minfer.journal.replay import DivergenceError
-from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Acceptance, Learning, counted_drafts
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Finished, Submit
@@ -21,7 +15,6 @@ from minfer.records.state import Turn
 from minfer.speculate.learn import update_acceptance
 from minfer.values.pmap import Map
 from tests.circles import seeds
-from tests.core.journal.made import opened
 from tests.core.recorded import recorded
 from tests.core.speculate.drafted import (
     FLAT,
@@ -52,7 +45,7 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
         done = [one for one in kinds if one.step in steps]
         if done:
             plan, run = before.inflight[0], before.running
-            names = dict(zip(run.gens, run.ids, strict=True))
+            names = dict(zip(run.run_ids, run.ids, strict=True))
             emitted = _emitted(plan, done[0], names)
             for name in each.keys() - {who for who, *_ in emitted}:
                 each[name] = each[name].updated(how, 0, 0)
@@ -74,11 +67,15 @@ def _emitted(
 ) -> list[tuple[SampleId, int, int]]:
     """Of who is still there: how many drafts count, and were accepted."""
     return [
-        (names[plan.gens[at]], counted_drafts(plan.counts[at] - 1, hit), hit)
+        (
+            names[plan.run_ids[at]],
+            counted_drafts(plan.num_scheduled_tokens[at] - 1, hit),
+            hit,
+        )
         for at, hit in (
             (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
         )
-        if plan.gens[at] in names
+        if plan.run_ids[at] in names
     ]
 
 
@@ -154,7 +151,7 @@ def test_only_drafts_that_were_judged_count() -> None:
     bench = begun(HOSTED, ask("a", max_tokens=30))
     while not (plan := bench.state.inflight[0]).drafts:
         bench.turn()
-    assert plan.counts == (5,)
+    assert plan.num_scheduled_tokens == (5,)
     state = update_acceptance(
         LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,)
     )
@@ -172,30 +169,3 @@ def test_proposals_are_left_as_they_are() -> None:
     before = bench.state.drafting
     after = update_acceptance(LEARNS, bench.state, plan, (1,)).drafting
     assert after.proposals is before.proposals
-
-
-@pytest.mark.parametrize("form", [LEARNING - 1, FORMAT])
-def test_journals_that_kept_more_of_fixed_drafts_are_not_compared_in_that(
-    form: int,
-) -> None:
-    """Until then each sample's drafts were remembered, on which nothing depended. Where
-    no sample is left, states are compared.
-    """
-    bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
-    running = len(bench.turns)
-    bench.drain()
-    for count, left in ((running, True), (len(bench.turns), False)):
-        data = encode_journal(bench.config, bench.turns[:count])
-        (head, *records) = payloads(data, "run")
-        parsed = json.loads(zlib.decompress(head[1:])) | {"format": form}
-        mark = bytearray(next(one for one in records if one[:1] == b"S"))
-        mark[-1] ^= 1  # another state
-        others = [mark if one[:1] == b"S" else one for one in records]
-        first = b"H" + zlib.compress(json.dumps(parsed).encode())
-        journal = opened(MAGIC + b"".join(framed(bytes(o)) for o in (first, *others)))
-        if left and form < LEARNING:
-            assert len(list(journal.turns())) == count
-            assert journal.checked == 0
-        else:
-            with pytest.raises(DivergenceError, match="the state"):
-                list(journal.turns())

@@ -239,8 +239,8 @@ def test_a_redacted_run_decides_the_same(how: Any) -> None:
         hidden = redacted_state(bench.config, turn.transition.state, b"secret")
         assert state.drafting == hidden.drafting
         assert state.running.known == hidden.running.known
-        counts = [plan.counts for plan in turn.transition.state.inflight]
-        assert [plan.counts for plan in state.inflight] == counts
+        counts = [plan.num_scheduled_tokens for plan in turn.transition.state.inflight]
+        assert [plan.num_scheduled_tokens for plan in state.inflight] == counts
         assert state_digest(state) == state_digest(hidden)
 
 

@@ -152,7 +152,7 @@ def test_every_number_of_drafts_and_of_those_that_stand(
             for event in turn.events
             if isinstance(event, Executed)
             and turn.before.inflight[0].drafts
-            and turn.before.inflight[0].counts == (1 + drafts,)
+            and turn.before.inflight[0].num_scheduled_tokens == (1 + drafts,)
         }
         assert sizes == {right + 1}
         assert bench.out["a", 0] == bench.right(wish)

@@ -39,13 +39,13 @@ BUDGET = (64,) * 9
 def drafting_turn(how: Speculation, config: EngineConfig = SOLO) -> Turn:
     """A turn in which a row has four drafts, and another one none that is its own."""
     first = ask("a", 3, 30)
-    wishes = [first, ask("bb", 3, 30, lockstep=True)]
+    wishes = [first, ask("bb", 3, 30, needs_host_mask=True)]
     bench = begun(how, *wishes, guess=nothing, config=config)
     bench.guess = lambda w, at: right(w, at) if w[:3] == first.prompt else ()
     bench.turn()
     turn = bench.turns[-1]
     (plan,) = plans(turn)
-    assert plan.counts == (5, 1)
+    assert plan.num_scheduled_tokens == (5, 1)
     return turn
 
 
@@ -72,7 +72,7 @@ def test_as_it_is_it_is_right(how: Speculation) -> None:
 def fewer(turn: Turn, *counts: int) -> Transition:
     """The rows that have drafts have so many, and the state knows it."""
     (plan,) = plans(turn)
-    had, scheduled = plan.counts, [*turn.transition.state.running.scheduled]
+    had, scheduled = plan.num_scheduled_tokens, [*turn.transition.state.running.scheduled]
     columns, drafts = [*had], list[Draft]()
     for draft, count in zip(plan.drafts, counts, strict=True):
         columns[draft.index] = 1 + count
@@ -80,7 +80,9 @@ def fewer(turn: Turn, *counts: int) -> Transition:
         if count:
             drafts.append(evolve(draft, tokens=draft.tokens[:count]))
     column = tuple(columns)
-    wrong = planned(turn, counts=column, most=column, drafts=tuple(drafts))
+    wrong = planned(
+        turn, num_scheduled_tokens=column, max_sampled_tokens=column, drafts=tuple(drafts)
+    )
     run = evolve(wrong.state.running, scheduled=tuple(scheduled))
     return evolve(wrong, state=evolve(wrong.state, running=run))
 
@@ -88,7 +90,10 @@ def fewer(turn: Turn, *counts: int) -> Transition:
 WRONG: dict[str, Callable[[Turn, Plan], Transition]] = {
     "drafts: a row has drafts twice": lambda t, p: planned(t, drafts=p.drafts * 2),
     r"drafts: \('bb', 0\) (must not|has \(.*of None)": lambda t, p: planned(
-        t, counts=(1, 5), most=(1, 5), drafts=(evolve(p.drafts[0], index=1),)
+        t,
+        num_scheduled_tokens=(1, 5),
+        max_sampled_tokens=(1, 5),
+        drafts=(evolve(p.drafts[0], index=1),),
     ),
     r"drafts: \('a', 0\) has 3 of 4": lambda t, _: fewer(t, 3),
     r"drafts: \('a', 0\) has 0 of 4": lambda t, _: fewer(t, 0),
@@ -123,7 +128,7 @@ def test_drafts_take_as_much_room_as_the_deepest_of_each_row(how: Speculation) -
     wishes = [ask("a", 3, 30), ask("bb", 3, 30)]
     turn = begun(how, *wishes, config=SOLO, turns=1).turns[-1]
     (plan,) = plans(turn)
-    assert plan.counts == (5, 5)
+    assert plan.num_scheduled_tokens == (5, 5)
     judged(turn, fewer(turn, 4, 1), "drafts: 10 inputs, .* of 9", how, (9,))
     judged(turn, fewer(turn, 4, 1), r"drafts: .* has 1 of 4", how, (10,))
     judged(turn, fewer(turn, 4, 0), r"drafts: .* has 4 of 3", how, (9,))
@@ -186,7 +191,9 @@ def test_a_step_in_flight_before_drafts_of_the_host_is_named() -> None:
     bench.turn()
     turn = bench.turns[-1]
     assert plans(turn)
-    wrong = planned(turn, drafts=(Draft(0, (1,)),), counts=(2,), most=(2,))
+    wrong = planned(
+        turn, drafts=(Draft(0, (1,)),), num_scheduled_tokens=(2,), max_sampled_tokens=(2,)
+    )
     with pytest.raises(InvariantError, match=r"drafts: a step is in flight|coverage"):
         Ledger.at(bench.config, turn.before).take(turn.events, wrong)
 
@@ -204,7 +211,7 @@ def test_blocks_that_are_there_are_taken() -> None:
         events = (Tick(9.0), done)
         turn = step(bench.config, before, events)
     (plan,) = (c.plan for c in turn.commands if isinstance(c, Execute))
-    assert plan.counts == (2,)
+    assert plan.num_scheduled_tokens == (2,)
     with pytest.raises(InvariantError, match="drafts: 1 pages are not taken"):
         Ledger.at(bench.config, before).take(events, turn, BUDGET)
 
@@ -244,5 +251,5 @@ def test_a_policy_of_ones_own_may_bound_them() -> None:
     config = evolve(SOLO, policy=Sparing())
     bench = begun(HOSTED, ask("a", 3, 30), config=config)
     bench.turn(Submit(ask("bb", 3, 30)))
-    assert bench.plans[-1].counts[0] == 2
+    assert bench.plans[-1].num_scheduled_tokens[0] == 2
     bench.drain()

@@ -98,7 +98,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
             ),
         ),
         "rows": lambda s: run_with(s, rows=(s.running.rows[1], *s.running.rows[1:])),
-        "generations": lambda s: run_with(s, gens=(999, *s.running.gens[1:])),
+        "generations": lambda s: run_with(s, run_ids=(999, *s.running.run_ids[1:])),
         "coverage": lambda s: run_with(
             s, scheduled=(s.running.scheduled[0] + 1, *s.running.scheduled[1:])
         ),
@@ -115,7 +115,10 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "stops": _also_stops,
         "filling": lambda s: run_with(
             evolve(s, filling=False),
-            base=(s.running.scheduled[0] + 1, *s.running.base[1:]),
+            num_known_at_admission=(
+                s.running.scheduled[0] + 1,
+                *s.running.num_known_at_admission[1:],
+            ),
         ),
         "keys": lambda s: _first_chain(s, keys=Log((b"x" * 32,) * 9)),
         "window": lambda s: _first_chain(s, low=(1,)),

@@ -10,7 +10,7 @@ from attrs import evolve
 from minfer.engine import step
 from minfer.planning import schedule as scheduling
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
-from minfer.records.plan import Fill
+from minfer.records.plan import PrefillTokens
 from minfer.records.state import Transition, Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
@@ -45,7 +45,7 @@ BITES = (
     Bite(
         "plan: a row without",
         decoding,
-        lambda t: sent(t, gens=(999, *plans(t)[-1].gens[1:])),
+        lambda t: sent(t, run_ids=(999, *plans(t)[-1].run_ids[1:])),
     ),
     Bite(
         "plan: a row starts at",
@@ -53,8 +53,12 @@ BITES = (
         lambda t: planned(t, starts=(0, *plans(t)[-1].starts[1:])),
     ),
     Bite("plan: its number", decoding, lambda t: planned(t, step=99)),
-    Bite("plan: columns", decoding, lambda t: sent(t, most=(1,))),
-    Bite("feed: host or device", decoding, lambda t: planned(t, fills=(Fill(0, (1,)),))),
+    Bite("plan: columns", decoding, lambda t: sent(t, max_sampled_tokens=(1,))),
+    Bite(
+        "feed: host or device",
+        decoding,
+        lambda t: planned(t, fills=(PrefillTokens(0, (1,)),)),
+    ),
     Bite(
         "feed: not the history",
         fills,
@@ -65,9 +69,17 @@ BITES = (
     Bite(
         "feed: only the end",
         fills,
-        lambda t: sent(t, most=tuple(1 - m for m in plans(t)[-1].most)),
+        lambda t: sent(
+            t, max_sampled_tokens=tuple(1 - m for m in plans(t)[-1].max_sampled_tokens)
+        ),
     ),
-    Bite("decode", decoding, lambda t: sent(t, most=tuple(2 for _ in plans(t)[-1].most))),
+    Bite(
+        "decode",
+        decoding,
+        lambda t: sent(
+            t, max_sampled_tokens=tuple(2 for _ in plans(t)[-1].max_sampled_tokens)
+        ),
+    ),
     Bite("budget: .* allows 1", lambda t: t.number == 0, as_it_is, budgets=(1,)),
     Bite(
         "budget: .* a prompt waits",
@@ -96,7 +108,7 @@ def test_a_wrong_turn_is_named(bite: Bite) -> None:
 
 def in_lockstep() -> Turn:
     """A turn in which a row is planned that may not run ahead, and decodes."""
-    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    bound = Submit(evolve(ask("x", 5, 9), needs_host_mask=True))
     turns = played(evolve(CONFIG, depth=2), (bound,))
     return next(turn for turn in turns if turn.number > 1 and plans(turn))
 
@@ -105,7 +117,7 @@ def in_lockstep() -> Turn:
     ("law", "wrong"),
     [
         ("apart", lambda turn: planned(turn, deferred=())),
-        ("lockstep", lambda turn: stated(turn, lockstep=False)),
+        ("needs_host_mask", lambda turn: stated(turn, needs_host_mask=False)),
     ],
 )
 def test_a_row_that_may_not_run_ahead_has_deferred_sampling_and_is_checked(
@@ -119,7 +131,7 @@ def test_a_row_that_may_not_run_ahead_has_deferred_sampling_and_is_checked(
 
 def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
     """A schedule that forgets it plans the row twice."""
-    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    bound = Submit(evolve(ask("x", 5, 9), needs_host_mask=True))
     config = evolve(CONFIG, depth=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduling, "_in_lockstep", lambda _: [])
@@ -131,7 +143,7 @@ def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
 
 def test_who_is_paused_is_not_planned() -> None:
     """A schedule that forgets it plans what yields."""
-    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    bound = Submit(evolve(ask("x", 5, 9), needs_host_mask=True))
     script = (bound,), (), (), (Pause("x", 0),)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduling, "paused_rows", lambda *_: [])
@@ -143,7 +155,7 @@ def test_who_is_paused_is_not_planned() -> None:
 
 def test_who_goes_on_is_planned() -> None:
     """A schedule that remembers it too long leaves out who could run."""
-    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    bound = Submit(evolve(ask("x", 5, 9), needs_host_mask=True))
     script = (bound,), (), (Pause("x", 0),), (), (Pause("x", 0, paused=False),)
     turns = [*islice(played(CONFIG, *script), 5)]
     assert plans(turns[4])
@@ -166,7 +178,7 @@ def test_a_row_that_is_pooled_is_opened_so_and_yields_nothing(how: str) -> None:
     opened = evolve(plan.opens[0], pooling="")
     for law, wrong in (
         ("open", evolve(plan, opens=(opened,))),
-        ("feed", evolve(plan, most=(1,))),
+        ("feed", evolve(plan, max_sampled_tokens=(1,))),
     ):
         state = evolve(made.state, inflight=(wrong,))
         turn = evolve(made, state=state, commands=(Execute(wrong),))

@@ -123,8 +123,8 @@ def test_no_empty_run_is_kept_when_more_is_evicted_than_a_run_holds() -> None:
 
 def _tokens(plan: Plan, rng: Random | None = None) -> tuple[tuple[int, ...], ...]:
     """What a plan yields: of drafts, some are accepted."""
-    least = [min(1, most) for most in plan.most]
-    each = zip(least, plan.most, strict=True)
+    least = [min(1, most) for most in plan.max_sampled_tokens]
+    each = zip(least, plan.max_sampled_tokens, strict=True)
     return tuple((5,) * (rng.randint(*pair) if rng else pair[0]) for pair in each)
 
 
@@ -140,7 +140,7 @@ def _request(number: int, rng: Random) -> Request:
         client=rng.choice(("a", "b", f"c{number}")),
         stop_ids=frozenset({1000 + number}),
         root=root_key(b"", b""),
-        lockstep=rng.random() < 0.1,
+        needs_host_mask=rng.random() < 0.1,
     )
 
 

@@ -59,7 +59,7 @@ BITES = (
         "paused",
         decoding,
         lambda t: stated(t, paused=frozenset()),
-        script=((Submit(evolve(ask("x"), lockstep=True)), Pause("x", 0)),),
+        script=((Submit(evolve(ask("x"), needs_host_mask=True)), Pause("x", 0)),),
     ),
     Bite(
         "drafts: what was proposed",
@@ -142,7 +142,7 @@ def test_a_prompt_that_was_computed_and_cannot_be_found_is_named() -> None:
     turns = played(config, (Submit(ask("x", 20, 9)),))
     turn = next(turn for turn in turns if turn.number == 1)
     books, after = Books.at(config, turn.before), turn.transition.state
-    (gen,), (chain,) = after.running.gens, after.running.chains
+    (gen,), (chain,) = after.running.run_ids, after.running.chains
     assert chain.sealed == (4,)
     books.filled[gen] = 16
     check_publication(books, turn.before, after)

@@ -48,9 +48,9 @@ def requested(
         done = oracle.collect()
         assert isinstance(done, Executed)
         found += _proposed(config, state, done, oracle)
-        names = dict(zip(state.running.gens, state.running.ids, strict=True))
+        names = dict(zip(state.running.run_ids, state.running.ids, strict=True))
         plan = state.inflight[0]
-        for gen, tokens in zip(plan.gens, done.yields, strict=True):
+        for gen, tokens in zip(plan.run_ids, done.yields, strict=True):
             out.setdefault("{}.{}".format(*names[gen]), []).extend(tokens)
         events = (Tick(state.time + 1), done)
 

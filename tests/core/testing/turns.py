@@ -151,17 +151,17 @@ def emitted(turn: Turn, **changes: Any) -> Transition:
 def without_row(turn: Turn) -> Transition:
     """The first row is left out of the last plan, and the state knows it."""
     *_, plan = plans(turn)
-    names = ("gens", "rows", "starts", "counts", "most")
+    names = ("run_ids", "rows", "starts", "num_scheduled_tokens", "max_sampled_tokens")
     moved = planned(turn, **{name: getattr(plan, name)[1:] for name in names})
     run = moved.state.running
-    scheduled = (run.scheduled[0] - plan.most[0], *run.scheduled[1:])
+    scheduled = (run.scheduled[0] - plan.max_sampled_tokens[0], *run.scheduled[1:])
     return evolve(moved, state=run_with(moved.state, scheduled=scheduled))
 
 
 def without_plan(turn: Turn) -> Transition:
     """Nothing was planned, and the state knows it."""
     (plan,), moved = plans(turn), turn.transition
-    scheduled = tuple(map(sub, moved.state.running.scheduled, plan.most))
+    scheduled = tuple(map(sub, moved.state.running.scheduled, plan.max_sampled_tokens))
     state = evolve(run_with(moved.state, scheduled=scheduled), inflight=())
     return evolve(moved, state=state, commands=tuple(moved.commands[:-1]))
 
@@ -216,7 +216,7 @@ RANKED = (
 class Meek(Priority):
     """Strict priority, but no sample is preempted for waiting ones."""
 
-    def displaces(self, state: Any, waiting: Any, running: Any) -> bool:
+    def may_preempt(self, state: Any, waiting: Any, running: Any) -> bool:
         del state, waiting, running
         return False
 

@@ -5,7 +5,7 @@ from typing import Any
 from attrs import evolve
 
 from minfer.records.messages import Event, Move, Submit, Tick, TransferCommand
-from minfer.records.plan import Fill
+from minfer.records.plan import PrefillTokens
 from minfer.records.request import Request
 from minfer.records.state import Transition
 from minfer.records.tiers import LOAD, HostTier
@@ -68,7 +68,7 @@ class Hosted(Bench):
     @property
     def computed(self) -> int:
         """Prefill tokens of all plans."""
-        fills: list[Fill] = [fill for plan in self.plans for fill in plan.fills]
+        fills: list[PrefillTokens] = [fill for plan in self.plans for fill in plan.fills]
         return sum(len(fill.tokens) for fill in fills)
 
     def push_out(self) -> None:

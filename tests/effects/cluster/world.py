@@ -36,7 +36,7 @@ from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import FetchBlocks, Finish, Finished
-from minfer.records.plan import Open, Plan
+from minfer.records.plan import NewRow, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
@@ -99,7 +99,7 @@ class Poison:
     sample: int | None = None  # None: each
     end: EndKind = EndKind.CRASHED  # how an engine ends of it
 
-    def steps(self, opened: Open) -> int | None:
+    def steps(self, opened: NewRow) -> int | None:
         """How many steps of a row go well; None: all."""
         if not self.name or opened.name[0].split("#")[0] != self.name:
             return None

@@ -28,7 +28,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.sampling.logits import f32, shaped
 from minfer.sampling.reference_sampler import (
     RowSampling,
@@ -68,11 +68,11 @@ class Batch:
         self.device = device
         self.rows = DeviceRows(rows, 1, vocab, device)
         self.sampler = Sampler(CudaBackend(device, Routes()), self.rows, rows)
-        self.opened: dict[int, Open] = {}
+        self.opened: dict[int, NewRow] = {}
         self.known: dict[int, list[int]] = {}
 
     def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
-        one = Open(0, (str(row), 0), tuple(known), prompt, 1 << 20, how, ((0,),))
+        one = NewRow(0, (str(row), 0), tuple(known), prompt, 1 << 20, how, ((0,),))
         self.sampler.open(row, one)
         words = torch.cat([torch.from_numpy(part) for part in self.rows.take()])
         scatter(self.rows.arena, words.to(self.device))
@@ -84,8 +84,8 @@ class Batch:
         positions = torch.tensor(
             [len(self.known[row]) for row in rows], device=device_rows.device
         )
-        wants = self.rows.wants(rows)
-        self.sampler.sample(logits.to(self.device), device_rows, positions.int(), wants)
+        needs = self.rows.sampling_needs(rows)
+        self.sampler.sample(logits.to(self.device), device_rows, positions.int(), needs)
         return self.sampler.out[: len(rows)].tolist()
 
 

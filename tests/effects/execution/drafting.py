@@ -52,7 +52,7 @@ class Tally:
         """A step is done."""
         self.beside += 0 < len(plan.drafts) < len(plan.rows)
         for draft in plan.drafts:
-            self.proposed += plan.counts[draft.index] - 1
+            self.proposed += plan.num_scheduled_tokens[draft.index] - 1
             self.accepted += len(result.yields[draft.index]) - 1
 
 

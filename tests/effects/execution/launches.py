@@ -33,7 +33,7 @@ from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place, Ranks
 from minfer.kernels import fused_linear
-from minfer.kernels.compiling import compiled
+from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request, SamplingParams
@@ -52,7 +52,7 @@ LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
 HOPPER: Final = (9, 0)
-EXPAND_FROM: Final = 64  # and DEQUANTIZE_FROM: as no prompt here is long
+MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
 
 
 class FirstStage(Alone):
@@ -144,7 +144,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
                 prompt=tuple(rng.randrange(VOCAB) for _ in range(length)),
                 max_tokens=rng.randrange(1, 9),
                 sampling=sampling,
-                lockstep=i % 7 == 0,
+                needs_host_mask=i % 7 == 0,
                 seed=i,
             )
         )
@@ -160,8 +160,8 @@ def executing(
     weights = random_weights(case.spec, case.spec.dtype, 0, place=place)
     spec = case.spec.for_rank(place)
     with (
-        patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
-        patch.object(routes, "DEQUANTIZE_FROM", EXPAND_FROM),
+        patch.object(routes, "MIN_EXPAND_TOKENS", MIN_EXPAND_TOKENS),
+        patch.object(routes, "MIN_DEQUANTIZE_TOKENS", MIN_EXPAND_TOKENS),
         patch.object(routes, "captured_tokens", captured_tokens)
         if captured is None
         else patch.object(routes, "captured_tokens", lambda *_: captured),
@@ -183,7 +183,9 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, found), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.rehearsals), lambda _: None)
+        compile_launches(
+            lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None
+        )
     return found
 
 

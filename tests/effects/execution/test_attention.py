@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu import attention_reads
 from minfer.effects.execution.cpu.attention_reads import (
-    GROUP_TOKENS,
+    MAX_GROUP_TOKENS,
     MaskRule,
     Reads,
     plan_reads,
@@ -247,7 +247,7 @@ def test_many_rows_in_a_window_are_split_by_what_they_read() -> None:
         len(group.rows) * group.context for group in groups if group.rows is not None
     ]
     assert len(sizes) == 2
-    assert max(sizes) <= GROUP_TOKENS
+    assert max(sizes) <= MAX_GROUP_TOKENS
 
 
 def test_one_row_needs_neither_mask_nor_padding() -> None:
@@ -294,7 +294,7 @@ def test_many_rows_are_gathered_a_few_megabytes_at_a_time() -> None:
         if group.rows is not None
     ]
     assert len(sizes) == 3
-    assert max(sizes) <= GROUP_TOKENS
+    assert max(sizes) <= MAX_GROUP_TOKENS
     rows = torch.cat(
         [group.rows for group in batch[None].groups if group.rows is not None]
     )

@@ -11,7 +11,7 @@ from minfer.effects.execution.packing.catching_up import (
     split_by_budget,
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
-from minfer.records.plan import Draft, Fill, Grow, Plan
+from minfer.records.plan import Draft, Grow, Plan, PrefillTokens
 from minfer.records.request import Request
 from tests.core.executing import opened
 
@@ -24,7 +24,7 @@ FIRST = Plan(
     (0,),
     (6,),
     (1,),
-    (Fill(0, PROMPT),),
+    (PrefillTokens(0, PROMPT),),
     (opened(Request(id="x", prompt=PROMPT, max_tokens=99), (30, 31)),),
 )
 PLAIN = Plan(1, (7,), (3,), (6,), (1,), (1,))
@@ -86,17 +86,23 @@ def test_what_was_drawn_without_drafts_is_taken_once(work: CatchUp, steps: int) 
 
 def beside(plan: Plan) -> Plan:
     """The plan, in which another row takes a prompt of one token."""
-    other = evolve(plan, gens=(7, 8), rows=(3, 4), starts=(*plan.starts, 0))
-    both = evolve(other, counts=(*plan.counts, 1), most=(*plan.most, 1))
+    other = evolve(plan, run_ids=(7, 8), rows=(3, 4), starts=(*plan.starts, 0))
+    both = evolve(
+        other,
+        num_scheduled_tokens=(*plan.num_scheduled_tokens, 1),
+        max_sampled_tokens=(*plan.max_sampled_tokens, 1),
+    )
     opens = (evolve(FIRST.opens[0], index=1, known=(5,), tables=((40,),)),)
-    return evolve(both, fills=(Fill(1, (5,)),), opens=opens)
+    return evolve(both, fills=(PrefillTokens(1, (5,)),), opens=opens)
 
 
 def test_a_drafting_step_computes_rows_that_miss_little(work: CatchUp) -> None:
     done(work, DRAFTING)  # of which one token came
     launched(work, beside(PLAIN))
     work.note_results(beside(PLAIN), ((22,), (9,)))
-    two = evolve(beside(DRAFTING), fills=(), opens=(), counts=(4, 1), starts=(8, 1))
+    two = evolve(
+        beside(DRAFTING), fills=(), opens=(), num_scheduled_tokens=(4, 1), starts=(8, 1)
+    )
     assert chunks(work, two) == [MissingChunk(3, 7, [22])]
     work.note_launched(two)
     assert work.states[4].missing == 0
@@ -105,18 +111,22 @@ def test_a_drafting_step_computes_rows_that_miss_little(work: CatchUp) -> None:
 def test_rows_that_change_hands(work: CatchUp) -> None:
     for _ in range(4):
         launched(work, PLAIN)
-    done(work, evolve(FIRST, gens=(8,)), 20)
+    done(work, evolve(FIRST, run_ids=(8,)), 20)
     for token in (1, 2, 3, 4):  # of the one before
         work.note_results(PLAIN, ((token,),))
     assert work.states[3].tokens == [*PROMPT, 20]
-    assert chunks(work, evolve(DRAFTING, gens=(8,))) == [ALL]
+    assert chunks(work, evolve(DRAFTING, run_ids=(8,))) == [ALL]
 
 
 def sharing(blocks: tuple[int, ...], start: int) -> Plan:
     """The first step of another row, whose prompt is computed up to `start`."""
     opens = (evolve(FIRST.opens[0], tables=(blocks,)),)
-    changed = evolve(FIRST, gens=(9,), rows=(5,), starts=(start,), opens=opens)
-    return evolve(changed, counts=(6 - start,), fills=(Fill(0, PROMPT[start:]),))
+    changed = evolve(FIRST, run_ids=(9,), rows=(5,), starts=(start,), opens=opens)
+    return evolve(
+        changed,
+        num_scheduled_tokens=(6 - start,),
+        fills=(PrefillTokens(0, PROMPT[start:]),),
+    )
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -124,7 +134,7 @@ def test_a_shared_prefix_without_drafts_is_computed(work: CatchUp, drafted: bool
     if drafted:
         done(work, DRAFTING, 21)
     launched(work, sharing((30, 50), 5))
-    theirs = evolve(DRAFTING, gens=(9,), rows=(5,))
+    theirs = evolve(DRAFTING, run_ids=(9,), rows=(5,))
     begin = SIZE if drafted else 0
     assert chunks(work, theirs) == [MissingChunk(5, begin, [*PROMPT[begin:]])]
 

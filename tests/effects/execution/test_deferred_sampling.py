@@ -23,7 +23,7 @@ from minfer.effects.execution.running.deferred_sampling import (
 )
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Discarded, Executed, Failed, Preempted
-from minfer.records.plan import Fill, Mask, Open, Plan, SampleDeferred
+from minfer.records.plan import Mask, NewRow, Plan, PrefillTokens, SampleDeferred
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling import reference_sampler as sample
 from tests.circles import claimed
@@ -54,7 +54,7 @@ def at_once(request: pytest.FixtureRequest) -> bool:
 
 def start(model: Model, at_once: bool, **settings: Any) -> Run:
     run = Run.start(model, **settings)
-    executor_of(run).at_once |= at_once
+    executor_of(run).runs_at_once |= at_once
     return run
 
 
@@ -66,7 +66,7 @@ def executor_of(run: Run) -> TorchExecutor:
 
 def bound(wanted: list[Request], every: int = 1) -> list[Request]:
     """Requests of which each, or one of so many, never runs ahead."""
-    return [evolve(r, lockstep=i % every == 0) for i, r in enumerate(wanted)]
+    return [evolve(r, needs_host_mask=i % every == 0) for i, r in enumerate(wanted)]
 
 
 def only(*tokens: int) -> bytes:
@@ -127,7 +127,13 @@ def test_log_probabilities_are_those_of_the_model(
 def test_samples_of_one_request(model: Model, at_once: bool) -> None:
     how = SamplingParams(temperature=1.0, n=4)
     request = Request(
-        id="n", prompt=(7,) * 13, max_tokens=9, n=4, sampling=how, seed=3, lockstep=True
+        id="n",
+        prompt=(7,) * 13,
+        max_tokens=9,
+        n=4,
+        sampling=how,
+        seed=3,
+        needs_host_mask=True,
     )
     tokens = start(model, at_once).serve([request])
     assert tokens == {("n", i): model.expected(request, i) for i in range(4)}
@@ -138,7 +144,7 @@ def test_samples_of_one_request(model: Model, at_once: bool) -> None:
 
 def forced(plan: Plan) -> tuple[Mask, ...]:
     """One token for each position."""
-    each = ((i, plan.starts[i] + plan.counts[i]) for i in plan.deferred)
+    each = ((i, plan.starts[i] + plan.num_scheduled_tokens[i]) for i in plan.deferred)
     return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
 
 
@@ -201,13 +207,13 @@ def test_others_have_their_tokens_before_the_masks_come(
         launched = next(one for one in executor.launched_plans if one.plan is plan)
         draw = launched.slots[-1].draw
         assert draw is not None
-        each = zip(draw.places, draw.owners, strict=True)
+        each = zip(draw.entries, draw.owners, strict=True)
         for (place, owner), token in zip(
             each, launched.slots[-1].tokens(draw), strict=True
         ):
             assert owner is not None
             assert place not in plan.deferred
-            at = plan.starts[place] + plan.counts[place] - owner.prompt
+            at = plan.starts[place] + plan.num_scheduled_tokens[place] - owner.prompt
             seen[owner.name].append((at, token))
         return ()
 
@@ -279,12 +285,12 @@ def prefill(step: int, name: str, token: int, *, deferred: bool) -> Plan:
     request = Request(id=name, prompt=(token,), max_tokens=5, sampling=GREEDY)
     return Plan(
         step=step,
-        gens=(step,),
+        run_ids=(step,),
         rows=(0,),
         starts=(0,),
-        counts=(1,),
-        most=(1,),
-        fills=(Fill(0, request.prompt),),
+        num_scheduled_tokens=(1,),
+        max_sampled_tokens=(1,),
+        fills=(PrefillTokens(0, request.prompt),),
         opens=(opened(request, (step,)),),
         deferred=(0,) if deferred else (),
     )
@@ -349,7 +355,7 @@ def test_logits_that_are_not_finite_name_the_request(model: Model, at_once: bool
 # --- what is packed ---------------------------------------------------------------------
 
 
-def rows_with(*names: str) -> tuple[DeviceRows, list[Open | None]]:
+def rows_with(*names: str) -> tuple[DeviceRows, list[NewRow | None]]:
     rows = DeviceRows(4, 2, VOCAB, torch.device("cpu"))
     for row, name in enumerate(names):
         rows.open(row, opened(Request(id=name, prompt=(3,), max_tokens=2), (0,)))
@@ -358,11 +364,11 @@ def rows_with(*names: str) -> tuple[DeviceRows, list[Open | None]]:
 
 PLAN = Plan(
     step=7,
-    gens=(1, 2, 3),
+    run_ids=(1, 2, 3),
     rows=(2, 0, 1),
     starts=(4, 5, 6),
-    counts=(1, 3, 1),
-    most=(1, 1, 1),
+    num_scheduled_tokens=(1, 3, 1),
+    max_sampled_tokens=(1, 1, 1),
     deferred=(1, 2),
 )
 
@@ -376,10 +382,10 @@ def test_rows_and_positions_of_deferred_draws() -> None:
     kept = Draw([1, 2], [owners[0], owners[1]])
     draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
     assert draws.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
-    assert (draws.draw.places, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
+    assert (draws.draw.entries, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
     draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
-    assert (draws.draw.places, draws.reassigned) == ([2], [1])
+    assert (draws.draw.entries, draws.reassigned) == ([2], [1])
     assert draws.draw.owners == [owners[1]]
 
 
@@ -413,11 +419,11 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     rows, _ = rows_with("a", "b", "c")
     packer = DeferredPacker(rows, StepShape.padded)
     kept, deferred = Draw([], []), tuple[int, ...]()
-    counts, fills = (1, 1, 1), tuple[Fill, ...]()
+    counts, fills = (1, 1, 1), tuple[PrefillTokens, ...]()
     reused = 0
     for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
-        if not kept.places or rng.random() < 0.2 or fills:  # others, or in another order
+        if not kept.entries or rng.random() < 0.2 or fills:  # others, or in another order
             places = rng.sample(range(3), rng.randrange(1, 4))
             deferred = tuple(sorted(places))
             kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
@@ -425,12 +431,17 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             if (
                 rng.random() < 0.3
             ):  # a chunk of a prompt, which is no step's kept draw twice
-                counts, fills = (1, 3, 1), (Fill(1, (5, 6, 7)),)
+                counts, fills = (1, 3, 1), (PrefillTokens(1, (5, 6, 7)),)
         if rng.random() < 0.1:
             request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
             rows.open(rng.randrange(3), opened(request, (0,)))
         plan = evolve(
-            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=deferred
+            PLAN,
+            step=step,
+            num_scheduled_tokens=counts,
+            starts=starts,
+            fills=fills,
+            deferred=deferred,
         )
         command = SampleDeferred(step, written=rng.random() < 0.9)
         expected = pack_deferred(plan, kept, command, rows, StepShape.padded)
@@ -444,7 +455,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             expected.reassigned,
             expected.masks,
         )
-        assert found.draw.places == expected.draw.places
+        assert found.draw.entries == expected.draw.entries
         assert found.draw.owners == expected.draw.owners
     assert 100 < reused < 380
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.effects.execution.cuda.cuda_backend import CudaBackend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.ranks import ALONE, Parallel, Ranks
@@ -25,10 +25,10 @@ from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 CPU = torch.device("cpu")
 VOCAB, CHUNK, PART = 90, 32, 64  # the second rank has tokens 64 to 89
 WANTS = {
-    "plain": Wants(filtered=False, scored=False),
-    "filtered": Wants(filtered=True, scored=False),
-    "scored": Wants(filtered=False, scored=True),
-    "shaped": Wants(filtered=False, scored=False, shaped=True),
+    "plain": SamplingNeeds(filtered=False, scored=False),
+    "filtered": SamplingNeeds(filtered=True, scored=False),
+    "scored": SamplingNeeds(filtered=False, scored=True),
+    "shaped": SamplingNeeds(filtered=False, scored=False, shaped=True),
 }
 HOWS: dict[str, tuple[dict[str, Any], ...]] = {
     "plain": ({},) * 6,

@@ -243,7 +243,7 @@ def test_tokens_are_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None
         expand(self, work, *given)
 
     monkeypatch.setattr(LatentLayer, "_expand", noted)
-    monkeypatch.setattr(routes, "EXPAND_FROM", 2)
+    monkeypatch.setattr(routes, "MIN_EXPAND_TOKENS", 2)
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 0)
     assert served(case, model, reference) == reference
     assert seen >= {(True, True), (False, False)}  # several chunks, a history

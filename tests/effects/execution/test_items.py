@@ -25,7 +25,16 @@ from minfer.records.plan import Plan, SampleDeferred
 SHAPE = StepShape(decode_rows=2, draws=3, scored=True, splits=(1, 2))
 KEYS = (b"a" * 16, b"b" * 16)
 ITEMS: list[Item] = [
-    Launch(Plan(step=3, gens=(1,), rows=(2,), starts=(5,), counts=(1,), most=(9,))),
+    Launch(
+        Plan(
+            step=3,
+            run_ids=(1,),
+            rows=(2,),
+            starts=(5,),
+            num_scheduled_tokens=(1,),
+            max_sampled_tokens=(9,),
+        )
+    ),
     Sample(SampleDeferred(3)),
     Collect(),
     Discard(),

@@ -4,9 +4,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.execution.ranks.micro_batches import micro_batches, together
+from minfer.effects.execution.ranks.micro_batches import merge_results, micro_batches
 from minfer.records.messages import Executed
-from minfer.records.plan import Copy, Fill, Grow, Open, Plan
+from minfer.records.plan import Copy, Grow, NewRow, Plan, PrefillTokens
 from minfer.sampling.reference_sampler import RowSampling
 
 SAMPLING = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0)
@@ -19,16 +19,17 @@ def plans(draw: st.DrawFn) -> Plan:
     size = len(rows)
     some = draw(st.sets(st.integers(0, size - 1)))
     opens = tuple(
-        Open(i, (f"r{i}", 0), (1, 2), 2, 9, SAMPLING, ((100 + i, 200 + i),)) for i in some
+        NewRow(i, (f"r{i}", 0), (1, 2), 2, 9, SAMPLING, ((100 + i, 200 + i),))
+        for i in some
     )
     return Plan(
         step=draw(st.integers(0, 9)),
-        gens=tuple(range(50, 50 + size)),
+        run_ids=tuple(range(50, 50 + size)),
         rows=tuple(rows),
         starts=tuple(range(size)),
-        counts=(1,) * size,
-        most=(1,) * size,
-        fills=tuple(Fill(i, (i, i + 1)) for i in some),
+        num_scheduled_tokens=(1,) * size,
+        max_sampled_tokens=(1,) * size,
+        fills=tuple(PrefillTokens(i, (i, i + 1)) for i in some),
         opens=opens,
         grows=tuple(Grow(rows[i], 3, (300 + i,)) for i in draw(st.sets(st.just(0)))),
         copies=tuple(Copy(7, 100 + i, 3) for i in some),
@@ -50,7 +51,13 @@ def test_each_row_is_in_one_micro_batch_with_all_that_is_its_own(
         assert {row % count for row in own.rows} == {step % count}
         assert step // count == plan.step
         for at, entry in enumerate(part.entries):
-            columns = ("gens", "rows", "starts", "counts", "most")
+            columns = (
+                "run_ids",
+                "rows",
+                "starts",
+                "num_scheduled_tokens",
+                "max_sampled_tokens",
+            )
             assert all(
                 getattr(own, name)[at] == getattr(plan, name)[entry] for name in columns
             )
@@ -74,4 +81,4 @@ def test_results_come_back_in_the_plan_s_order(plan: Plan, count: int) -> None:
         (part, Executed(part.plan.step, tuple((row,) for row in part.plan.rows)))
         for part in micro_batches(plan, count)
     ]
-    assert together(plan, parts) == wanted
+    assert merge_results(plan, parts) == wanted

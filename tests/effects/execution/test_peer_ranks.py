@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minfer.effects.execution.ranks.peer_ranks import PeerRanks, through_memory
+from minfer.effects.execution.ranks.peer_ranks import PeerRanks, with_peer_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.effects.models.ranks import Parallel, Place
 
@@ -43,7 +43,7 @@ def test_all_ranks_sum_through_memory_or_none(
         group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
         place = Place(rank, Parallel(tensor=2))
         plain = TorchRanks(place, torch.device("cpu"), 8, torch.float32, group)
-        return through_memory(plain)
+        return with_peer_memory(plain)
 
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(2) as pool:
         found = list(pool.map(on_rank, range(2)))

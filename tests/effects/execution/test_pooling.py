@@ -15,11 +15,11 @@ from attrs import evolve, frozen
 
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
-from minfer.effects.execution.running.plan_launcher import unsupported
+from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import MEAN, POOLINGS, Open, Plan
+from minfer.records.plan import MEAN, POOLINGS, NewRow, Plan
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_families import OTHERS, VARIANTS, save
 
@@ -238,26 +238,32 @@ def test_without_weights_there_are_vectors_to_try_with() -> None:
         assert sum(number**2 for number in first.embedding) == pytest.approx(1)
 
 
-OPENED: Final = Open(
+OPENED: Final = NewRow(
     index=0,
     name=("r7", 0),
     known=(1, 2),
     prompt=2,
-    last=2,
+    last_index=2,
     sampling=RowSampling(seed=0, sample=0),
     tables=((0,),),
     pooling=MEAN,
 )
 PLAN: Final = Plan(
-    step=0, gens=(0,), rows=(0,), starts=(0,), counts=(2,), most=(0,), opens=(OPENED,)
+    step=0,
+    run_ids=(0,),
+    rows=(0,),
+    starts=(0,),
+    num_scheduled_tokens=(2,),
+    max_sampled_tokens=(0,),
+    opens=(OPENED,),
 )
 
 
 def test_what_cannot_be_pooled_is_refused_by_name() -> None:
-    assert unsupported(PLAN) == ""
-    assert "begins in the middle" in unsupported(evolve(PLAN, starts=(4,)))
+    assert unsupported_request(PLAN) == ""
+    assert "begins in the middle" in unsupported_request(evolve(PLAN, starts=(4,)))
     other = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
-    assert "by last or mean, not 'cls'" in unsupported(other)
+    assert "by last or mean, not 'cls'" in unsupported_request(other)
 
 
 def test_states_that_are_not_finite_name_their_request() -> None:

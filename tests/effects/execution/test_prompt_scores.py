@@ -20,7 +20,7 @@ from minfer.effects.execution.packing.prompt_scores import (
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.test_gpu import runner_of
@@ -129,7 +129,7 @@ def test_models_of_transformers_are_scored_too(
 ) -> None:
     beside = made(tmp_path, key[0], OTHERS[key])
     with LLM(beside.folder, **PLAIN) as llm:
-        monkeypatch.setattr(runner_of(llm).scorer, "few", 7)
+        monkeypatch.setattr(runner_of(llm).scorer, "max_positions", 7)
         check(beside.theirs, scored(llm, prompts(3)))
 
 
@@ -244,12 +244,12 @@ def test_without_a_model_there_is_nothing_to_be_scored_by() -> None:
         assert output.outputs[0].token_ids == ()
 
 
-OPENED: Final = Open(
+OPENED: Final = NewRow(
     index=0,
     name=("r7", 0),
     known=(1, 2, 3),
     prompt=3,
-    last=5,
+    last_index=5,
     sampling=RowSampling(seed=0, sample=0, prompt_logprobs=1),
     tables=((0,),),
 )
@@ -260,7 +260,7 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     words[1:, 0, :2] = torch.tensor([[4, 9], [1, 8]], dtype=torch.int32)
     values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
     words[1:, 1, :2] = values.view(torch.int32)
-    stretch = ScoredChunk(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
+    stretch = ScoredChunk(entry=1, owner=OPENED, first=1, offset=1, count=2, width=2)
     nothing, emitted, padding = ChunkScores((stretch,), words).read(3)
     assert nothing == padding == b""
     assert [*unpack_parts(emitted, OPENED.known)] == [

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.execution.contract import LogitsError
 from minfer.effects.execution.packing.pack_plan import Draw, Forward
 from minfer.effects.execution.packing.read_back import (
-    DISCARDED,
+    DISCARDED_TOKEN,
     HostSlot,
     SlotRing,
     results,
@@ -18,7 +18,7 @@ from minfer.effects.execution.running import own_model
 from minfer.effects.execution.running.plan_launcher import LaunchedPlan
 from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.records.messages import Discarded, Executed, Preempted
-from minfer.records.plan import Fill, Plan
+from minfer.records.plan import Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
 from tests.core.executing import opened
@@ -123,7 +123,7 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
 def prefill(step: int, name: str, token: int) -> Plan:
     """A plan that gives row 0 to a request with a prompt of one token."""
     request = Request(id=name, prompt=(token,), max_tokens=3, sampling=GREEDY)
-    fills, opens = (Fill(0, request.prompt),), (opened(request, (step,)),)
+    fills, opens = (PrefillTokens(0, request.prompt),), (opened(request, (step,)),)
     return Plan(step, (0,), (0,), (0,), (1,), (1,), fills, opens)
 
 
@@ -166,7 +166,7 @@ def test_tokens_are_put_where_they_belong() -> None:
     assert results(plan, [steady], VOCAB) == Executed(3, ((7,), (8,), (9,)))
     assert results(plan, [slot], VOCAB, reassigned=[1]).yields == (
         (8,),
-        (DISCARDED,),
+        (DISCARDED_TOKEN,),
         (7,),
     )
 

@@ -136,14 +136,14 @@ class Judge:
         """A step is done."""
         for one in plan.opens:
             text = Text(one.sampling, one.prompt, one.known)
-            self.texts[plan.gens[one.index]] = text
+            self.texts[plan.run_ids[one.index]] = text
         drafts = {draft.index: draft.tokens for draft in plan.drafts}
-        for at, (gen, tokens) in enumerate(zip(plan.gens, result.yields, strict=True)):
+        for at, (gen, tokens) in enumerate(zip(plan.run_ids, result.yields, strict=True)):
             if not tokens:
                 continue
             text = self.texts[gen]
             if at in drafts:
-                count = plan.counts[at] - 1
+                count = plan.num_scheduled_tokens[at] - 1
                 due = self.verdict(text, drafts[at], count).tokens
                 self.judged, self.stood = self.judged + 1, self.stood + len(due) - 1
             else:

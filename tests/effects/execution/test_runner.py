@@ -18,7 +18,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.kernels.packages import FLASH
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Fill, Plan
+from minfer.records.plan import Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
@@ -86,7 +86,7 @@ class Solo:
         device = torch.device("cuda" if CUDA and device_kind == "cuda" else "cpu")
         backend = open_backend(spec, CONFIG, device, kernels=device_kind == "cuda")
         runner = ModelRunner(backend, spec, weights, CONFIG)
-        ring = SlotRing(4, runner.room, runner.lines, device)
+        ring = SlotRing(4, runner.max_words, runner.lines, device)
         return cls(runner, Packer(runner.rows, runner.padded), ring)
 
     def begin(self) -> None:
@@ -97,7 +97,7 @@ class Solo:
             evolve(opened(self._request(i), tuple(range(8 * i, 8 * i + 8))), index=i)
             for i in rows
         ]
-        fills = tuple(Fill(i, prompt) for i, prompt in enumerate(PROMPTS))
+        fills = tuple(PrefillTokens(i, prompt) for i, prompt in enumerate(PROMPTS))
         zeros, ones = (0,) * len(rows), (1,) * len(rows)
         self.starts = list(counts)
         self._run(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
@@ -118,7 +118,7 @@ class Solo:
 
     def _run(self, plan: Plan) -> None:
         with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
-            self.runner.take(plan)
+            self.runner.apply_changes(plan)
             slots = list[HostSlot]()
             for forward in self.packer.forwards(plan):
                 slots.append(self.ring.next())

@@ -70,7 +70,7 @@ def test_tokens_are_those_of_a_request_served_solo(
 def test_shaped_tokens_are_the_same_without_steps_ahead(
     model: Model, solo: Tokens
 ) -> None:
-    bound = [evolve(one, lockstep=i % 2 == 0) for i, one in enumerate(asking())]
+    bound = [evolve(one, needs_host_mask=i % 2 == 0) for i, one in enumerate(asking())]
     assert Run.start(model, num_blocks=20).serve(bound, arrival_gap=1) == solo
 
 

@@ -14,12 +14,12 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.packing.verified import DraftOutputs
-from minfer.effects.execution.running.feeding import StepRows
+from minfer.effects.execution.running.batch_builder import StepRows
 from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models.architecture.spec_reader import parse_spec
-from minfer.records.plan import Open
+from minfer.records.plan import NewRow
 from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.speculate.accept import Target, Verdict, same_noise
 from tests.effects.execution.test_runner import CONFIG
@@ -42,7 +42,7 @@ ROWS = 2 * len(WAYS)
 SPEC = parse_spec({**SIZES, "vocab_size": VOCAB})
 
 
-def opened(rng: random.Random, row: int) -> Open:
+def opened(rng: random.Random, row: int) -> NewRow:
     """A row that knows some tokens, and draws in one of the ways."""
     known = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(3, 9)))
     output = rng.randrange(3)
@@ -56,12 +56,12 @@ def opened(rng: random.Random, row: int) -> Open:
         bad_words=((7, 8), (5,)) if row % 3 == 0 else (),
         seed=row,
     )
-    return Open(
+    return NewRow(
         index=0,
         name=(str(row), 0),
         known=known,
         prompt=len(request.prompt),
-        last=40,
+        last_index=40,
         sampling=row_sampling(request, 0),
         tables=((row,),),
     )
@@ -111,7 +111,7 @@ class Made:
     ) -> Tensor:
         del words
         rows = step.decode_rows
-        self.sampler.sample(logits, rows, positions, shape.wants, drafts=drafts)
+        self.sampler.sample(logits, rows, positions, shape.sampling_needs, drafts=drafts)
         return rows
 
 
@@ -119,7 +119,7 @@ class Made:
 class World:
     """Rows on a device that are about to draw, and what the pure rule says they draw."""
 
-    opens: list[Open]
+    opens: list[NewRow]
     logits: Tensor  # [1 + drafts, rows, vocab]
     drafted: list[Drafted]
     verdicts: list[Verdict]
@@ -204,7 +204,7 @@ class World:
         """What came of it, of the rows in this order."""
         out, verified = self.sampler.out.tolist(), shape.verified
         found = {row: [out[at]] for at, row in enumerate(order)}
-        owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
+        owners: list[NewRow | None] = [self.opens[row] for row in order[:verified]]
         behind = DraftOutputs.of(shape, order[:verified], owners)
         for row, owner, lines in behind.accepted_lines(out):
             assert owner is self.opens[row]

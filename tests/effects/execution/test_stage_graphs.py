@@ -15,11 +15,11 @@ from attrs import define, evolve, field
 
 from minfer.effects.execution.cuda.graphs import GraphCache
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.follow import follow
+from minfer.effects.execution.rank_loop import run_rank_loop
 from minfer.effects.execution.ranks.items import Item, item_from, item_to
 from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 from minfer.effects.execution.running.device_step import DeviceStep
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -49,7 +49,7 @@ CONFIGURED: Final = EngineConfig(
 
 
 @define(eq=False)
-class Follower:
+class FirstStage:
     """A thread that is the rank of the first stage, and rank 0's side of it."""
 
     executor: TorchExecutor
@@ -58,23 +58,23 @@ class Follower:
     error: BaseException | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.thread = Thread(target=self._follow, daemon=True)
+        self.thread = Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         items = SimpleNamespace(next=self.items.get)
-        leader: Any = SimpleNamespace(items=lambda: items, say=lambda *_: None)
+        leader: Any = SimpleNamespace(items=lambda: items, send=lambda *_: None)
         try:
-            follow(self.executor, leader)
+            run_rank_loop(self.executor, leader)
         except BaseException as error:
             self.error = error
 
-    def tell(self, item: Item) -> None:
-        """See `Crew`."""
+    def broadcast(self, item: Item) -> None:
+        """See `WorkerGroup`."""
         self.items.put(item_from(item_to(item)))
 
     def close(self) -> None:
-        """See `Crew`."""
+        """See `WorkerGroup`."""
         self.thread.join(LIMIT)
         if self.error is not None:
             raise self.error
@@ -90,7 +90,7 @@ def rank_executor(model: Model, ranks: ThreadRanks, **more: Any) -> TorchExecuto
     executor = TorchExecutor(
         sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **more
     )
-    executor.at_once = True
+    executor.runs_at_once = True
     executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
     return executor
 
@@ -113,14 +113,14 @@ class Stages:
 def stages_of(model: Model) -> Iterator[Stages]:
     ranks, _ = thread_ranks(Parallel(pipeline=STAGES))
     first = rank_executor(model, ranks[1])
-    follower = Follower(first)
-    crew = SimpleNamespace(
-        tell=follower.tell,
+    first_stage = FirstStage(first)
+    workers = SimpleNamespace(
+        broadcast=first_stage.broadcast,
         await_ready=lambda: None,
-        close=follower.close,
+        close=first_stage.close,
         remove_folder=lambda: None,
     )
-    last = rank_executor(model, ranks[0], crew=crew)
+    last = rank_executor(model, ranks[0], workers=workers)
     both = MicroBatchExecutor(last, STAGES, VOCAB)
     yield Stages(Run(CONFIGURED, Driver(CONFIGURED, both)), [last, first])
     last.close()
@@ -131,7 +131,7 @@ class StandIn:
     """A graph: a step whose residual stream is in its stage's buffers."""
 
     step: DeviceStep
-    ends: StageEnds
+    ends: StageBuffers
     shape: StepShape
 
     @property
@@ -154,7 +154,7 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     rank: int | None = request.param
 
     def capture(self: Any, shape: StepShape, step: Any) -> None:
-        ends: StageEnds = step.model.ends
+        ends: StageBuffers = step.model.ends
         assert ends.is_held  # else the graph would exchange, and replays, too
         step(shape)  # as a capture does, but that nothing runs
         if ends.ranks.place.rank == rank:
@@ -170,7 +170,8 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 def asked(seed: int) -> list[Request]:
     """Requests, some with deferred sampling."""
     return [
-        evolve(one, lockstep=i % 3 == 0) for i, one in enumerate(requests(seed, count=7))
+        evolve(one, needs_host_mask=i % 3 == 0)
+        for i, one in enumerate(requests(seed, count=7))
     ]
 
 

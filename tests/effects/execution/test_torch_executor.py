@@ -18,7 +18,7 @@ from minfer.effects.execution.running import own_model
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.records.messages import Admitted, Cancel, Discarded, Failed, Preempted, Submit
-from minfer.records.plan import Draft, Fill, Grow, Plan
+from minfer.records.plan import Draft, Grow, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
 from tests.core.executing import opened
@@ -205,7 +205,7 @@ def test_a_failed_plan_takes_those_behind_it_along(
     executor = Run.start(model).driver.executor
     data = executor.runner.cache.data.zero_()  # type: ignore[attr-defined]
     request = Request(id="x", prompt=(VOCAB + 1,), max_tokens=3)
-    fill, opens = Fill(0, request.prompt), opened(request, (0,))
+    fill, opens = PrefillTokens(0, request.prompt), opened(request, (0,))
     executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (opens,)))
     executor.launch(Plan(1, (0,), (0,), (1,), (1,), (1,)))
     result = executor.collect()
@@ -272,7 +272,7 @@ def test_adapters_and_groups_of_layers_are_refused(model: Model) -> None:
         "table": evolve(one, tables=((0,), (1,))),
     }
     for what, opens in wrong.items():
-        fill = Fill(0, (5,))
+        fill = PrefillTokens(0, (5,))
         executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (opens,)))
         failed = executor.collect()
         assert isinstance(failed, Failed)

@@ -12,7 +12,7 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Discarded, Executed, Failed, Preempted
-from minfer.records.plan import Draft, Fill, Plan
+from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.token_logprobs import TokenLogprobs
@@ -110,7 +110,7 @@ def test_log_probabilities_of_drafts_are_those_of_the_model(
 def test_deferred_rows_have_no_drafts_beside_rows_with_drafts(
     model: Model, reference: Tokens, depth: int
 ) -> None:
-    bound = [evolve(r, lockstep=i % 2 == 0) for i, r in enumerate(requests(0))]
+    bound = [evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))]
     run, tally = guessing(model, reference, 0.8, 5, depth=depth)
     assert run.serve(bound, arrival_gap=depth - 1) == reference
     assert tally.accepted > 20
@@ -163,7 +163,9 @@ class Hand:
         tables = [tuple(range(TABLE * row, TABLE * row + TABLE)) for row in rows]
         opens = [evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted)]
         counts = tuple(len(request.prompt) for request in wanted)
-        fills = tuple(Fill(i, request.prompt) for i, request in enumerate(wanted))
+        fills = tuple(
+            PrefillTokens(i, request.prompt) for i, request in enumerate(wanted)
+        )
         hand.latest = list(counts)
         hand.tokens = [[] for _ in wanted]
         hand.scores = [[] for _ in wanted]
@@ -345,19 +347,22 @@ def unreadable(model: Model, token: int) -> Model:
 
 ROW: dict[str, Any] = {
     "step": 1,
-    "gens": (0,),
+    "run_ids": (0,),
     "rows": (0,),
     "starts": (3,),
-    "counts": (2,),
-    "most": (2,),
+    "num_scheduled_tokens": (2,),
+    "max_sampled_tokens": (2,),
     "drafts": (Draft(0, (5,)),),
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "are decode rows": {"fills": (Fill(0, (3, 4)),)},
+    "are decode rows": {"fills": (PrefillTokens(0, (3, 4)),)},
     "with deferred sampling have no drafts": {"deferred": (0,)},
-    "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},
-    "not 0": {"counts": (1,)},
-    "1 drafts are given of 2": {"counts": (3,)},
+    "1 to 6 drafts, not 7": {
+        "num_scheduled_tokens": (8,),
+        "drafts": (Draft(0, (5,) * 7),),
+    },
+    "not 0": {"num_scheduled_tokens": (1,)},
+    "1 drafts are given of 2": {"num_scheduled_tokens": (3,)},
     "no draft model": {"drafts": (Draft(0),)},
 }
 

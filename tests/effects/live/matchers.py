@@ -11,7 +11,7 @@ from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import DueMask
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     MatcherUpdate,
 )
@@ -113,7 +113,7 @@ class Compiler(OneByOne):
         errors = super().masks(updates, lines)
         for move in updates:
             walker: Any = move.matcher
-            move.slow = walker.cost > MASK_WAIT
+            move.slow = walker.cost > MASK_WAIT_SECONDS
         return errors
 
 
@@ -153,4 +153,6 @@ def ask(name: str, **more: Any) -> Request:
     """A request with a constraint."""
     params = SamplingParams(structured_outputs=REQUESTED, **more.pop("sampling", {}))
     given = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **more}
-    return Request(id=name, prompt=(5, 6, 7), sampling=params, lockstep=True, **given)
+    return Request(
+        id=name, prompt=(5, 6, 7), sampling=params, needs_host_mask=True, **given
+    )

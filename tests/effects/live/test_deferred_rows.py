@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.masks import NoMasks, StepMasks
 from minfer.records.config import EngineConfig
@@ -60,7 +60,7 @@ class Eleven(NoMasks):
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         assert f"launch {plan.step}" in self.executor.requested
-        assert set(plan.gens) <= set(state.running.gens)
+        assert set(plan.run_ids) <= set(state.running.run_ids)
         self.requested.append(plan)
         self.begun.append(Future())
         if not self.late:
@@ -105,7 +105,7 @@ def test_masks_are_requested_once_a_step_is_launched(depth: int) -> None:
     masks = Eleven(executor)
     requested = masks.requested
     driver = Driver(config, executor, masks=masks)
-    tokens = serve(driver, request("a", lockstep=True), request("bb"))
+    tokens = serve(driver, request("a", needs_host_mask=True), request("bb"))
     assert tokens["a"] == [11] * 6
     assert tokens["bb"] == serve(Driver(config, Noting()), request("bb"))["bb"]
     assert [one.step for one in executor.reported] == [plan.step for plan in requested]
@@ -118,7 +118,7 @@ def test_a_late_mask_holds_back_no_step_but_its_own() -> None:
     executor = Noting()
     masks = Eleven(executor, late=True)
     driver = Driver(evolve(CONFIG, depth=2), executor, masks=masks)
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.post(Submit(request("bb")))
     driver.turn()  # launches step 0, with both, and step 1, without "a"
     masks.say()
@@ -135,7 +135,7 @@ def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
     executor = Noting()
     masks = Eleven(executor, late=True)
     driver = Driver(CONFIG, executor, masks=masks)
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.post(Submit(request("bb")))
     driver.turn()
     masks.say(Finish("a", 0, 0, "error", "it cannot go on"))
@@ -156,7 +156,7 @@ def test_masks_of_steps_that_failed_are_not_waited_for() -> None:
     executor = Failing()
     masks = Eleven(executor, late=True)
     driver = Driver(evolve(CONFIG, depth=2), executor, masks=masks)
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.post(Submit(request("bb")))
     driver.turn()
     masks.say()
@@ -176,7 +176,7 @@ class Failing(Noting):
 
 
 def test_without_masks_deferred_rows_draw_what_they_would() -> None:
-    bound = request("a", lockstep=True)
+    bound = request("a", needs_host_mask=True)
     solo = serve(Driver(CONFIG, Noting()), request("a"))
     executor = Noting()
     assert serve(Driver(CONFIG, executor), bound) == solo
@@ -185,7 +185,10 @@ def test_without_masks_deferred_rows_draw_what_they_would() -> None:
 
 def test_the_dry_executor_has_deferred_sampling_too() -> None:
     texts = [
-        serve(Driver(CONFIG, Dry([[5, 6], [7]])), request("a", lockstep=lockstep))
+        serve(
+            Driver(CONFIG, DryExecutor([[5, 6], [7]])),
+            request("a", needs_host_mask=lockstep),
+        )
         for lockstep in (False, True)
     ]
     assert texts[0] == texts[1]

@@ -175,7 +175,7 @@ def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:
 
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
-    bound = request("c", lockstep=True)
+    bound = request("c", needs_host_mask=True)
     run(CONFIG, asking, request("b", 5, 0, pooling="last"), bound)
     assert not asking.reported
 
@@ -249,13 +249,18 @@ def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:
     loop.post(Submit(request("a")))
     seen = 0
     while loop.busy:
-        known = dict(zip(loop.state.running.gens, loop.state.running.known, strict=True))
+        known = dict(
+            zip(loop.state.running.run_ids, loop.state.running.known, strict=True)
+        )
         done = loop.turn()
         for command in done.commands:
             if isinstance(command, Execute):
                 for draft in command.plan.drafts:
-                    gen = command.plan.gens[draft.index]
+                    gen = command.plan.run_ids[draft.index]
                     assert command.plan.starts[draft.index] >= known[gen]
-                    assert len(draft.tokens) == command.plan.counts[draft.index] - 1
+                    assert (
+                        len(draft.tokens)
+                        == command.plan.num_scheduled_tokens[draft.index] - 1
+                    )
                     seen += 1
     assert seen > 5

@@ -50,7 +50,7 @@ def ahead(depth: int, *, late_masks: bool = True) -> EngineConfig:
 
 def followed(requested: list[Plan], gen: int) -> list[tuple[int, int]]:
     """Steps that yield a row's tokens, each with the one before."""
-    steps = [plan.step for plan in requested if gen in plan.gens]
+    steps = [plan.step for plan in requested if gen in plan.run_ids]
     return list(pairwise(steps))
 
 
@@ -58,12 +58,12 @@ def followed(requested: list[Plan], gen: int) -> list[tuple[int, int]]:
 def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
     executor = Watching()
     masks = Ordered(executor)
-    wanted = request("a", lockstep=True), request("bb")
+    wanted = request("a", needs_host_mask=True), request("bb")
     tokens = serve(Driver(ahead(depth), executor, masks=masks), *wanted)
     assert tokens["a"] == [11] * 6
     assert len(masks.requested) == 6
     at = executor.requested.index
-    gen = masks.requested[0].gens[masks.requested[0].deferred[0]]
+    gen = masks.requested[0].run_ids[masks.requested[0].deferred[0]]
     for last, step in followed(masks.requested, gen):
         # It feeds itself with what the last step drew, and its mask knows that token.
         assert at(f"begin {last}") < at(f"sample {last}") < at(f"launch {step}")
@@ -75,7 +75,7 @@ def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
 def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
     executor = Watching()
     driver = Driver(ahead(2), executor, masks=Ordered(executor))
-    serve(driver, evolve(request("a", lockstep=True), max_tokens=4))
+    serve(driver, evolve(request("a", needs_host_mask=True), max_tokens=4))
     assert executor.requested == [
         *("launch 0", "begin 0", "sample 0", "launch 1"),
         *("collect 0", "begin 1", "sample 1", "launch 2"),
@@ -87,7 +87,7 @@ def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
 def test_without_late_masks_no_row_is_ahead() -> None:
     executor = Watching()
     driver = Driver(ahead(2, late_masks=False), executor, masks=Ordered(executor))
-    serve(driver, evolve(request("a", lockstep=True), max_tokens=2))
+    serve(driver, evolve(request("a", needs_host_mask=True), max_tokens=2))
     once = ("launch {0}", "begin {0}", "sample {0}", "collect {0}")
     assert executor.requested == [one.format(step) for step in range(2) for one in once]
 
@@ -98,10 +98,10 @@ def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> 
     driver = Driver(ahead(2), executor, masks=masks)
     driver.post(Submit(request("bb")))
     driver.turn()  # launches 0 and 1
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.turn()  # collects 0, and launches 2, with both
     (plan,) = masks.requested
-    assert (plan.step, len(plan.gens)) == (2, 2)
+    assert (plan.step, len(plan.run_ids)) == (2, 2)
     driver.post(Pause("a", 0))
     driver.turn()  # collects 1, and launches 3, without "a": nothing waits for its mask
     assert executor.requested[-1] == "launch 3"
@@ -122,13 +122,13 @@ def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
     executor = Watching()
     masks = Ordered(executor)
     driver = Driver(ahead(3), executor, masks=masks)
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.turn()  # launches 0 and 1; the second is ahead
-    driver.post(Submit(request("bb", lockstep=True)))
+    driver.post(Submit(request("bb", needs_host_mask=True)))
     driver.turn()  # collects 0, and plans 2 with both, and 3 with "bb" alone
     both, solo = driver.state.inflight[1:]
-    assert (len(both.gens), both.step) == (2, 2)
-    assert solo.gens == both.gens[1:]
+    assert (len(both.run_ids), both.step) == (2, 2)
+    assert solo.run_ids == both.run_ids[1:]
     assert executor.requested[-1] == "launch 2"  # whose masks await the token of 1
     assert list(driver.deferred.unlaunched) == [solo]
     driver.turn()
@@ -140,9 +140,9 @@ def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
 def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> None:
     executor = FailsAt(1)
     driver = Driver(ahead(3), executor, masks=Eleven(executor))
-    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("a", needs_host_mask=True)))
     driver.turn()
-    driver.post(Submit(request("bb", lockstep=True)))
+    driver.post(Submit(request("bb", needs_host_mask=True)))
     driver.turn()
     (held,) = driver.deferred.unlaunched
     tokens = serve(driver)
@@ -155,7 +155,11 @@ def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> Non
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
 def test_tokens_are_the_same_if_a_step_fails_on_the_way(depth: int, failing: int) -> None:
-    wanted = [request("a", lockstep=True), request("bb"), request("ccc", lockstep=True)]
+    wanted = [
+        request("a", needs_host_mask=True),
+        request("bb"),
+        request("ccc", needs_host_mask=True),
+    ]
     expected = serve(by_position(Noting(), ahead(depth)), *wanted)
     executor = FailsAt(failing)
     driver = by_position(executor, ahead(depth))
@@ -183,7 +187,9 @@ def by_position(executor: Noting, config: EngineConfig, *, late: bool = False) -
     """A driver whose rows may draw one of two tokens, which depend on the position."""
 
     def masks(plan: Plan) -> tuple[Mask, ...]:
-        places = [(i, plan.starts[i] + plan.counts[i]) for i in plan.deferred]
+        places = [
+            (i, plan.starts[i] + plan.num_scheduled_tokens[i]) for i in plan.deferred
+        ]
         return tuple(
             Mask(i, (1 << at % VOCAB | 1 << 3 * at % VOCAB).to_bytes(5, "little"))
             for i, at in places
@@ -200,7 +206,11 @@ def test_being_ahead_changes_no_token(
 ) -> None:
     warm = SamplingParams(temperature=1.0)
     wanted = [
-        evolve(request("x" * i, lockstep=i % 3 > 0, seed=i), sampling=warm, max_tokens=9)
+        evolve(
+            request("x" * i, needs_host_mask=i % 3 > 0, seed=i),
+            sampling=warm,
+            max_tokens=9,
+        )
         for i in range(1, 7)
     ]
     wanted[0] = evolve(wanted[0], stop_ids=frozenset(range(0, VOCAB, 7)))  # it may end

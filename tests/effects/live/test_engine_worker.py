@@ -549,7 +549,7 @@ class Slowly(OneByOne):
 
 def constrained(name: str) -> Request:
     constraint = SamplingParams(structured_outputs=StructuredOutputs(regex=name))
-    return evolve(request(name, 4), sampling=constraint, lockstep=True)
+    return evolve(request(name, 4), sampling=constraint, needs_host_mask=True)
 
 
 def test_a_request_that_waits_for_its_grammar_blocks_none_and_can_be_cancelled(

@@ -49,7 +49,10 @@ class Bench:
         done: tuple[Executed, ...] = ()
         if self.plan is not None:
             done = (
-                Executed(self.plan.step, tuple((9,) * most for most in self.plan.most)),
+                Executed(
+                    self.plan.step,
+                    tuple((9,) * most for most in self.plan.max_sampled_tokens),
+                ),
             )
         turned = step(CONFIG, self.state, (Tick(0.0), *done, *events))
         self.state = turned.state

@@ -725,11 +725,11 @@ class Flaky(Oracle):
 
     def launch(self, plan: Plan) -> None:
         bad = (opened.index for opened in plan.opens if opened.known[0] == 13)
-        self.poisoned.update(plan.gens[index] for index in bad)
+        self.poisoned.update(plan.run_ids[index] for index in bad)
         super().launch(plan)
 
     def collect(self) -> Executed | Failed:
-        if self.poisoned.isdisjoint(self.plans[0].gens):
+        if self.poisoned.isdisjoint(self.plans[0].run_ids):
             return super().collect()
         return self.fail("device error", halfway=False)
 

@@ -18,7 +18,9 @@ def test_masks_that_have_been_made_are_there() -> None:
 def test_without_masks_no_row_waits() -> None:
     masks = NoMasks()
     assert (
-        masks.add_requests([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)])
+        masks.add_requests(
+            [Request(id="a", prompt=(1,), max_tokens=2, needs_host_mask=True)]
+        )
         == ()
     )
     plan = Plan(0, (0,), (0,), (0,), (1,), (1,), deferred=(0,))

@@ -156,7 +156,7 @@ def test_storms_are_counted_as_by_hand(
         now = turn.transition.state.time
         for command in turn.transition.commands:
             if isinstance(command, Execute):
-                plans.append(sum(command.plan.counts))
+                plans.append(sum(command.plan.num_scheduled_tokens))
             if isinstance(command, Emit):
                 for sample, new in zip(command.ids, command.tokens, strict=True):
                     tokens += len(new)

@@ -23,7 +23,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.cluster.link import crash_rule
 from minfer.effects.cluster.processes import engine_ends
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.records.plan import Open, Plan
+from minfer.records.plan import NewRow, Plan
 
 MARK = 7
 LENGTH = 3  # of such a prompt
@@ -78,7 +78,7 @@ _dies: dict[int, Death] = {}  # by row
 _launch = TorchExecutor.launch
 
 
-def _note(row: int, opened: Open) -> None:
+def _note(row: int, opened: NewRow) -> None:
     _left.pop(row, None)
     known = opened.known
     if len(known) < LENGTH or known[0] != MARK or known[1] not in DEATHS:

@@ -132,7 +132,7 @@ def test_counts_of_a_run(made: Made) -> None:
     planned = [c.plan for t in turns for c in t.commands if isinstance(c, Execute)]
     assert found["iteration_tokens_total_count"] == len(planned)
     assert found["iteration_tokens_total_sum"] == sum(
-        sum(plan.counts) for plan in planned
+        sum(plan.num_scheduled_tokens) for plan in planned
     )
     assert found["num_requests_running"] == found["num_requests_waiting"] == 0
     assert found["kv_cache_usage_perc"] == 0

@@ -70,7 +70,11 @@ def turns() -> list[Turn]:
         events: list[Event] = [Tick(now)]
         if plans:
             done = plans.pop(0)
-            events.append(Executed(done.step, tuple((1,) * most for most in done.most)))
+            events.append(
+                Executed(
+                    done.step, tuple((1,) * most for most in done.max_sampled_tokens)
+                )
+            )
         while pending and pending[0][0] <= now:
             events.append(pending.pop(0)[1])
         transition = step(CONFIG, state, tuple(events))

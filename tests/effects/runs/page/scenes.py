@@ -47,7 +47,11 @@ def turns_of(
         failed = [event for event in extra if isinstance(event, Failed)]
         if plans and not failed:
             plan = plans.pop(0)
-            events.append(Executed(plan.step, tuple((1,) * count for count in plan.most)))
+            events.append(
+                Executed(
+                    plan.step, tuple((1,) * count for count in plan.max_sampled_tokens)
+                )
+            )
         plans = [] if failed else plans
         events += extra
         turn = Turn(len(turns), state, tuple(events), step(config, state, tuple(events)))

@@ -52,7 +52,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
             strict=True,
         )
     ]
-    assert tokens == [sum(plan.counts) for plan in plans]
+    assert tokens == [sum(plan.num_scheduled_tokens) for plan in plans]
     assert columns["step.chunks"] == [len(plan.fills) for plan in plans]
     assert sum(columns["turn.tokens"]) == sum(
         len(t) for emit in emits for t in emit.tokens
@@ -68,7 +68,14 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
     assert ids == [one.id for one in drafts]
     about = {kind for _, kind, name, _ in entries(data) if not name}
-    assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}
+    assert not about & {
+        "Submit",
+        "Chunk",
+        "Admitted",
+        "QueueBlocked",
+        "Preempted",
+        "Finished",
+    }
 
 
 def test_a_steady_decode_costs_no_entries() -> None:
@@ -93,7 +100,8 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     present = [(name, cells[0]) for _, kind, name, cells in emitted if kind == "Present"]
     run = before.running
     fills = [
-        scheduled < base for scheduled, base in zip(run.scheduled, run.base, strict=True)
+        scheduled < base
+        for scheduled, base in zip(run.scheduled, run.num_known_at_admission, strict=True)
     ]
     running = [
         (seq.request.id, 1 if fill else 2)

@@ -27,8 +27,15 @@ def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
         state.running,
         [one.plan for one in turn.transition.commands if isinstance(one, Execute)],
     )
-    filled = {plan.gens[fill.index] for plan in plans for fill in plan.fills}
-    columns = zip(run.seqs, run.gens, run.starts, run.scheduled, run.base, strict=True)
+    filled = {plan.run_ids[fill.index] for plan in plans for fill in plan.fills}
+    columns = zip(
+        run.seqs,
+        run.run_ids,
+        run.starts,
+        run.scheduled,
+        run.num_known_at_admission,
+        strict=True,
+    )
     for seq, gen, start, scheduled, base in columns:
         found[seq.id] = {FILL} if gen in filled or scheduled < base else {DECODE}
         if (

@@ -126,7 +126,7 @@ def line(tokenizer: Tokenizer, ids: list[int]) -> list[dict[int, Logprob]]:
 def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     tokenizer: Tokenizer,
 ) -> None:
-    (end,) = tokenizer.special([END])
+    (end,) = tokenizer.find_special_ids([END])
     x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)
@@ -229,7 +229,7 @@ def test_the_best_of_several(client: OpenAI) -> None:
 def test_an_answer_may_not_grow_beyond_memory(
     client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fields, "MAX_SCORES", 24)
+    monkeypatch.setattr(fields, "MAX_PROMPT_LOGPROBS", 24)
     body: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
     for more, param in (
         ({"echo": True, "logprobs": 4}, "logprobs"),

@@ -1,5 +1,5 @@
-"""Where the residual stream enters and leaves a pipeline stage: inside of CUDA graphs and
-outside.
+"""The buffers of a pipeline stage: the residual stream enters and leaves the stage's CUDA
+graphs there.
 
 A graph of a stage has its own layers alone. It reads the residual stream from one buffer
 and writes it to another; what the stages exchange is launched before and after it, in the
@@ -29,8 +29,10 @@ class Graph(Protocol):
 
 
 @define(eq=False)
-class StageEnds:
-    """The ends of a rank's stage, at which the model receives and sends."""
+class StageBuffers:
+    """The residual stream at the begin and the end of a rank's stage, where the model
+    receives and sends it.
+    """
 
     ranks: Ranks
     entering: Tensor  # [tokens, hidden]: graphs read it; no tokens in the first stage
@@ -40,8 +42,8 @@ class StageEnds:
     @classmethod
     def of(
         cls, ranks: Ranks, spec: ModelSpec, tokens: int, device: torch.device
-    ) -> "StageEnds":
-        """Returns the ends for graphs of up to so many inputs."""
+    ) -> "StageBuffers":
+        """Returns the buffers for graphs of up to `tokens` inputs."""
         place, dtype = ranks.place, torch_dtype(spec.dtype)
         entering, leaving = (
             torch.zeros(
@@ -73,7 +75,7 @@ class StageEnds:
             self.ranks.send(hidden)
 
     def replay(self, graph: Graph, tokens: int) -> None:
-        """Run a graph with so many inputs, and exchange what a step without one does."""
+        """Run a graph with `tokens` inputs, and exchange what a step without one does."""
         place = self.ranks.place
         if tokens and not place.is_first_stage:
             self.ranks.receive(tokens, self.entering[:tokens])

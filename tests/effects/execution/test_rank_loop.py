@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from attrs import define, field
 
-from minfer.effects.execution.follow import follow
+from minfer.effects.execution.rank_loop import run_rank_loop
 from minfer.effects.execution.ranks.items import (
     Close,
     Collect,
@@ -21,7 +21,14 @@ from minfer.records.plan import Plan
 
 WANT: Final = Want((b"key",), "engine")
 LAUNCH: Final = Launch(
-    Plan(step=4, gens=(1,), rows=(2,), starts=(5,), counts=(1,), most=(9,))
+    Plan(
+        step=4,
+        run_ids=(1,),
+        rows=(2,),
+        starts=(5,),
+        num_scheduled_tokens=(1,),
+        max_sampled_tokens=(9,),
+    )
 )
 
 
@@ -49,9 +56,9 @@ def followed(items: Sequence[Item]) -> list[object]:
     executor: Any = Failing()
     each = iter([*items, Close()])
     leader: Any = SimpleNamespace(
-        items=lambda: SimpleNamespace(next=lambda: next(each)), say=lambda _: None
+        items=lambda: SimpleNamespace(next=lambda: next(each)), send=lambda _: None
     )
-    follow(executor, leader)
+    run_rank_loop(executor, leader)
     done: list[object] = executor.done
     return done
 

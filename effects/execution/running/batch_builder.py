@@ -22,7 +22,7 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
 
 TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
-OWNERS: Final = 2
+OWNER_LINE: Final = 2
 
 
 @frozen(eq=False)
@@ -37,8 +37,8 @@ class StepRows:
     @property
     def decode_inputs(self) -> int:
         """Inputs that are not prefill tokens."""
-        more = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
-        return len(self.decode_rows) + more
+        num_extra = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
+        return len(self.decode_rows) + num_extra
 
     @property
     def extra(self) -> Tensor | None:
@@ -52,11 +52,11 @@ class StepRows:
         """[fed] the device rows of all inputs that are not prefill tokens."""
         if self.extra_inputs is None:
             return self.decode_rows
-        return torch.cat((self.decode_rows, self.extra_inputs[OWNERS]))
+        return torch.cat((self.decode_rows, self.extra_inputs[OWNER_LINE]))
 
 
 @define(eq=False)
-class Feeder:
+class BatchBuilder:
     """Builds the batches of one device's rows."""
 
     backend: Backend
@@ -104,17 +104,17 @@ class Feeder:
             splits=splits,
             fused=fused,
             verified=verified,
-            real=self._real(decode_inputs),
+            real=self._real_inputs(decode_inputs),
         )
 
-    def _real(self, decode_inputs: StepInputs) -> Tensor | None:
+    def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""
         if not self.padding_from:
             return None
         return decode_inputs.slots[0] < self.padding_from
 
 
-def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
+def logit_inputs(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
     """Returns the inputs whose logits are needed: those sampled from, then drafts; None:
     all, in order.
     """
