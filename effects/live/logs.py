@@ -37,7 +37,7 @@ class LogRateLimit(logging.Filter):
     _counts: dict[tuple[str, str], _LineCounts] = field(factory=dict, init=False)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written; one that follows dropped ones has their number."""
+        """Returns whether the line is written; adds the number of dropped lines to it."""
         if record.levelno >= logging.ERROR:
             return True
         now = self.clock()

@@ -226,5 +226,5 @@ class TotalsCounter:
 
 
 def _tier_counter(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
-    """The name of a count of a tier's blocks."""
+    """Returns the name of a count of a tier's blocks."""
     return f"kv_{'keyed' if reason.keyed else 'host'}_{outcome}_blocks"

@@ -129,7 +129,7 @@ class Dispatcher(Generic[Item]):
         return len(self._waiting)
 
     def has(self, name: str) -> bool:
-        """Whether a request waits."""
+        """Returns whether a request waits."""
         return name in self._waiting
 
     # --- requests -----------------------------------------------------------------------
@@ -193,17 +193,17 @@ class Dispatcher(Generic[Item]):
     # --- replicas -----------------------------------------------------------------------
 
     def join(self, name: str, *extra: RouterEvent) -> None:
-        """A replica takes requests; `more` events are folded with that."""
+        """Note that a replica takes requests; fold `extra` events with that."""
         self.router.apply(ReplicaJoined(name), *extra)
         self.wake()
 
     def drain(self, name: str, *before: RouterEvent) -> None:
-        """A replica takes no more requests; events `before` are folded with that."""
+        """Note that a replica takes no more requests; first fold events `before`."""
         self.router.apply(*before, ReplicaDraining(name))
         self.wake()
 
     def leave(self, name: str) -> None:
-        """A replica is not there, if it was; its requests are lost."""
+        """Note that a replica has gone, if it was there; its requests are lost."""
         if name in self.router.state.replicas:
             self.router.apply(ReplicaLeft(name))
             self.wake()

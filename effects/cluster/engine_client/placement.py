@@ -235,7 +235,7 @@ class Placement:
     # --- what the router must know ------------------------------------------------------
 
     def router_of(self, replica: ReplicaLink) -> FrontRouter | None:
-        """The router among replicas that do what this one does, if there is one."""
+        """Returns the router among replicas with the role of this one, if any."""
         if self.prefill is not None and replica.prefills:
             return self.prefill.router
         return self.router

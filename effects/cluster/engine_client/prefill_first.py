@@ -82,7 +82,7 @@ class PrefillFirst:
     def _should_prefill_elsewhere(
         self, request_state: FrontRequest, decode: Placed
     ) -> bool:
-        """Whether another replica should compute the prompt of a request."""
+        """Returns whether another replica should compute the prompt of a request."""
         request = request_state.request
         num_known = (
             len(request.prompt) + len(request.output) + len(request_state.tokens[0])

@@ -11,8 +11,8 @@ def forward_query(
     message: wire.SendQuery | wire.SendAnswer,
     sessions: Sequence[Session],
 ) -> None:
-    """At the engine server: pass the question of a front on to all others, or an answer
-    to the front that asked.
+    """Forward the question of a front to all others, or an answer to the front that
+    asked.
     """
     if isinstance(message, wire.SendAnswer):
         for receiver in sessions:

@@ -72,11 +72,13 @@ class Deployment:
         return self.prefill_listen is not None
 
     def listens(self, number: int) -> Port | None:
-        """Where an engine that decodes receives KV from other machines, if it does."""
+        """Returns where an engine that decodes receives KV from other machines, if it
+        does.
+        """
         return _port_after(self.kv_listen, number - self.prefillers)
 
     def settings(self, args: EngineArgs) -> list[EngineArgs]:
-        """The settings of each engine, by number, but for its part in sending KV."""
+        """Returns the settings of each engine, by number, without its peer plan."""
         prefill = evolve(
             args, tensor_parallel_size=self.prefill_ranks or args.tensor_parallel_size
         )
@@ -84,9 +86,9 @@ class Deployment:
         return [prefill] * self.prefillers + [args] * decode
 
     def peer_plans(self, paths: Sequence[Path], ranks: int) -> list[PeerPlan | None]:
-        """The part of each engine, by number, in sending KV; `paths` are their sockets,
-        beside which those for KV are, and `ranks` the tensor parallel size of those that
-        decode.
+        """Returns the part of each engine, by number, in sending KV; `paths` are their
+        sockets, beside which those for KV are, and `ranks` the tensor parallel size of
+        those that decode.
         """
         if self.serves_others:
             name = socket.gethostname()
@@ -123,7 +125,7 @@ class Deployment:
         return [*senders, *receivers]
 
     def _placed_plan(self, number: int) -> PeerPlan:
-        """The part of an engine that has its addresses only where it is placed."""
+        """Returns the plan of an engine that gets its addresses where it is placed."""
         sends = number < self.prefillers
         role = PREFILL if sends else DECODE
         return PeerPlan(name=str(number), role=role, dials=sends, secret=self.secret)
@@ -150,7 +152,7 @@ class Deployment:
 
 
 def read_deployment(options: argparse.Namespace) -> Deployment:
-    """The engines of the command line. Raises ConfigError."""
+    """Returns the engines of the command line. Raises ConfigError."""
     prefill, decode = options.prefill, options.decode
     listen = _port(options.prefill_listen, "--prefill-listen")
     kv_listen = _port(options.kv_listen, "--kv-listen")
@@ -230,8 +232,8 @@ def _check_distributed(options: argparse.Namespace) -> None:
 
 
 def _link_secret(options: argparse.Namespace, *, between_servers: bool) -> bytes:
-    """The secret of links between machines; one that no other server has, if there are
-    none to other servers.
+    """Returns the secret of links between machines; one that no other server has, if
+    there are none to other servers.
     """
     if between_servers:
         return secret_key(options.cache_secret)

@@ -35,19 +35,19 @@ INTERRUPTED_EXIT_CODE: Final = 130  # after a SIGINT: 128 and its number
 
 
 def front_name(number: int) -> str:
-    """The name of a front's process."""
+    """Returns the name of a front's process."""
     return f"front {number}"
 
 
 def engine_names(replicas: int) -> list[str]:
-    """The names of the engines' processes."""
+    """Returns the names of the engines' processes."""
     numbered = [f"{ENGINE} {number}" for number in range(replicas)]
     return [ENGINE] if replicas == 1 else numbered
 
 
 def restart_pause(failures: int) -> float:
-    """Seconds before a process is restarted that ended `failures` times in a row before
-    it was ready.
+    """Returns the seconds before a process is restarted that ended `failures` times in a
+    row before it was ready.
     """
     return min(
         FIRST_PAUSE_SECONDS * 2.0 ** min(failures, _MAX_DOUBLINGS), MAX_PAUSE_SECONDS
@@ -105,7 +105,7 @@ class Processes:
         self.hung.discard(name)
 
     def may_start(self, name: str) -> bool:
-        """Whether a process that is due may still be started."""
+        """Returns whether a process that is due may still be started."""
         is_engine = name in self._engines()
         is_needed = is_engine and self.phase == "draining" and self._fronts_alive()
         return self.phase == "watching" or bool(is_needed)

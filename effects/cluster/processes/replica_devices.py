@@ -42,8 +42,8 @@ class ReplicaDevice:
 
 
 def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
-    """The devices of engines with these settings: the GPUs that are visible, one for each
-    of their ranks, or else the CPU. Raises ConfigError for fewer GPUs.
+    """Returns the devices of engines with these settings: the GPUs that are visible, one
+    for each of their ranks, or else the CPU. Raises ConfigError for fewer GPUs.
     """
     args, count = engines[0], len(engines)
     if count == 1:

@@ -123,7 +123,7 @@ class _Engine:
         return cls(child, folder, opened=resources)
 
     def state(self, node: _Node, actor: str) -> EngineProcessState:
-        """Its state; kills it if it hangs."""
+        """Returns the state of the engine; kills it if it hangs."""
         code = self.child.poll()  # first: what it reports before its end is read then
         report = read_report(self.folder)
         is_ready = report.blocks is not None

@@ -213,8 +213,8 @@ class Keeper:
 
 
 def _server_name(secret: bytes) -> str:
-    """The prefix of the names of a server's actors: the same for each of its keepers, but
-    not for another server, as `secret` differs.
+    """Returns the prefix of the names of a server's actors: the same for each of its
+    keepers, but not for another server, as `secret` differs.
     """
     digest = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
     return f"minfer {socket.gethostname()} {digest}"

@@ -80,7 +80,7 @@ class EngineReport:
 
 
 def read_report(folder: Path) -> EngineReport:
-    """The latest report in the folder of an engine's process."""
+    """Returns the latest report in the folder of an engine's process."""
     with suppress(FileNotFoundError):
         data = (folder / _REPORT_FILE).read_bytes()
         return msgspec.json.decode(data, type=EngineReport)
@@ -102,7 +102,7 @@ def with_absolute_paths(args: EngineArgs) -> EngineArgs:
 
 
 def _with_absolute_path(model: str | None) -> str | None:
-    """A model as it is, but for a folder, or a file, that is here."""
+    """Returns a model with an absolute path, if it is a folder or file here."""
     if model is None or not Path(model).exists():
         return model
     return str(Path(model).resolve())

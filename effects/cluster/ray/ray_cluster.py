@@ -44,7 +44,7 @@ class ClusterNode:
     resources: Mapping[str, float] = field(repr=False)  # in all, used or not
 
     def has(self, resources: Mapping[str, float]) -> bool:
-        """Whether a replica would fit if nothing else ran on the node."""
+        """Returns whether a replica would fit if nothing else ran on the node."""
         return all(
             self.resources.get(name, 0) >= count for name, count in resources.items()
         )
@@ -78,8 +78,8 @@ def connect(namespace: str) -> None:
 
 
 def _last_address() -> str:
-    """The address of the cluster that was started last on this machine, which may have
-    been killed; empty if there is none.
+    """Returns the address of the cluster that was started last on this machine, which may
+    have been killed; empty if there is none.
     """
     # Not part of Ray's stable API, which can only connect to it.
     return ray._private.services.get_ray_address_from_environment(None, None) or ""
@@ -98,7 +98,7 @@ def _check_address(address: str) -> None:
 
 
 def alive_nodes() -> list[ClusterNode]:
-    """The nodes that are alive."""
+    """Returns the nodes that are alive."""
     return [
         ClusterNode(
             id=info["NodeID"],
@@ -132,8 +132,8 @@ def warn_of_open_ports(cluster_nodes: Sequence[ClusterNode]) -> None:
 
 
 def has_token_authentication() -> bool:
-    """Whether Ray sends its token with each call of this process, and refuses calls to it
-    without that. Nodes without authentication take calls with a token, too.
+    """Returns whether Ray sends its token with each call of this process, and refuses
+    calls to it without that. Nodes without authentication take calls with a token, too.
     """
     # Not part of Ray's stable API. Ray has it since 2.52.
     with contextlib.suppress(ImportError):
@@ -144,21 +144,25 @@ def has_token_authentication() -> bool:
 
 
 def _is_private(address: str) -> bool:
-    """Whether it is an address of this machine or of a private network."""
+    """Returns whether it is an address of this machine or of a private network."""
     with contextlib.suppress(ValueError):  # it is a name
         return ip_address(address).is_private
     return False
 
 
 def draining_nodes() -> frozenset[str]:
-    """The ids of nodes that are being drained: they will leave, and get no new actors."""
+    """Returns the ids of nodes that are being drained: they will leave, and get no new
+    actors.
+    """
     # Not part of Ray's stable API, which has no such call; Ray's own libraries use it.
     drained: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return frozenset(drained)
 
 
 def has_room(resources: Mapping[str, float], excluded: Collection[str]) -> bool:
-    """Whether a replica fits now on a node that is not in `excluded` (ids of nodes)."""
+    """Returns whether a replica fits now on a node that is not in `excluded` (ids of
+    nodes).
+    """
     free_by_node: Mapping[str, Mapping[str, float]]
     free_by_node = ray._private.state.available_resources_per_node()
     return any(
@@ -171,8 +175,8 @@ def has_room(resources: Mapping[str, float], excluded: Collection[str]) -> bool:
 def replica_resources(
     args: EngineArgs, cluster_nodes: Sequence[ClusterNode]
 ) -> dict[str, float]:
-    """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
-    With `--device auto`, GPUs if any of the nodes has one.
+    """Returns the resources of a replica, by Ray's names: a GPU for each rank, or else a
+    CPU. With `--device auto`, GPUs if any of the nodes has one.
     """
     on_gpus = args.executor == "torch" and (
         args.device == "cuda"
@@ -209,8 +213,8 @@ def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
 
 
 def _version_check() -> Callable[[str], str]:
-    """A check that a node has the version of minfer that the argument names. Ray pickles
-    nested functions by value, so it runs even where minfer is missing.
+    """Returns a check that a node has the version of minfer that the argument names. Ray
+    pickles nested functions by value, so it runs even where minfer is missing.
     """
 
     def check(version: str) -> str:

@@ -58,8 +58,8 @@ class EnginePlace:
         return False
 
     def actor(self) -> Any:
-        """The actor, which is created if there is none. Returns at once: Ray starts a new
-        actor when a node has the resources.
+        """Returns the actor, which is created if there is none. Does not wait: Ray
+        starts a new actor when a node has the resources.
         """
         actor_class = ray.remote(EngineActor).options(
             name=self.name,
@@ -145,7 +145,7 @@ class RayEngine:
             ray.kill(self.actor, no_restart=False)
 
     def _answer(self, now: float) -> EngineProcessState | RayError | None:
-        """The first answer of the pending calls; None if there is none yet."""
+        """Returns the first answer of the pending calls; None if there is none yet."""
         for call in [*self._calls]:
             try:
                 state: EngineProcessState = ray.get(call.answer, timeout=0)

@@ -169,11 +169,12 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     if plan is None or not event.logprobs:
         return {}
     rounds = {
-        gen: seq.request.search for gen, seq in zip(run.run_ids, run.seqs, strict=True)
+        run_id: seq.request.search
+        for run_id, seq in zip(run.run_ids, run.seqs, strict=True)
     }
     offers = dict[tuple[str, int], Candidates]()
-    for gen, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
-        beam_round = rounds.get(gen)
+    for run_id, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
+        beam_round = rounds.get(run_id)
         if (
             beam_round is not None
             and (offer := candidates_of(beam_round.beam, logprobs)) is not None

@@ -122,19 +122,19 @@ class GrammarMasks(MaskMaker):
             for i, name in enumerate(run.ids)
             if (grammar := self._slow.get(name)) is not None  # threads remove some
         ]
-        planned = _planned_gens(transition)
+        planned = _planned_run_ids(transition)
         for i, grammar in slow:
             if run.run_ids[i] in planned:
                 self._pause(grammar)
-        inflight_gens = {
-            gen for plan in transition.state.inflight for gen in plan.run_ids
+        inflight_run_ids = {
+            run_id for plan in transition.state.inflight for run_id in plan.run_ids
         }
         for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
             if grammar.busy or not grammar.paused:
                 continue
-            if grammar.is_new or run.run_ids[i] not in inflight_gens:
+            if grammar.is_new or run.run_ids[i] not in inflight_run_ids:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     @override
@@ -430,11 +430,11 @@ def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     return [index_of.get(plan.run_ids[index]) for index in plan.deferred]
 
 
-def _planned_gens(transition: Transition) -> set[int]:
-    """Returns the generations in the turn's plans."""
+def _planned_run_ids(transition: Transition) -> set[int]:
+    """Returns the run ids in the turn's plans."""
     commands = transition.commands
     plans = [command.plan for command in commands if isinstance(command, Execute)]
-    return {gen for plan in plans for gen in plan.run_ids}
+    return {run_id for plan in plans for run_id in plan.run_ids}
 
 
 def _advance_matcher(matcher: Matcher, mask: DueMask) -> bytes | GrammarError:

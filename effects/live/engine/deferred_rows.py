@@ -35,16 +35,16 @@ class DeferredStep:
     # None: an earlier token is not known yet
     masks: "Future[StepMasks] | None" = None
     sampled: bool = False
-    gens: frozenset[int] = field(init=False)  # generations of these rows
+    run_ids: frozenset[int] = field(init=False)  # of these rows
 
     def __attrs_post_init__(self) -> None:
-        self.gens = frozenset(map(self.plan.run_ids.__getitem__, self.plan.deferred))
+        self.run_ids = frozenset(map(self.plan.run_ids.__getitem__, self.plan.deferred))
 
-    def feeds(self, gens: Iterable[int]) -> bool:
-        """Returns whether a row of these generations needs a token that this step
+    def feeds(self, run_ids: Iterable[int]) -> bool:
+        """Returns whether a row with these run ids needs a token that this step
         samples.
         """
-        return not self.gens.isdisjoint(gens)
+        return not self.run_ids.isdisjoint(run_ids)
 
     @property
     def is_ready(self) -> bool:
@@ -147,7 +147,9 @@ class DeferredSampling:
         for plan in inflight:
             if plan.step >= step.plan.step:
                 return False
-            if not step.gens.isdisjoint(compress(plan.run_ids, plan.max_sampled_tokens)):
+            if not step.run_ids.isdisjoint(
+                compress(plan.run_ids, plan.max_sampled_tokens)
+            ):
                 return True
         return False
 

@@ -1,6 +1,6 @@
 """Drafts made by the host: a proposer gets every token, and proposes what may follow.
 
-Theory. All that a proposer needs is in plans and their results: an opened row has its
+Theory. All that a proposer needs is in plans and their results: an new_row row has its
 sample's known tokens, and each result has the tokens after them. So the proposer gets
 them before the engine does, and its proposals enter the same turn as the result that they
 follow: the engine can plan the next step with them at once. Samples with a grammar have
@@ -69,8 +69,8 @@ class NoHostDrafts(HostDraftSource):
 class DraftedSample:
     """What the proposer has read of a sample."""
 
-    gen: int  # the generation that it is read from
-    last: int  # index of the last token that the sample may have
+    run_id: int  # of the run that it is read from
+    last_index: int  # of the last token that the sample may have
     stops: frozenset[int]
     num_known: int = 0  # tokens of the sample so far
     is_finished: bool = False  # the last of them ends the sample
@@ -89,7 +89,7 @@ class HostDrafts(HostDraftSource):
         self.proposer = proposer
         self.library: Any = proposer.start()
         self.samples: dict[SampleId, DraftedSample] = {}
-        self.by_gen: dict[int, SampleId] = {}  # by generation
+        self.by_run_id: dict[int, SampleId] = {}  # by run id
         self.proposed = False  # in this turn
         self.skip = 0  # turns to skip
         # the last number; doubled, if the next proposals are unused, too
@@ -128,8 +128,8 @@ class HostDrafts(HostDraftSource):
             if isinstance(command, Execute)
         ]
         for plan in plans:
-            for opened in plan.opens:
-                self._open(plan.run_ids[opened.index], opened, transition.state)
+            for new_row in plan.opens:
+                self._open(plan.run_ids[new_row.index], new_row, transition.state)
         if not self.proposed:
             return
         if any(plan.drafts for plan in plans):
@@ -143,12 +143,12 @@ class HostDrafts(HostDraftSource):
         for name in samples:
             sample = self.samples.pop(name, None)
             if sample is not None:
-                self.by_gen.pop(sample.gen, None)
+                self.by_run_id.pop(sample.run_id, None)
                 self.library = self.proposer.ended(self.library, name)
 
-    def _open(self, gen: int, opened: NewRow, state: EngineState) -> None:
+    def _open(self, run_id: int, new_row: NewRow, state: EngineState) -> None:
         """Begin to read a sample that starts or is resumed, with all its known tokens."""
-        name, run = opened.name, state.running
+        name, run = new_row.name, state.running
         if name not in run.ids:
             return  # preempted within the turn, by a step planned later
         request = run.seqs[run.ids.index(name)].request
@@ -156,17 +156,17 @@ class HostDrafts(HostDraftSource):
             return
         sample = self.samples.get(name)
         if sample is not None:
-            self.by_gen.pop(sample.gen, None)
+            self.by_run_id.pop(sample.run_id, None)
         # Tokens of steps after its preemption do not count.
-        if sample is None or sample.num_known > len(opened.known):
-            sample = DraftedSample(gen, opened.last_index, request.stop_ids)
+        if sample is None or sample.num_known > len(new_row.known):
+            sample = DraftedSample(run_id, new_row.last_index, request.stop_ids)
             self.samples[name] = sample
             self.library = self.proposer.began(
-                self.library, name, request.root, opened.prompt
+                self.library, name, request.root, new_row.prompt
             )
-        sample.gen = gen
-        self.by_gen[gen] = name
-        self._append(sample, opened.known[sample.num_known :])
+        sample.run_id = run_id
+        self.by_run_id[run_id] = name
+        self._append(sample, new_row.known[sample.num_known :])
 
     def _note_results(self, state: EngineState, result: Executed) -> list[SampleId]:
         """Note the results of the earliest plan; returns the samples that have more
@@ -176,9 +176,9 @@ class HostDrafts(HostDraftSource):
         continued = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.run_ids):
             return continued  # malformed results
-        for gen, tokens in zip(plan.run_ids, result.yields, strict=True):
-            name = self.by_gen.get(gen)
-            if tokens and name is not None and gen in running:
+        for run_id, tokens in zip(plan.run_ids, result.yields, strict=True):
+            name = self.by_run_id.get(run_id)
+            if tokens and name is not None and run_id in running:
                 self._append(self.samples[name], tokens)
                 continued.append(name)
         return continued
@@ -188,7 +188,7 @@ class HostDrafts(HostDraftSource):
             sample.num_known += len(tokens)
             sample.unread.append(tokens)
             stopped = not sample.stops.isdisjoint(tokens)
-            sample.is_finished = stopped or sample.num_known > sample.last
+            sample.is_finished = stopped or sample.num_known > sample.last_index
 
     def _read(self, first: list[SampleId]) -> None:
         """Pass new tokens to the proposer, as many as allowed in a turn: first those of

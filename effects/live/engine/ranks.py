@@ -179,12 +179,12 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
 
 
 def shared_facts(setup: Setup) -> Mapping[str, str]:
-    """What must be alike on all ranks."""
+    """Returns the facts that must be equal on all ranks."""
     return {"version": __version__, "model or weights": setup.fingerprint.hex()}
 
 
 def encode_settings(setup: Setup) -> Mapping[str, Any]:
-    """The settings of the other ranks, as JSON has them."""
+    """Returns the settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
     names = [
         attribute.name
@@ -205,7 +205,7 @@ def encode_settings(setup: Setup) -> Mapping[str, Any]:
 
 
 def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
-    """The setup of an engine of which this process is another rank. Raises as
+    """Returns the setup of an engine of which this process is another rank. Raises as
     `prepare`.
     """
     args = {
@@ -217,8 +217,8 @@ def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
 
 
 def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
-    """The variables of ranks 1 and on. Each sees its own GPU first, as the only one that
-    it uses; on the CPU, its share of the threads.
+    """Returns the variables of ranks 1 and on. Each sees its own GPU first, as the only
+    one that it uses; on the CPU, its share of the threads.
     """
     if setup.device.kind == "cpu":
         threads = max(1, (os.cpu_count() or 1) // count)

@@ -92,7 +92,9 @@ class RunFiles:
         return Journal(open_segments(content, classes))
 
     def contains(self, text: str) -> bool:
-        """Whether its files have a text, such as a request's id. Raises JournalError."""
+        """Returns whether its files have a text, such as a request's id. Raises
+        JournalError.
+        """
         written = json.dumps(text)[1:-1].encode()
         return any(content_of(file).find(written) >= 0 for file in self.files)
 

@@ -100,8 +100,8 @@ class RoutingJournalFile:
 
 
 def routing_journals(path: Path) -> list[Path]:
-    """The journals of routers in a folder, in order, or the one in a file; none if it is
-    another file, or the folder has journals of engines.
+    """Returns the journals of routers in a folder, in order, or the one in a file; none
+    if it is another file, or the folder has journals of engines.
     """
     if path.is_dir():
         return [] if any(path.glob(f"*{ENGINES}")) else sorted(path.glob(f"*{SUFFIX}"))
@@ -113,7 +113,7 @@ def routing_journals(path: Path) -> list[Path]:
 
 
 def _create_file(folder: Path, name: str) -> tuple[Path, Any]:
-    """A file of a name that is not used, and its descriptor. Raises OSError."""
+    """Returns a file of a name that is not used, and its descriptor. Raises OSError."""
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for number in count():
         path = folder / f"{run}-{os.getpid()}.{number}-{name}{SUFFIX}"

@@ -113,7 +113,7 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     host = with_drafts.host
     assert host is not None
     assert not host.samples  # nothing is kept of who has ended
-    assert not host.by_gen
+    assert not host.by_run_id
     assert not host.library.own
 
 
