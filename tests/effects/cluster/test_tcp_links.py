@@ -245,7 +245,7 @@ import asyncio, logging, subprocess, sys, tempfile, time
 from pathlib import Path
 from attrs import evolve
 from minfer.effects.net import addresses
-from minfer.effects.cluster.engine_client.link_client import ELSEWHERE
+from minfer.effects.cluster.engine_client.link_client import OTHER_MACHINE
 
 def ip(*said):
     subprocess.run(["ip", *said], check=True)
@@ -269,7 +269,7 @@ async def test(front):
     await soon(linked(front))
     print("back", flush=True)
 
-run(outside, test, evolve(ELSEWHERE, silence=60))  # the system has to notice it
+run(outside, test, evolve(OTHER_MACHINE, silence=60))  # the system has to notice it
 outside.close()
 """
 
