@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.effects.models.config_reader import whole
+from minfer.effects.models.config_reader import whole_to_int
 from minfer.effects.models.json_files import read_optional
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
@@ -53,7 +53,7 @@ def recommended_params(path: Path, *, warns: bool = True) -> Mapping[str, float]
     for name in ADVISED:
         value = file.get(name)
         if ROW_FIELDS[name].word == "int32":
-            value = whole(value)
+            value = whole_to_int(value)
         if value is None:
             continue
         try:

@@ -21,7 +21,7 @@ from minfer.effects.models.checkpoint.checkpoint import (
 )
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import token_texts
 from minfer.effects.setup.folders import bundled_folder, model_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
@@ -115,7 +115,7 @@ def _tokenizer_file(model: Path) -> Path:
 def _tokens(file: Path) -> Mapping[int, str]:
     """Returns the text of each token id."""
     if is_gguf(file):
-        return token_texts(Metadata(read_gguf(file)))
+        return token_texts(GgufMetadata(read_gguf(file)))
     try:
         parsed: Any = json.loads(file.read_bytes())
         vocab = parsed["model"]["vocab"]

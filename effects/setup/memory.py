@@ -49,7 +49,7 @@ from minfer.effects.models.layout.shapes import (
     cuda_activation_bytes,
     dequantized_context_bytes,
     expansion_bytes,
-    kept_bytes,
+    kept_logits_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
@@ -180,7 +180,7 @@ def plan_memory(
     else:
         graphs = 0
         activations = max(activation_bytes(model_spec, sizes) for model_spec in specs)
-    activations += kept_bytes(spec, sizes)
+    activations += kept_logits_bytes(spec, sizes)
     workspace_sizes = (
         layer_kv_bytes_per_token(model_spec) * _gathered_copies(model_spec, cuda)
         for model_spec in specs

@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.device import DeviceError, DeviceInfo
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from minfer.effects.setup.engine_args import EngineArgs
@@ -109,7 +109,7 @@ def memory_plans(
     tiers = (args.kv_host_memory, args.kv_disk, args.kv_peers)
     return [
         plan_memory(
-            spec.for_rank(Place(first_rank, args.parallel)),
+            spec.for_rank(RankInfo(first_rank, args.parallel)),
             config,
             limit,
             kv_cache_memory=args.kv_cache_memory_bytes,

@@ -217,7 +217,7 @@ def test_nothing_depends_on_values() -> None:
 
 
 def test_the_memory_plan_knows_what_it_takes() -> None:
-    assert shapes.REJECTING == reject.ROWS_AT_ONCE * reject.BYTES_PER_TOKEN
+    assert shapes.REJECTION_BYTES_PER_ID == reject.ROWS_AT_ONCE * reject.BYTES_PER_TOKEN
 
 
 # What a draft is drawn from, where noise that is used twice shows most; coins are the

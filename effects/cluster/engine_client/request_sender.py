@@ -23,8 +23,7 @@ from minfer.effects.cluster.engine_client.front_requests import FrontRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.request_names import resumed_name, search_of
-from minfer.effects.live.request_registry import RequestRegistry
-from minfer.effects.text.timeline import Sending
+from minfer.effects.live.request_registry import RequestRegistry, Sending
 from minfer.records.request import Request
 from minfer.routing.messages import Placed
 

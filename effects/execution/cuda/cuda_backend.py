@@ -11,7 +11,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masked_logits import mask_logits, store_logits
 from minfer.kernels.rows import advance, gather, scatter
@@ -95,7 +95,7 @@ class CudaBackend:
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
-        ranks: Ranks,
+        ranks: Communicator,
     ) -> DrawnTokens | None:
         """Sample from the best tokens of all ranks' parts."""
         drawn = sample_divided(
@@ -105,7 +105,7 @@ class CudaBackend:
             streams=device_rows.stream,
             positions=positions,
             vocab=device_rows.vocab,
-            first=ranks.place.part * logits_part.shape[1],
+            first=ranks.rank_info.tensor_rank * logits_part.shape[1],
             exchange=ranks.gather,
         )
         return None if drawn is None else DrawnTokens(*drawn)

@@ -28,7 +28,7 @@ from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRun
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 
@@ -130,13 +130,17 @@ def drafting(
     spec_config = config.speculation
     if spec_config is None:
         return
-    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE_DIVISIONS)
+    room, longest = (
+        max_step_drafts(config),
+        bucket_of(config.max_num_seqs, DECODE_DIVISIONS),
+    )
     sizes = {
         *counts(longest),
         *(bucket_of(n, DECODE_DIVISIONS) for n in range(1, longest + 1)),
     }
     draft_counts = sorted(
-        {drafts_from(n) for n in range(1, spec_config.drafts + 1)} | {spec_config.drafts}
+        {padded_drafts(n) for n in range(1, spec_config.drafts + 1)}
+        | {spec_config.drafts}
     )
     routes = Routes.for_device(spec, config, META_DEVICE)
     drafts_by = None if draft is None else Routes.for_device(draft, config, META_DEVICE)
