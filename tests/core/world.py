@@ -694,13 +694,13 @@ class World:
         flight.
         """
         run = self.state.running
-        front = self.oracle.plans[0].run_ids if self.oracle.plans else ()
+        api_server = self.oracle.plans[0].run_ids if self.oracle.plans else ()
         bad = (
             gen
             for gen, (name, _) in zip(run.run_ids, run.ids, strict=True)
             if name in self.poison
         )
-        return any(gen in front for gen in bad)
+        return any(gen in api_server for gen in bad)
 
     def garble(self) -> None:
         """One turn with results that cannot be: the step counts as failed."""

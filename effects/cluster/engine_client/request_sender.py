@@ -1,5 +1,5 @@
-"""Sends a front's requests to the replicas that they are assigned to: as they are, or, if
-an engine had them before, as what is left of them, with their tokens as history.
+"""Sends an API server's requests to the replicas that they are assigned to: as they are,
+or, if an engine had them before, as what is left of them, with their tokens as history.
 
     assigned --> noted on the request --> by replica: new, resumed --> its link
 
@@ -15,11 +15,11 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.cluster.dispatch.dispatcher import Assignment
-from minfer.effects.cluster.engine_client.front_request import (
-    FrontRequest,
+from minfer.effects.cluster.engine_client.api_server_request import (
+    ApiServerRequest,
     HandoverStage,
 )
-from minfer.effects.cluster.engine_client.front_requests import FrontRequests
+from minfer.effects.cluster.engine_client.api_server_requests import ApiServerRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.request_names import resumed_name, search_of
@@ -37,14 +37,14 @@ _MAX_SEARCHES: Final = 4096
 
 
 class RequestSender:
-    """Sends the requests of a front. `sent` counts them, by the name of the replica, a
-    space, and why.
+    """Sends the requests of an API server. `sent` counts them, by the name of the
+    replica, a space, and why.
     """
 
     def __init__(
         self,
         live: RequestRegistry,
-        requests: FrontRequests,
+        requests: ApiServerRequests,
         replicas: Sequence[ReplicaLink],
     ) -> None:
         self.sent = Counter[str]()
@@ -53,9 +53,9 @@ class RequestSender:
         self._replicas = replicas
         self._resumptions = count(1)
 
-    def send(self, assigned: Iterable[Assignment[FrontRequest]]) -> None:
+    def send(self, assigned: Iterable[Assignment[ApiServerRequest]]) -> None:
         """Send requests to their replicas, those of one replica together."""
-        by_replica = defaultdict[int, list[FrontRequest]](list)
+        by_replica = defaultdict[int, list[ApiServerRequest]](list)
         for assignment in assigned:
             link = self._replicas[int(assignment.placed.replica)]
             self._note_placement(assignment.item, assignment.placed, link)
@@ -63,7 +63,9 @@ class RequestSender:
         for number, group in by_replica.items():
             self.send_to(self._replicas[number], group)
 
-    def send_to(self, link: ReplicaLink, request_states: Iterable[FrontRequest]) -> None:
+    def send_to(
+        self, link: ReplicaLink, request_states: Iterable[ApiServerRequest]
+    ) -> None:
         """Send requests to a replica."""
         new, resumed = list[Request](), list[wire.Resumed]()
         for request_state in request_states:
@@ -76,7 +78,7 @@ class RequestSender:
                 new.append(_for_engine(request_state, request_state.request))
         link.submit(new, resumed)
 
-    def resume(self, request_state: FrontRequest, replica: int) -> list[wire.Resumed]:
+    def resume(self, request_state: ApiServerRequest, replica: int) -> list[wire.Resumed]:
         """Returns the unfinished parts of a request, to resubmit them to a replica: as a
         whole; or, if its samples have begun, each of them.
         """
@@ -99,7 +101,7 @@ class RequestSender:
 
     def _make_resumed(
         self,
-        request_state: FrontRequest,
+        request_state: ApiServerRequest,
         unfinished: Request,
         sample: int | None,
         replica: int,
@@ -122,7 +124,7 @@ class RequestSender:
         )
 
     def _note_sent(
-        self, request_state: FrontRequest, name: str, sample: int | None, replica: int
+        self, request_state: ApiServerRequest, name: str, sample: int | None, replica: int
     ) -> None:
         """Note that a request, or one of its samples, is sent to a replica under a
         name.
@@ -135,7 +137,7 @@ class RequestSender:
         )
 
     def _note_placement(
-        self, request_state: FrontRequest, placed: Placed, link: ReplicaLink
+        self, request_state: ApiServerRequest, placed: Placed, link: ReplicaLink
     ) -> None:
         """Note where a request goes, and why."""
         was_routed = placed.why not in _WITHOUT_DECISION
@@ -156,7 +158,7 @@ class RequestSender:
         searches[search] = link.number
 
 
-def _for_engine(request_state: FrontRequest, request: Request) -> Request:
+def _for_engine(request_state: ApiServerRequest, request: Request) -> Request:
     """Returns a request, or a part of it, as its engine gets it. A replica that computes
     the prompt for another one gets it for one more token only; the other one learns which
     blocks of the prompt were sent to it.

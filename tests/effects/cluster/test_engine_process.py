@@ -51,7 +51,7 @@ code = engine_process.run_engine(
 )
 sys.exit(code)
 """
-HELLO = wire.FrontHello(0, 1, 0, ())
+HELLO = wire.ApiServerHello(0, 1, 0, ())
 REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
 
 
@@ -99,26 +99,28 @@ def engine(
             process.kill()
 
 
-def until(front: Plain, true: Callable[[wire.ToFront], bool]) -> None:
-    front.socket.settimeout(10)
-    while not any(map(true, front.hear())):
+def until(api_server: Plain, true: Callable[[wire.ToApiServer], bool]) -> None:
+    api_server.socket.settimeout(10)
+    while not any(map(true, api_server.hear())):
         pass
 
 
 @pytest.mark.long
 def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
-    with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as front:
-        until(front, lambda one: one == wire.LoadingProgress("loading the model"))
+    with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as api_server:
+        until(api_server, lambda one: one == wire.LoadingProgress("loading the model"))
         until(
-            front, lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64
+            api_server,
+            lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64,
         )
         assert made.line() == "ready"
-        front.say(wire.SubmitRequests((REQUESTED,)))
+        api_server.say(wire.SubmitRequests((REQUESTED,)))
         until(
-            front, lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished)
+            api_server,
+            lambda one: isinstance(one, wire.ApiServerOutputs) and bool(one.finished),
         )
         made.process.send_signal(STOP)
-        assert front.is_cut()
+        assert api_server.is_cut()
         assert made.ended() == (0, "")
 
 
@@ -128,10 +130,10 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
         assert made.line() == "ready"
         for one in (signal.SIGTERM, signal.SIGINT):
             made.process.send_signal(one)
-        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
             until(
-                front,
-                lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished),
+                api_server,
+                lambda one: isinstance(one, wire.ApiServerOutputs) and bool(one.finished),
             )
         made.process.send_signal(STOP)
         assert made.ended() == (0, "")
@@ -148,8 +150,8 @@ def test_an_unwanted_model_is_not_waited_for(tmp_path: Path) -> None:
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     with engine(tmp_path, broken=True) as made:
         assert made.line() == "ready"
-        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
-            said = front.rest()
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
+            said = api_server.rest()
         # It is not announced as an end for which no request is blamed.
         assert wire.LoadingProgress("ending") not in said
         code, err = made.ended()
@@ -165,10 +167,12 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
     for number in range(3):
         with engine(tmp_path, journal=str(folder)) as made:
             assert made.line() == "ready"
-            with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+            with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
                 until(
-                    front,
-                    lambda one: isinstance(one, wire.FrontOutputs) and bool(one.tokens),
+                    api_server,
+                    lambda one: (
+                        isinstance(one, wire.ApiServerOutputs) and bool(one.tokens)
+                    ),
                 )
                 made.process.kill()
                 made.process.wait(10)
@@ -186,9 +190,9 @@ def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
     for blocks in (64, 32):  # there is less memory by then
         with engine(tmp_path, blocks=blocks) as made:
             assert made.line() == "ready"
-            with plain(made.path, HELLO) as front:
+            with plain(made.path, HELLO) as api_server:
                 until(
-                    front,
+                    api_server,
                     lambda one: (
                         isinstance(one, wire.EngineReady) and one.num_blocks == 64
                     ),

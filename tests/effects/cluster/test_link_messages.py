@@ -152,7 +152,7 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
     for message in (
-        wire.FrontHello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
+        wire.ApiServerHello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
         wire.CancelRequests(("a", "b")),
         wire.EndSamples((Finish("a", 1, 5, "stop"),)),
         wire.ResetCache(),
@@ -208,9 +208,9 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
         "journal_writing": False,
         "journal_errors": 7,
     }
-    # A front has its own clock and its own end. How often the cache was reset, and what
-    # fronts have counted, the host was told by them.
-    own = {"time", "dead", "resets", "fronts", "replicas"}
+    # An API server has its own clock and its own end. How often the cache was reset, and
+    # what API servers have counted, the host was told by them.
+    own = {"time", "dead", "resets", "api_servers", "replicas"}
     assert reported.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
     ends.engine.state = attrs.evolve(IDLE, **reported)
     ends.remotes[0].count(TOTALS)
@@ -218,11 +218,11 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     ends.carry()
     found = ends.remotes[0].snapshot()
     assert {name: getattr(found, name) for name in reported} == reported
-    assert found.fronts == TOTALS
+    assert found.api_servers == TOTALS
 
 
 def test_totals_are_the_same_on_the_other_side() -> None:
-    same(to_engine(wire.FrontTotals(TOTALS)).totals, TOTALS)
+    same(to_engine(wire.ApiServerTotals(TOTALS)).totals, TOTALS)
 
 
 GOOD = wire.encode(wire.CancelRequests(("ab",)))
@@ -254,7 +254,7 @@ def packed(**fields: Any) -> bytes:
         packed(ids=["a"]),
         packed(type="cancel", ids=[1]),
         packed(type="cancel"),
-        packed(type="hello", front="0", life=1, resets=0, resumed=[]),
+        packed(type="hello", api_server="0", life=1, resets=0, resumed=[]),
         packed(
             type="end", ends=[{"id": "a", "sample": 0, "length": 1, "reason": "error"}]
         ),
@@ -262,7 +262,7 @@ def packed(**fields: Any) -> bytes:
     ],
 )
 def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
-    with pytest.raises(wire.LinkError, match="a front says what it must not"):
+    with pytest.raises(wire.LinkError, match="an API server says what it must not"):
         wire.read_to_engine(data)
 
 

@@ -1,4 +1,4 @@
-"""Each front is told of its own rows, and of the batch's ids only when they change."""
+"""Each API server is told of its own rows, and of the batch's ids only when they change."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,8 +51,8 @@ def test_ends_are_sent_to_fronts_with_no_rows() -> None:
     news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
     reported = dict(shares.route(news, [one, two], {"a": one, "b": two}))
     assert reported == {
-        one: wire.FrontOutputs(1.0, finished=(done,)),
-        two: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
+        one: wire.ApiServerOutputs(1.0, finished=(done,)),
+        two: wire.ApiServerOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
 
 
@@ -63,5 +63,5 @@ def test_drafts_are_reported_with_the_rows_that_had_them() -> None:
     readers = {"a": one, "b": two, "c": one}
     reported = dict(OutputRouter().route(news, [one, two], readers))
     assert (reported[one].drafts, reported[two].drafts) == ((0, 2), (3,))
-    read = wire.read_to_front(wire.encode(reported[two]))
+    read = wire.read_to_api_server(wire.encode(reported[two]))
     assert read == reported[two]

@@ -1,4 +1,4 @@
-"""What a front sends to an engine of its requests."""
+"""What an API server sends to an engine of its requests."""
 
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
@@ -16,12 +16,12 @@ def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() ->
     remote.receive(wire.NewCrashingRequests((crashing,)))
     remote.submit([request("alone", client="isolated")])
     hello, alone = sent
-    assert isinstance(hello, wire.FrontHello)
+    assert isinstance(hello, wire.ApiServerHello)
     assert isinstance(alone, wire.ResumeRequests)
     assert [one.isolated for one in alone.resumed] == [True]
     assert not any(one.request.taken for one in (*hello.resumed, *alone.resumed))
     remote.disconnect()
     remote.connect(sent.append)
     again = sent[-1]
-    assert isinstance(again, wire.FrontHello)
+    assert isinstance(again, wire.ApiServerHello)
     assert [one.request.taken for one in again.resumed] == [True, True]

@@ -153,7 +153,7 @@ def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
             )
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
         ]
-        one.front.submit([*first, *pooled])  # in one turn
+        one.frontend.submit([*first, *pooled])  # in one turn
         for _ in pooled:
             check(llama, [inbox.get().embedding(normalize=False)], pooling)
     back = {reason.id for reason in reasons if isinstance(reason, Preempted)}

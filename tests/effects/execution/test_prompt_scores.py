@@ -183,7 +183,7 @@ def test_a_preempted_row_reports_each_token_once(llama: TwoEngines) -> None:
         long = evolve(SCORED, max_tokens=20)
         ids = [ids[:25] for ids in prompts(5)[1:]]
         jobs = llm._make_checked_batch(ids, long, None)
-        llm.front.submit(jobs.processors)
+        llm.frontend.submit(jobs.processors)
         check(llama.theirs, [jobs.inbox.get().take() for _ in jobs.processors])
     assert any(isinstance(reason, Preempted) for reason in reasons)
     assert inbox.empty()

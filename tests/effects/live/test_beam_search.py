@@ -182,7 +182,7 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
         assert turn is None
         llm.worker.driver.record = _Noted(reasons)
         jobs = llm._make_checked_batch([*prompts], drawn, None)
-        llm.front.submit(jobs.processors)
+        llm.frontend.submit(jobs.processors)
         got = texts(llm.beam_search(prompts, params))
         beside = [jobs.inbox.get().take() for _ in prompts]
     assert [text for text, _ in got] == [text for text, _ in due]
@@ -281,7 +281,7 @@ def test_a_full_queue_and_a_drain_let_a_search_go_on(folder: str) -> None:
         due = texts(roomy.beam_search("abc", params))
     with LLM(folder, **few, num_gpu_blocks_override=80) as llm:
         begun = threading.Event()
-        llm.front.after.append(begun.set)
+        llm.frontend.after.append(begun.set)
         found = list[BeamSearchOutput]()
         search = threading.Thread(
             target=lambda: found.extend(llm.beam_search("abc", params))

@@ -18,7 +18,7 @@ from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamSearch
-from tests.effects.live.test_front import Stub
+from tests.effects.live.test_frontend import Stub
 
 VOCAB, STOP, WIDTH = 7, 6, 3
 PLACE = ((2.0,), 5, 0)
@@ -228,21 +228,21 @@ def test_ends_that_are_reported_while_others_are_read() -> None:
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
             known = super().cancel(ids)
             ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
-            self.reported += front.translate(TurnOutputs(time=9.0, finished=ends))
+            self.reported += frontend.translate(TurnOutputs(time=9.0, finished=ends))
             return known
 
     engine = Ending()
-    front = BeamSearches(engine)
-    front.submit([requested()])
-    front.translate(engine.answer())
+    frontend = BeamSearches(engine)
+    frontend.submit([requested()])
+    frontend.translate(engine.answer())
     broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
     engine.served.discard(broke.id)
     assert not outputs_of(
-        front.translate(TurnOutputs(time=9.0, finished=(broke,)))
+        frontend.translate(TurnOutputs(time=9.0, finished=(broke,)))
     ).finished
     ends = [(one.reason, one.error) for one in outputs_of(engine.reported).finished]
     assert ends == [("error", "its step failed")] * 2
-    assert not front.live
+    assert not frontend.live
 
 
 def test_a_model_without_numbers_is_an_error(
@@ -297,7 +297,7 @@ def test_a_search_that_is_refused_leaves_nothing(
 
 
 def test_it_goes_on_when_its_engine_is_another() -> None:
-    """The front asks again for the round that was lost, without its place there."""
+    """The API server asks again for the round that was lost, without its place there."""
     remote, sent = RemoteEngine(), list[Any]()
     client: EngineClient = remote
     searches, heard = BeamSearches(client), list[Any]()
@@ -310,7 +310,7 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
     def carry(some: Sequence[Request]) -> None:
         answered = answers(some)
         remote.receive(
-            wire.FrontOutputs(
+            wire.ApiServerOutputs(
                 time=answered.time,
                 ids=answered.ids,
                 tokens=answered.tokens,

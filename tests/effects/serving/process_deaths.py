@@ -27,7 +27,7 @@ import httpx
 from attrs import define, field, frozen
 
 ENGINE = "minfer engine"
-FRONTS = ("minfer front 0", "minfer front 1")
+API_SERVERS = ("minfer api server 0", "minfer api server 1")
 SOON = 60.0  # seconds for what takes a few
 DETECTED = 15.0  # seconds until a stopped rank is gone: 10, and for its end
 CLOSE = 1e-3  # of log-probabilities
@@ -109,7 +109,7 @@ class Server:
         return httpx.get(self.url + path, timeout=SOON)
 
     async def until_ready(self) -> None:
-        """Wait until all fronts serve: each connection is one's or the other's."""
+        """Wait until all API servers serve: each connection is one's or the other's."""
         async with asyncio.timeout(SOON), httpx.AsyncClient(timeout=SOON) as client:
             good = 0
             while good < 6:

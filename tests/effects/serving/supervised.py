@@ -13,12 +13,16 @@ from collections.abc import Callable
 from functools import partial
 
 from minfer.effects.cluster.processes import supervisor
-from minfer.effects.cluster.processes.process_ends import ENGINE, Processes, front_name
+from minfer.effects.cluster.processes.process_ends import (
+    ENGINE,
+    Processes,
+    api_server_name,
+)
 from minfer.effects.cluster.processes.supervisor import Supervisor
 from minfer.effects.net.child import DRAIN, STOP
 
 PR_SET_CHILD_SUBREAPER = 36
-NAMES = (ENGINE, front_name(0), front_name(1))
+NAMES = (ENGINE, api_server_name(0), api_server_name(1))
 
 
 def say(name: str, word: str) -> None:

@@ -217,7 +217,7 @@ def test_bad_input_affects_no_other_request(
             stream = events(neighbour.iter_lines())
             got = [next(stream)["choices"][0]["text"]]
             found, emitted = raw(slow, **requested)
-            assert len(slow.llm.front.processors) == 1
+            assert len(slow.llm.frontend.processors) == 1
         got += [event["choices"][0]["text"] for event in stream]
     assert found == status
     error = emitted["error"]

@@ -22,7 +22,7 @@ from minfer.effects.serving.wire.descriptors import (
     raise_limit,
 )
 from tests.circles import claimed, long
-from tests.effects.serving.process_deaths import FRONTS, server
+from tests.effects.serving.process_deaths import API_SERVERS, server
 from tests.effects.serving.test_tls import certified
 
 SERVE: Final = f"exec {sys.executable} -m minfer serve --port 0 --dry-run"
@@ -56,16 +56,16 @@ def health(url: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("limit", "count", "fronts", "tls"),
+    ("limit", "count", "api_servers", "tls"),
     [
         *long([(160, 200, 0, False)]),
         *claimed([(1024, 1060, 0, False), (1024, 2200, 2, False), (160, 200, 0, True)]),
     ],
 )
 def test_idle_connections_leave_one_for_health(
-    tmp_path: Path, limit: int, count: int, fronts: int, tls: bool
+    tmp_path: Path, limit: int, count: int, api_servers: int, tls: bool
 ) -> None:
-    options = [f"--api-processes={fronts}", "--header-timeout=600"]
+    options = [f"--api-processes={api_servers}", "--header-timeout=600"]
     if tls:
         made = certified(tmp_path)
         options += [f"--ssl-certfile={made}/cert.pem", f"--ssl-keyfile={made}/key.pem"]
@@ -101,8 +101,8 @@ def test_idle_connections_leave_one_for_health(
         assert running.stderr is not None
         message = running.stderr.read()
     assert "Traceback" not in message
-    assert message.count("file descriptors run short") in range(max(2, fronts + 1))
-    assert len(message) < 1000 * max(1, fronts)
+    assert message.count("file descriptors run short") in range(max(2, api_servers + 1))
+    assert len(message) < 1000 * max(1, api_servers)
 
 
 BODY: Final = b'{"prompt": "a", "max_tokens": 500}'
@@ -125,7 +125,7 @@ def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
     options = ("--dry-run", "--api-processes=1", f"--max-connections={most}")
     with server(*options) as made:
         made.drain()
-        number = made.children()[FRONTS[0]]
+        number = made.children()[API_SERVERS[0]]
         host, port = made.url.split("//")[1].split(":")
         folder, counts = Path(f"/proc/{number}/fd"), dict[str, int]()
         before = len([*folder.iterdir()])

@@ -21,13 +21,13 @@ SOON = 60.0  # seconds
 DELAYS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)  # seconds
 SERVE = ("serve", "--port=0", "--dry-run", "--preparers=1")
 COMMANDS = {
-    "two fronts": (*SERVE, "--api-processes=2"),
+    "two API servers": (*SERVE, "--api-processes=2"),
     "two engines": (*SERVE, "--api-processes=1", "--replicas=2"),
     "one process": (*SERVE, "--api-processes=0"),
     "router": ("route", "--port=0", "--backend=http://127.0.0.1:9"),
 }
 CASES = [
-    *long([("two fronts", signal.SIGTERM, 0.05), ("router", signal.SIGTERM, 0.5)]),
+    *long([("two API servers", signal.SIGTERM, 0.05), ("router", signal.SIGTERM, 0.5)]),
     *claimed(
         (command, number, delay)
         for command in COMMANDS

@@ -87,9 +87,13 @@ def status(url: str, host: str, method: str, path: str, body: Any = None) -> Any
         return answer.status_code, answer.read().decode() if refused else ""
 
 
-@pytest.mark.parametrize("fronts", [*long([0]), *claimed([1])])
-def test_a_page_whose_name_was_given_this_address_reads_nothing(fronts: int) -> None:
-    options = ("--dry-run", f"--api-processes={fronts}", "--allowed-host=api.example")
+@pytest.mark.parametrize("api_servers", [*long([0]), *claimed([1])])
+def test_a_page_whose_name_was_given_this_address_reads_nothing(api_servers: int) -> None:
+    options = (
+        "--dry-run",
+        f"--api-processes={api_servers}",
+        "--allowed-host=api.example",
+    )
     with process(*options) as (_, url):
         port = url.rsplit(":", 1)[1]
         base = url.replace("http", "ws", 1)

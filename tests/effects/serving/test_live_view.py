@@ -136,16 +136,16 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MAX_VIEWERS", 2)
-    fronts = SharedCounts.of(2)
-    other = fronts.at(1).viewers
+    api_servers = SharedCounts.of(2)
+    other = api_servers.at(1).viewers
     other.set(2)
-    with serving(service={"shared": fronts.at(0)}, **DRY) as served:
+    with serving(service={"shared": api_servers.at(0)}, **DRY) as served:
         assert served.get("/live").status_code == 503
         assert served.service.live.viewers == 0, "who is refused is none"
         other.set(1)
         with served.http.stream("GET", served.url + "/live") as answer:
             assert answer.status_code == 200
-            assert fronts.viewers.total == 2
+            assert api_servers.viewers.total == 2
 
 
 def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(

@@ -219,7 +219,7 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None
 def test_what_waits_and_why(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64, max_num_seqs=2)
     found: list[dict[str, float]] = []
-    llm.front.after.append(lambda: found.append(read(metrics)))
+    llm.frontend.after.append(lambda: found.append(read(metrics)))
     llm.generate(
         [[1], [2], [3], [4], [5]], SamplingParams(max_tokens=12, ignore_eos=True)
     )

@@ -21,7 +21,7 @@ FLOAT: Final = ("--device=cpu", "--dtype=float32", "--num-gpu-blocks-override=12
 APART: Final = ("--prefill=1", "--decode=1")
 TWO_RANKS: Final = "--tensor-parallel-size=2"
 TIERS: Final = ("--kv-host-memory=64M", "--kv-disk={folder}", "--kv-disk-size=64M")
-LOCAL: Final = [  # each with two fronts
+LOCAL: Final = [  # each with two API servers
     ("--replicas=2", *TIERS),
     APART,
     (TWO_RANKS, "--replicas=2"),

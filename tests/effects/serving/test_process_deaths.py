@@ -27,8 +27,8 @@ from minfer.routing.router import Routed
 from tests.circles import claimed, long
 from tests.effects.serving.dying_engine import KILLS
 from tests.effects.serving.process_deaths import (
+    API_SERVERS,
     ENGINE,
-    FRONTS,
     SOON,
     ClientAnswer,
     Load,
@@ -159,23 +159,23 @@ def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> N
         await load.learn()
         twice = [asyncio.create_task(load.once(i)) for i in range(2 * len(load.bodies))]
         await load.flows(time.monotonic())
-        before = served.kill(FRONTS[0])
+        before = served.kill(API_SERVERS[0])
         await asyncio.gather(*twice)
-        await served.successor(FRONTS[0], before)
+        await served.successor(API_SERVERS[0], before)
         await served.until_ready()
         again = await asyncio.gather(*[ask(served.url, load.bodies[0]) for _ in range(6)])
         assert all(answer.equals(load.right[0]) for answer in again)
 
     asyncio.run(run())
-    # Those of the front that died ended with it; all others are whole.
+    # Those of the API server that died ended with it; all others are whole.
     whole = [answer for _, answer in load.ended if answer.done]
     assert 0 < len(whole) < len(load.ended)
     assert load.different() == []
 
 
-@pytest.mark.parametrize("fronts", [*long([2]), *claimed([1])])
-def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> None:
-    with server("--dry-run", f"--api-processes={fronts}") as served:
+@pytest.mark.parametrize("api_servers", [*long([2]), *claimed([1])])
+def test_a_front_that_is_stopped_is_restarted_after_its_limit(api_servers: int) -> None:
+    with server("--dry-run", f"--api-processes={api_servers}") as served:
         plain = [body for body in bodies(1, 100) if "logprobs" not in body]
         load = Load(served.url, plain)
 
@@ -185,25 +185,25 @@ def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> No
             before = served.children()
             async with load.clients(10):
                 await load.flows(time.monotonic())
-                served.kill(FRONTS[0], signal.SIGSTOP)
+                served.kill(API_SERVERS[0], signal.SIGSTOP)
                 await asyncio.sleep(STOPPED_SECONDS / 2)
-                served.kill(FRONTS[0], signal.SIGCONT)
+                served.kill(API_SERVERS[0], signal.SIGCONT)
                 await load.flows(time.monotonic())
                 assert served.children() == before
                 assert load.lost() == [], "it was stopped for less than its limit"
-                served.kill(FRONTS[0], signal.SIGSTOP)
-                new = await served.successor(FRONTS[0], before[FRONTS[0]])
+                served.kill(API_SERVERS[0], signal.SIGSTOP)
+                new = await served.successor(API_SERVERS[0], before[API_SERVERS[0]])
                 await served.until_ready()
                 await load.flows(time.monotonic())
-            assert served.children() == before | {FRONTS[0]: new}
+            assert served.children() == before | {API_SERVERS[0]: new}
             again = [ask(served.url, load.bodies[0]) for _ in range(6)]
             assert all(one.equals(load.right[0]) for one in await asyncio.gather(*again))
 
         asyncio.run(run())
         served.process.terminate()
         assert served.process.wait(SOON) == 0
-    # Only requests that the stopped front had begun are lost: those whose connections it
-    # had not accepted are answered by the next one.
+    # Only requests that the stopped API server had begun are lost: those whose
+    # connections it had not accepted are answered by the next one.
     assert len(load.lost()) <= 10
     assert load.different() == []
 
@@ -253,7 +253,7 @@ WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started 
 def test_a_request_that_kills_engines_fails_after_few_deaths(
     kind: str, replicas: int
 ) -> None:
-    """It is refused then, by all fronts; of two replicas, one serves all the time."""
+    """It is refused then, by all API servers; of two replicas, one serves all the time."""
     path, body, most = CRASHING_REQUESTS[kind]
     module = "tests.effects.serving.dying_engine"
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")
@@ -266,7 +266,7 @@ def test_a_request_that_kills_engines_fails_after_few_deaths(
             url = f"{served.url}/v1/{path}"
             await served.until_ready()
             await load.learn()
-            head = {"connection": "close"}  # each at any of the fronts
+            head = {"connection": "close"}  # each at any of the API servers
             async with load.clients(), httpx.AsyncClient(timeout=SOON) as client:
                 await load.flows(time.monotonic())
                 asking = asyncio.create_task(client.post(url, json=body))

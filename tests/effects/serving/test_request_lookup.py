@@ -1,4 +1,4 @@
-"""A request is found by its id, and can be cancelled, at whichever front one asks."""
+"""A request is found by its id, and can be cancelled, at whichever API server one asks."""
 
 import asyncio
 import json
@@ -88,11 +88,11 @@ def test_a_beam_search_is_one_request(slow: Serving) -> None:
 
     slow.until(running)
     slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
-    assert list(slow.llm.front.processors)
+    assert list(slow.llm.frontend.processors)
     assert cancelled(slow, "search").json()["cancelled"] == 1
     thread.join()
     assert found[0].status_code == 499
-    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.until(lambda: not slow.llm.frontend.searches.live)
     slow.idle()
 
 
@@ -101,12 +101,12 @@ def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
     body = {"prompt": "x", "max_tokens": 900, **BEAMS}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
-    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.until(lambda: not slow.llm.frontend.searches.live)
     slow.idle()
 
 
 class FixedRecords:
-    """As a front's, with what it was asked."""
+    """As an API server's, with what it was asked."""
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         self.known = known or {}
@@ -120,21 +120,23 @@ class FixedRecords:
 def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookup, "FRONT_REPLY_SECONDS", 0.05)
+    monkeypatch.setattr(lookup, "API_SERVER_REPLY_SECONDS", 0.05)
     emitted: list[Any] = []
-    front_queries = RequestQueries()
+    api_server_queries = RequestQueries()
     here: Any = FixedRecords({"a": {"id": "a"}})
     found = RequestLookup(here)
-    found.join(front_queries)
+    found.join(api_server_queries)
 
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be reached now"):
             await found.find(RequestQuery("b", "Ann"))
-        front_queries.connect(emitted.append)
+        api_server_queries.connect(emitted.append)
         known = await found.find(RequestQuery("a", "Ann"))
         waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        front_queries.take_answer(wire.QueryAnswer(emitted[0].number, 1, b'{"id": "b"}'))
+        api_server_queries.take_answer(
+            wire.QueryAnswer(emitted[0].number, 1, b'{"id": "b"}')
+        )
         with pytest.raises(ApiError, match="did not answer in time"):
             await found.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
@@ -143,10 +145,10 @@ def test_other_fronts_are_queried_for_unknown_requests(
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
     queries = [one.query for one in emitted]
     assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
-    assert not front_queries._pending
+    assert not api_server_queries._pending
     for number, owner in ((7, "Ann"), (8, "Bob")):
         asked = wire.ReceivedQuery(1, number, 2, RequestQuery("a", owner))
-        front_queries.answer_query(asked, emitted.append)
+        api_server_queries.answer_query(asked, emitted.append)
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
     assert emitted[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 
@@ -219,7 +221,7 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
 def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
     with process("--dry-run", "--api-processes", "2") as (_, url):
         names = [uuid4().hex for _ in range(8)]
-        for name in names:  # each on a connection of its own, which is any front's
+        for name in names:  # each on a connection of its own, which is any API server's
             body = {"prompt": "x", "max_tokens": 1}
             headers = {"x-request-id": name}
             answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)

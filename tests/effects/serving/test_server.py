@@ -233,10 +233,11 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
 
 
 @pytest.mark.parametrize(
-    ("cores", "fronts"), [(None, 1), (1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)]
+    ("cores", "api_servers"),
+    [(None, 1), (1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)],
 )
 def test_four_cores_get_a_front_up_to_four(
-    cores: int | None, fronts: int, monkeypatch: pytest.MonkeyPatch
+    cores: int | None, api_servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert server.fronts_by_cores() == fronts
+    assert server.api_servers_by_cores() == api_servers

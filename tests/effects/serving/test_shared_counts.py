@@ -14,7 +14,7 @@ import pytest
 
 from minfer.effects.serving.observability.live_view import MAX_VIEWERS
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
-from tests.effects.serving.process_deaths import FRONTS, server
+from tests.effects.serving.process_deaths import API_SERVERS, server
 
 CONNECTIONS = 40
 MORE = 8  # than are let in
@@ -52,7 +52,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.long  # others ask it of one front and of another's counts
+@pytest.mark.long  # others ask it of one API server and of another's counts
 def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps([{"name": "free", "key": "sk-f"}]))
@@ -71,12 +71,12 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
             assert [views() for _ in range(MAX_VIEWERS + 2)] == [200] * MAX_VIEWERS + [
                 503
             ] * 2
-            made.kill(FRONTS[0])
-            until(lambda: FRONTS[0] in made.children())
+            made.kill(API_SERVERS[0])
+            until(lambda: API_SERVERS[0] in made.children())
             asyncio.run(made.until_ready())
             before = [views() for _ in range(MAX_VIEWERS)]
             assert 0 < before.count(200) < MAX_VIEWERS, (
-                "those of the front that died are free"
+                "those of the API server that died are free"
             )
         host, port = made.url.removeprefix("http://").split(":")
         until(lambda: status_of(made.url, "sk-f") == 200)
@@ -95,4 +95,4 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
         made.process.terminate()
         lines = [line for line in made.process.stdout if line.startswith("{")]
         posts = [json.loads(line) for line in lines if '"POST"' in line]
-        assert {line["process"] for line in posts} == {"front 0", "front 1"}
+        assert {line["process"] for line in posts} == {"api server 0", "api server 1"}

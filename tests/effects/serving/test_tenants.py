@@ -199,7 +199,7 @@ def test_a_reset_at_one_front_holds_at_the_other(tmp_path: Path) -> None:
     path.write_text('[[keys]]\nname = "ann"\nkey = "ann"\n')
     options = ("--dry-run", "--api-processes=2", f"--api-keys-file={path}")
     body = {"prompt": TEXT, "max_tokens": 1}
-    head = {"x-api-key": "ann", "connection": "close"}  # each time at any front
+    head = {"x-api-key": "ann", "connection": "close"}  # each time at any API server
     with process(*options) as (_, url):
 
         def count() -> int:

@@ -40,10 +40,10 @@ def certified(folder: Path) -> Path:
 
 @pytest.mark.long
 @needs_openssl
-@pytest.mark.parametrize("fronts", ["0", "2"])
-def test_https_for_clients_with_a_certificate(files: Path, fronts: str) -> None:
+@pytest.mark.parametrize("api_servers", ["0", "2"])
+def test_https_for_clients_with_a_certificate(files: Path, api_servers: str) -> None:
     cert, key = files / "cert.pem", files / "locked.pem"
-    options = ["--dry-run", "--api-processes", fronts, "--ssl-certfile", str(cert)]
+    options = ["--dry-run", "--api-processes", api_servers, "--ssl-certfile", str(cert)]
     options += ["--ssl-keyfile", str(key), "--ssl-ca-certs", str(cert)]
     with process(*options, MINFER_SSL_KEYFILE_PASSWORD=WORD) as (_, url):
         assert url.startswith("https://127.0.0.1:")

@@ -34,10 +34,10 @@ def closed(link: ClientConnection, data: bytes, *, parts: int) -> int:
     return found.value.rcvd.code
 
 
-@pytest.mark.parametrize("fronts", [*long([0]), *claimed([1])])
-def test_no_client_has_error_lines_written(fronts: int) -> None:
+@pytest.mark.parametrize("api_servers", [*long([0]), *claimed([1])])
+def test_no_client_has_error_lines_written(api_servers: int) -> None:
     options = ("--dry-run", "--api-key=right", "--access-log=text")
-    with process(*options, f"--api-processes={fronts}") as (running, url):
+    with process(*options, f"--api-processes={api_servers}") as (running, url):
         base = url.replace("http", "ws", 1)
         for path in ("/v1/stream", "/v1/models", "/nothing"):
             for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer x"}):
