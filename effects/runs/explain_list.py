@@ -51,7 +51,7 @@ def list_requests(
         for event in turn.events:
             if isinstance(event, Submit):
                 one = event.request
-                search = one.search
+                search = one.continuation.beam_round
                 if search is not None and search.number and search.id in found:
                     found[one.id] = found[search.id]
                     continue

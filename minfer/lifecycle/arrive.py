@@ -12,7 +12,7 @@ from minfer.blocks.ownership import blocks_for
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.sequence import Place, Sequence
 from minfer.records.state import EngineState, LiveRequest, Transition, place_is_taken
 from minfer.records.tiers import KeyedTier
@@ -62,7 +62,7 @@ def rejection_reason(
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
     full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
-    if full and request.place is None and not request.taken:
+    if full and not (request.continues or request.taken):
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
@@ -73,7 +73,7 @@ def _conflict(request: Request) -> str:
     """Why parameters of a request exclude each other, or nothing."""
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
-    if request.tails is not None and request.max_tokens > 1:
+    if request.continuation.tail_keys is not None and request.max_tokens > 1:
         return "a request with keys of its last block yields one token at most"
     if not (request.pooling or request.ends_with_prompt):
         return ""
@@ -139,25 +139,24 @@ class _Arrivals:
             self.places.add(own)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
-        if config.keyed is not None and (request.stored or request.push_to):
-            self._note_stored(config.keyed, request, keys)
+        if config.keyed is not None and request.kv_transfer is not None:
+            prompt = keys[: len(request.prompt) // config.block_size]
+            self._note_stored(config.keyed, request.kv_transfer, prompt)
 
-    def _note_stored(self, tier: KeyedTier, request: Request, keys: Keys) -> None:
+    def _note_stored(self, tier: KeyedTier, sent: KvTransfer, prompt: Keys) -> None:
         """Believe what the sender says of the keyed tier; or have blocks of the prompt
         stored there: those that are cached now, and others once they are.
         """
         known, unsaved = self.tiers.known, self.tiers.unsaved
         wanted = self.tiers.wanted
-        prompt = keys[: len(request.prompt) // self.config.block_size]
-        first = request.sent_from
         for g in range(len(self.config.groups)):
-            if request.push_to:
-                own = group_keys(prompt[first:], g)
+            if sent.push_to:
+                own = group_keys(prompt[sent.first_block :], g)
                 known = known.discard(own)
                 unsaved = unsaved.extended(own, self.config.num_blocks)
                 wanted = wanted.add(own, tier.known) if tier.sends else wanted
             else:
-                own = group_keys(prompt[first : request.stored], g)
+                own = group_keys(prompt[sent.first_block : sent.num_stored_blocks], g)
                 known = known.add(own, tier.known)
         self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
 
@@ -165,7 +164,7 @@ class _Arrivals:
         """The place that a request brings along, if it can have that: one that was given
         before, and that no sequence has now.
         """
-        place = request.place
+        place = request.continuation.place
         if place is None or place[1] >= self.arrivals or request.n > 1:
             return None
         taken = place in self.places or place_is_taken(self.state, place)

@@ -117,7 +117,7 @@ def _tail(request: Request, sure: int) -> Key:
     """The key under which the partial last block of its prompt is published, if the KV of
     all its tokens is computed: of `sure` tokens.
     """
-    _, key = request.tails or (ROOT, ROOT)
+    _, key = request.continuation.tail_keys or (ROOT, ROOT)
     return key if sure == len(request.prompt) else ROOT
 
 

@@ -144,7 +144,7 @@ def _policy_delays(work: StepBuilder) -> bool:
     state = work.state
     first = state.waiting.first()
     # a later round of a search that the policy has admitted
-    if first.request.place is not None:
+    if first.request.continues:
         return False
     now = _load(work)
     start, work.state = consult.admit_from(work.config, state, now)

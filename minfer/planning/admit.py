@@ -158,7 +158,9 @@ def _allocate(
     at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
         copies = _sibling_tail(config, state.running, sibling, tables, known)
-    elif seq.request.tails is not None and hit.blocks == full and at_once:
+    elif (
+        seq.request.continuation.tail_keys is not None and hit.blocks == full and at_once
+    ):
         copies, sources = _cached_tail(config, change.prefix, seq, tables)
     start = known - 1 if copies else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
@@ -258,7 +260,7 @@ def _cached_tail(
     """
     size, known = config.block_size, len(seq.history)
     full, count = divmod(known - 1, size)
-    key, _ = seq.request.tails or (ROOT, ROOT)
+    key, _ = seq.request.continuation.tail_keys or (ROOT, ROOT)
     keys = tuple([group_key(key, g) for g in range(len(tables))])
     missing = any(one not in prefix.nodes for one in keys)
     if missing or not count or not seq.reads_cache:

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
@@ -21,6 +21,60 @@ from minfer.values.checks import (
     check_whole,
 )
 from minfer.values.checks import ParameterError as ParameterError
+
+
+@frozen(kw_only=True)
+class Continuation:
+    """What a request takes over from an earlier one, and how beams of a search are named:
+    all beams of a round are requests of their own. Without anything: it continues none.
+    """
+
+    # The place in the waiting queue of an earlier request that this one continues: rank,
+    # number of arrival, and a number that separates those that share both. It then counts
+    # as having run before: it is neither rejected nor deferred for others. None: it comes
+    # last in its rank.
+    place: tuple[tuple[float, ...], int, int] | None = None
+    # For a request that yields one token at most: the keys of its partial last block,
+    # without its last token and with it (`keys.tail_keys`), trusted as `Request.keys`
+    # are. It begins with a copy of the block cached under the first key, and its own
+    # block is cached under the second. So a tree of prompts costs one input for each
+    # node.
+    tail_keys: Tails | None = None
+    beam_round: BeamRound | None = None  # set for a beam of a search
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.beam_round, BeamRound | None):
+            raise ParameterError("continuation.beam_round", "must be a BeamRound or None")
+        if self.place is not None and not _is_place(self.place):
+            reason = (
+                "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
+            )
+            raise ParameterError("continuation.place", reason)
+        if not (self.tail_keys is None or _are_keys(self.tail_keys)):
+            reason = "must be two of bytes, in a tuple"
+            raise ParameterError("continuation.tail_keys", reason)
+
+
+@frozen(kw_only=True)
+class KvTransfer:
+    """Where blocks of a prompt are besides this engine, or go (`minfer.tiers`)."""
+
+    # How many leading full blocks of the prompt the external store has, as far as the
+    # sender knows; what is not there is computed.
+    num_stored_blocks: int = 0
+    # The engine that the blocks of the prompt are pushed to, by its name in the external
+    # store: those that are cached at once and others as they are computed, even those
+    # that the store is believed to have.
+    push_to: str = ""
+    # The first block of the prompt that is pushed, or that was stored: the engine that
+    # gets them has those before it.
+    first_block: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.push_to, "kv_transfer.push_to")
+        for name in ("num_stored_blocks", "first_block"):
+            value = getattr(self, name)
+            check_number(value, f"kv_transfer.{name}", 0, MOST, whole=True)
 
 
 @frozen(kw_only=True)
@@ -70,27 +124,8 @@ class Request:
     # Whether its prompt may be read from the cache. A mean is over all positions, and
     # prompt log-probabilities are of each: such a request computes all of them.
     reads_cache: bool = True
-    # For a request that yields one token at most: the keys of its partial last block,
-    # without its last token and with it (`keys.tail_keys`), trusted as `keys` are. It
-    # begins with a copy of the block cached under the first key, and its own block is
-    # cached under the second. So a tree of prompts costs one input for each node.
-    tails: Tails | None = None
-    # The place in the waiting queue of an earlier request that this one continues: rank,
-    # number of arrival, and a number that separates those that share both. It then counts
-    # as having run before: it is neither rejected nor deferred for others. None: it comes
-    # last in its rank.
-    place: tuple[tuple[float, ...], int, int] | None = None
-    search: BeamRound | None = None  # set for a beam of a round of a search
-    # How many leading full blocks of its prompt the keyed tier has, as far as the sender
-    # knows; what is not there is computed.
-    stored: int = 0
-    # The engine that the blocks of its prompt are sent to, by its name in the keyed
-    # store. They are stored in the keyed tier, those that are cached at once and others
-    # as they are computed, even those that the tier is believed to have.
-    push_to: str = ""
-    # The first block of its prompt that is sent so, or that was stored: the engine that
-    # gets them has those before it.
-    sent_from: int = 0
+    continuation: Continuation = Continuation()
+    kv_transfer: KvTransfer | None = None
     # Whether another engine took it before: it enters the waiting queue even if that is
     # full, as its client was told no such thing.
     taken: bool = False
@@ -109,7 +144,7 @@ class Request:
         self._check_types()
 
     def _check_types(self) -> None:
-        for param in ("id", "client", "pooling", "push_to"):
+        for param in ("id", "client", "pooling"):
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
@@ -118,15 +153,14 @@ class Request:
         if type(self.deadline) is not float or not self.deadline >= 0:
             check_number(self.deadline, "deadline", 0, MOST)
             object.__setattr__(self, "deadline", float(self.deadline))
-        if not isinstance(self.sampling, SamplingParams):
-            raise ParameterError("sampling", "must be SamplingParams")
+        for param, kind in _RECORDS.items():
+            if not isinstance(getattr(self, param), kind):
+                raise ParameterError(param, f"must be {getattr(kind, '__name__', kind)}")
         if not isinstance(self.stop_ids, frozenset):
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
-        check_number(self.stored, "stored", 0, MOST, whole=True)
-        check_number(self.sent_from, "sent_from", 0, MOST, whole=True)
         for param in ("needs_host_mask", "reads_cache", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
@@ -134,16 +168,6 @@ class Request:
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
-        self._check_search()
-
-    def _check_search(self) -> None:
-        if not (self.search is None or isinstance(self.search, BeamRound)):
-            raise ParameterError("search", "must be a BeamRound or None")
-        if self.place is not None and not _is_place(self.place):
-            why = "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
-            raise ParameterError("place", why)
-        if not (self.tails is None or _are_keys(self.tails)):
-            raise ParameterError("tails", "must be two of bytes, in a tuple")
 
     @property
     def ends_with_prompt(self) -> bool:
@@ -155,7 +179,13 @@ class Request:
         """Tokens of the client's prompt: the tokens after them in the prompt of a beam
         are its output.
         """
-        return len(self.prompt) if self.search is None else self.search.prompt
+        beam_round = self.continuation.beam_round
+        return len(self.prompt) if beam_round is None else beam_round.prompt
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues an earlier request, at the place of that one."""
+        return self.continuation.place is not None
 
     @property
     def begins_anew(self) -> bool:
@@ -195,6 +225,14 @@ class Request:
         if self.ends_with_prompt:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)
+
+
+# Fields that are records, and the type of each.
+_RECORDS: Final[dict[str, Any]] = {
+    "sampling": SamplingParams,
+    "continuation": Continuation,
+    "kv_transfer": KvTransfer | None,
+}
 
 
 def _is_place(value: Any) -> bool:

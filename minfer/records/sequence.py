@@ -84,7 +84,7 @@ class Sequence:
     @property
     def ran_before(self) -> bool:
         """Whether it, or the request that it continues, has run before."""
-        return self.preempted > 0 or self.request.place is not None
+        return self.preempted > 0 or self.request.continues
 
     @property
     def reads_cache(self) -> bool:

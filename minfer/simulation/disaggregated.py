@@ -21,7 +21,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, Finished, Submit
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.state import Turn
 from minfer.routing.messages import Ended, Placed, RouterEvent, Started
 from minfer.routing.router import apply, route
@@ -59,9 +59,8 @@ class _FirstHalf:
         return evolve(
             self.request,
             output=output,
-            stored=len(keys),
-            sent_from=self.held,
-            place=None,
+            kv_transfer=KvTransfer(num_stored_blocks=len(keys), first_block=self.held),
+            continuation=evolve(self.request.continuation, place=None),
         )
 
 

@@ -105,7 +105,7 @@ class Contents:
     ) -> None:
         """Learn what a sequence has computed of the partial last block of its prompt."""
         request, full = seat.account.request, seat.kv // size
-        if request.tails is None or seat.kv != len(request.prompt):
+        if request.continuation.tail_keys is None or seat.kv != len(request.prompt):
             return
         pages = tuple(seat.tables[g][full * group.pages : (full + 1) * group.pages])
         keys = block_keys(request.root, request.prompt, size)

@@ -50,13 +50,13 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
         most = prompt + 1
         alone = request.n == 1 and not (request.output or request.needs_host_mask)
         whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
-    whole = whole and (request.tails is None or request.max_tokens <= 1)
+    whole = whole and (request.continuation.tail_keys is None or request.max_tokens <= 1)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     fits = pages_at_once(config, -(-(most - 1) // size)) <= config.num_blocks
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
     named = all(0 <= token < config.vocab_size for token in tokens)
-    taken = request.place is not None or request.taken
+    taken = request.continues or request.taken
     short = waiting + request.n <= config.max_waiting or taken
     return whole and samples and fits and room and named and short
 

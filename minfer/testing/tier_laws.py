@@ -132,7 +132,7 @@ def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState
     of the last blocks, as not all may be remembered. A request may say otherwise.
     """
     requests = [one.request for one in events if isinstance(one, Submit)]
-    if stored and not any(one.stored or one.push_to for one in requests):
+    if stored and not any(one.kv_transfer is not None for one in requests):
         known = any(one.keys[-1] in now.tiers.known for one in stored)
         require(known, "tiers", "stored blocks are not known")
 

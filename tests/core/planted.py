@@ -1161,8 +1161,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/arrive.py",
         "_Arrivals._note_stored",
-        "prompt[first : request.stored]",
-        "prompt[: request.stored]",
+        "prompt[sent.first_block : sent.num_stored_blocks]",
+        "prompt[: sent.num_stored_blocks]",
         "tiers/test_keyed.py",
     ),
     Bug(

@@ -37,7 +37,7 @@ from minfer.records.messages import (
     Tick,
 )
 from minfer.records.policy import FirstCome, Policy
-from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.records.request import Continuation, ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
 from minfer.records.tiers import HostTier, KeyedTier
 from minfer.records.token_logprobs import TokenLogprobs
@@ -251,7 +251,11 @@ def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
     search = BeamRound(id="search", width=2, prompt=5, most=12)
     for n in range(1, 7):
         request = ask(
-            "x" * n, 5, 12, needs_host_mask=n == 3, search=search if n == 2 else None
+            "x" * n,
+            5,
+            12,
+            needs_host_mask=n == 3,
+            continuation=Continuation(beam_round=search if n == 2 else None),
         )
         bench.give(Submit(request))
     for _ in range(4):

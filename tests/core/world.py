@@ -42,7 +42,7 @@ from minfer.records.messages import (
     TransferCommand,
 )
 from minfer.records.policy import FirstCome, Load, Policy
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import KvTransfer, Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
@@ -474,7 +474,12 @@ class World:
         stored = rng.choice((true, true, len(keys), rng.randint(0, 9)))
         push_to = rng.choice(("", "", "other"))
         first = rng.choice((0, 0, rng.randint(0, 5)))
-        return evolve(request, stored=stored, push_to=push_to, sent_from=first)
+        if not (stored or push_to):
+            return request
+        transfer = KvTransfer(
+            num_stored_blocks=stored, push_to=push_to, first_block=first
+        )
+        return evolve(request, kv_transfer=transfer)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""

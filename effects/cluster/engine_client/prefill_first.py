@@ -87,7 +87,7 @@ class PrefillFirst:
             and request.n == 1
             and request.most_known(self.max_model_len) >= least
             and request.reads_cache
-            and request.search is None
+            and request.continuation.beam_round is None
             and not kept.suspect
         )
 

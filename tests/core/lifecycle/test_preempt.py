@@ -10,7 +10,7 @@ from minfer.policies.builtin import Ageing, Priority, Shortest
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Finish, Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.records.sequence import Running
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -62,7 +62,9 @@ def test_a_better_place_that_another_one_has_is_not_taken() -> None:
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     while len(bench.state.running) < 3:
         bench.turn()
-    bench.turn(Submit(ask("twin", 24, 1, place=((-5.0,), 2, 0))))
+    bench.turn(
+        Submit(ask("twin", 24, 1, continuation=Continuation(place=((-5.0,), 2, 0))))
+    )
     while not bench.reasons_of(Preempted):
         bench.turn()
     assert bench.reasons_of(Preempted)[0].id == "ccc"

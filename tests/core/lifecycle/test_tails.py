@@ -13,7 +13,7 @@ from minfer.journal.replay import Journal, open_segments
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Continuation, Request, SamplingParams
 from minfer.records.sequence import Place
 from minfer.records.state import Turn, initial
 from minfer.simulation.oracle import Oracle
@@ -30,7 +30,8 @@ ROOT = root_key(b"model")
 def node(name: str, prompt: tuple[int, ...], size: int = 4, **more: Any) -> Request:
     emitted: dict[str, Any] = {"max_tokens": 1, "sampling": GREEDY, "root": ROOT} | more
     keys = block_keys(emitted["root"], prompt, size)
-    emitted = {"tails": tail_keys(emitted["root"], keys, prompt, size)} | emitted
+    tails = tail_keys(emitted["root"], keys, prompt, size)
+    emitted = {"continuation": Continuation(tail_keys=tails)} | emitted
     return Request(id=name, prompt=prompt, keys=keys, **emitted)
 
 
@@ -80,7 +81,7 @@ def test_what_does_not_fit_exactly_is_computed() -> None:
         "another token": node("b", (1, 2, 3, 4, 5, 7, 7)),
         "two tokens more": node("c", (*root, 7, 8)),
         "another root": node("d", (*root, 7), root=root_key(b"other")),
-        "not asked for": node("e", (*root, 7), tails=None),
+        "not asked for": node("e", (*root, 7), continuation=Continuation()),
         "not to be read": node("f", (*root, 7), reads_cache=False),
     }.items():
         (got,) = served(bench, other)
@@ -98,9 +99,13 @@ def test_a_prompt_shorter_than_a_block_has_a_tail_only() -> None:
 
 def test_no_more_than_one_token_may_come_of_it() -> None:
     bench = Bench()
-    bench.give(Submit(ask("a", max_tokens=2, tails=(b"", b""))))
+    bench.give(
+        Submit(ask("a", max_tokens=2, continuation=Continuation(tail_keys=(b"", b""))))
+    )
     assert "one token at most" in bench.ended["a", 0].error
-    bench.give(Submit(ask("b", max_tokens=0, tails=(b"", b""))))
+    bench.give(
+        Submit(ask("b", max_tokens=0, continuation=Continuation(tail_keys=(b"", b""))))
+    )
     bench.drain()
     assert bench.ended["b", 0].reason == "length"
 
@@ -126,7 +131,7 @@ def some_node(
         prompt = tuple(rng.randrange(4) for _ in range(rng.randint(1, 9)))
     tree.append(prompt)
     who = rng.choice("abc")
-    more: dict[str, Any] = {"tails": None, "max_tokens": 9}
+    more: dict[str, Any] = {"continuation": Continuation(), "max_tokens": 9}
     more = more if rng.random() < 0.2 else {}
     return node(
         f"r{number}", prompt, size, **more, priority=rng.randint(0, 1), client=who
@@ -149,7 +154,8 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
             )
         for at in range(rng.choice((0, 0, 1, 3)) if number < turns else 0):
             one = some_node(rng, trees, 10 * number + at, config.block_size)
-            one = evolve(one, place=rng.choice(places) if rng.random() < 0.3 else None)
+            place = rng.choice(places) if rng.random() < 0.3 else None
+            one = evolve(one, continuation=evolve(one.continuation, place=place))
             requested[one.id] = one
             events.append(Submit(one))
         if state.requests and number < turns and rng.random() < 0.05:

@@ -10,7 +10,7 @@ from minfer.planning.prefix_hit import pages_needed
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
-from minfer.records.request import SamplingParams
+from minfer.records.request import Continuation, SamplingParams
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import World
@@ -339,6 +339,6 @@ def test_a_policy_hears_of_a_later_round_of_a_search_too() -> None:
     bench = Bench(evolve(CONFIG, policy=Listener()))
     bench.give(Submit(ask("a", 6, 5)))
     place = (*bench.state.requests["a"].place[:2], 1)
-    bench.give(Submit(ask("next", 6, 1, place=place)))
+    bench.give(Submit(ask("next", 6, 1, continuation=Continuation(place=place))))
     bench.drain()
     assert len(bench.state.policy) == 2

@@ -8,6 +8,7 @@ from attrs import evolve
 from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Loading, Preempted, Recomputing, Submit
+from minfer.records.request import KvTransfer
 from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
@@ -97,7 +98,9 @@ def test_a_load_does_not_wait_for_other_transfers() -> None:
 def test_a_resumed_request_pushes_the_blocks_of_its_prompt() -> None:
     bench = Keyed(sends=True)
     output = bench.right(evolve(LONG, max_tokens=8))[:7]
-    bench.serve(evolve(LONG, output=output, max_tokens=8, push_to="x"))
+    bench.serve(
+        evolve(LONG, output=output, max_tokens=8, kv_transfer=KvTransfer(push_to="x"))
+    )
     assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
 
 
@@ -149,7 +152,7 @@ def test_a_load_waits_for_others_from_its_tier_alone() -> None:
     while bench.state.requests:
         bench.turn()
     assert bench.state.tiers.stores(keyed=False)
-    bench.turn(Submit(evolve(AGAIN, stored=4)))
+    bench.turn(Submit(evolve(AGAIN, kv_transfer=KvTransfer(num_stored_blocks=4))))
     for one in inside:
         bench.turn(Submit(evolve(one, id=f"again {one.id}")))
     told = [(one.keyed, one.seconds) for one in bench.reasons_of(Loading)]

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.records.request import (
+    Continuation,
+    KvTransfer,
+    ParameterError,
+    Request,
+    SamplingParams,
+)
 from minfer.sampling.beam import BeamRound
 from minfer.values.checks import check_number
 
@@ -87,11 +93,8 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
     ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
-    (
-        "tails",
-        [None, (b"", b"x")],
-        [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)],
-    ),
+    ("continuation", [Continuation()], [None, {}]),
+    ("kv_transfer", [None, KvTransfer()], [Continuation(), {}]),
 ]
 
 
@@ -105,6 +108,16 @@ def test_fields_of_a_request_end_where_they_say(
         with pytest.raises(ParameterError) as caught:
             ask(**{name: value})
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "wrong", [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)]
+)
+def test_keys_of_a_partial_block_are_two(wrong: Any) -> None:
+    assert Continuation(tail_keys=(b"", b"x")).tail_keys == (b"", b"x")
+    with pytest.raises(ParameterError) as caught:
+        Continuation(tail_keys=wrong)
+    assert caught.value.param == "continuation.tail_keys"
 
 
 @pytest.mark.parametrize("name", ["prompt", "output"])
@@ -155,7 +168,12 @@ def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None
 def test_what_a_client_has_given_is_the_prompt_of_its_search() -> None:
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     assert ask(prompt=(1, 2, 3)).num_prompt_tokens == 3
-    assert ask(prompt=(1, 2, 3), search=beam).num_prompt_tokens == 2
+    assert (
+        ask(
+            prompt=(1, 2, 3), continuation=Continuation(beam_round=beam)
+        ).num_prompt_tokens
+        == 2
+    )
 
 
 def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:

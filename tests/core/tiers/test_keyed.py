@@ -18,6 +18,7 @@ from minfer.records.messages import (
     StoreBlocks,
     Submit,
 )
+from minfer.records.request import KvTransfer
 from minfer.records.tiers import (
     BY_COST,
     LOAD,
@@ -84,7 +85,9 @@ def test_another_engine_fetches_what_a_request_says_is_there() -> None:
     first = Keyed()
     first.serve(LONG)
     second = another(first)
-    assert second.serve(evolve(AGAIN, stored=3)) == second.right(LONG)
+    assert second.serve(
+        evolve(AGAIN, kv_transfer=KvTransfer(num_stored_blocks=3))
+    ) == second.right(LONG)
     [fetch] = second.fetches
     assert fetch.keys == keys_of(LONG, 3)
     assert second.computed == 18 - 12
@@ -94,7 +97,9 @@ def test_another_engine_fetches_what_a_request_says_is_there() -> None:
 
 def test_what_is_not_there_is_computed_and_not_believed_any_more() -> None:
     bench = Keyed()
-    assert bench.serve(evolve(LONG, stored=4)) == bench.right(LONG)
+    assert bench.serve(
+        evolve(LONG, kv_transfer=KvTransfer(num_stored_blocks=4))
+    ) == bench.right(LONG)
     assert len(bench.fetches) == 1
     [lost] = bench.reasons_of(LostBlocks)
     assert (lost.blocks, lost.error) == (4, "4 blocks are missing")
@@ -158,7 +163,7 @@ def test_a_block_whose_parent_is_nowhere_is_not_stored() -> None:
     bench.push_out()
     known = bench.state.tiers.known
     assert not any(key in known for key in keys_of(LONG))
-    child = evolve(AGAIN, prompt=(*LONG.prompt, 1, 2, 3), stored=0)
+    child = evolve(AGAIN, prompt=(*LONG.prompt, 1, 2, 3))
     bench.serve(child)  # computed anew, and stored with its parents
     saved = [key for one in bench.saves for key in one.keys]
     assert saved[-5:] == [*keys_of(child, 5)]
@@ -226,7 +231,14 @@ def test_a_tier_with_more_of_a_prefix_saves_computing() -> None:
 def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
     bench = Keyed()
     bench.serve(LONG)
-    bench.serve(evolve(LONG, id="other", prompt=(*LONG.prompt, 1, 2), push_to="x"))
+    bench.serve(
+        evolve(
+            LONG,
+            id="other",
+            prompt=(*LONG.prompt, 1, 2),
+            kv_transfer=KvTransfer(push_to="x"),
+        )
+    )
     [first, second] = bench.saves[:1], bench.saves[1:]
     assert first[0].keys == keys_of(LONG)
     pushed = [key for one in second for key in one.keys]
@@ -237,7 +249,7 @@ def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
 def test_pushed_blocks_are_stored_while_the_prompt_is_computed() -> None:
     config = evolve(ALONE, max_num_batched_tokens=4, max_num_seqs=4, depth=1)
     bench = Keyed(config)
-    bench.turn(Submit(evolve(LONG, push_to="x")))
+    bench.turn(Submit(evolve(LONG, kv_transfer=KvTransfer(push_to="x"))))
     while not bench.out.get(("long", 0)):
         bench.turn()
     assert len(bench.saves) == 4
@@ -248,25 +260,34 @@ def test_a_tier_that_sends_stores_only_what_is_for_another_engine() -> None:
     bench.serve(ask("own", prompt=(40,) * 9, max_tokens=1))
     assert not bench.saves
     bench.serve(LONG)
-    bench.serve(evolve(AGAIN, push_to="x", prompt=(*LONG.prompt, 1, 2)))
+    bench.serve(
+        evolve(AGAIN, kv_transfer=KvTransfer(push_to="x"), prompt=(*LONG.prompt, 1, 2))
+    )
     first = [key for one in bench.saves for key in one.keys]
     assert first == [*keys_of(evolve(LONG, prompt=(*LONG.prompt, 1, 2)), 5)]
     bench.push_out()
     assert bench.serve(evolve(LONG, id="more")) == bench.right(LONG)
     assert not bench.fetches  # they are not there any more
     assert len([key for one in bench.saves for key in one.keys]) == 5
-    bench.serve(evolve(LONG, id="third", push_to="y"))
+    bench.serve(evolve(LONG, id="third", kv_transfer=KvTransfer(push_to="y")))
     assert [key for one in bench.saves for key in one.keys][5:] == [*keys_of(LONG)]
     assert not bench.state.tiers.wanted
 
 
 def test_only_what_the_other_engine_lacks_is_sent_and_fetched() -> None:
     first = Keyed(sends=True)
-    first.serve(evolve(LONG, push_to="x", sent_from=2))
+    first.serve(
+        evolve(
+            LONG,
+            kv_transfer=KvTransfer(push_to="x", first_block=2),
+        )
+    )
     assert [key for one in first.saves for key in one.keys] == [*keys_of(LONG)[2:]]
     second = another(first)
     second.serve(evolve(LONG, id="begin", prompt=LONG.prompt[:10]))
-    assert second.serve(evolve(AGAIN, stored=4, sent_from=2)) == second.right(LONG)
+    assert second.serve(
+        evolve(AGAIN, kv_transfer=KvTransfer(num_stored_blocks=4, first_block=2))
+    ) == second.right(LONG)
     [fetch] = second.fetches
     assert fetch.keys == keys_of(LONG)[2:]
 
@@ -289,7 +310,9 @@ def test_windows_fetch_what_the_next_query_reads() -> None:
     first = Keyed(config)
     first.serve(LONG)
     second = another(first, config)
-    assert second.serve(evolve(AGAIN, stored=4)) == second.right(LONG)
+    assert second.serve(
+        evolve(AGAIN, kv_transfer=KvTransfer(num_stored_blocks=4))
+    ) == second.right(LONG)
     [fetch] = second.fetches
     assert fetch.keys == (*keys_of(LONG), group_key(keys_of(LONG)[3], 1))
     assert second.reasons_of(Admitted)[-1].hit == 16
@@ -318,9 +341,9 @@ def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="keyed must be"):
         evolve(CONFIG, keyed=HOST)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ParameterError, match="stored"):
-        evolve(LONG, stored=-1)
+        evolve(LONG, kv_transfer=KvTransfer(num_stored_blocks=-1))
     with pytest.raises(ParameterError, match="push_to"):
-        evolve(LONG, push_to=1)  # type: ignore[arg-type]  # on purpose
+        evolve(LONG, kv_transfer=KvTransfer(push_to=1))  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("storing", [1, 2, 512])
@@ -335,12 +358,12 @@ def test_blocks_on_their_way_to_one_engine_are_sent_to_another(
     config = evolve(ALONE, num_blocks=32, groups=groups)
     bench = Keyed(config, sends=True, storing=storing)
     bench.late = True
-    bench.turn(Submit(evolve(LONG, push_to="x")))
+    bench.turn(Submit(evolve(LONG, kv_transfer=KvTransfer(push_to="x"))))
     while not bench.saves:
         bench.turn()
     before = len(bench.saves)
     prompt = (*LONG.prompt, 1, 2, 3, 4, 5)[:length]
-    second = evolve(LONG, id="second", prompt=prompt, push_to="y")
+    second = evolve(LONG, id="second", prompt=prompt, kv_transfer=KvTransfer(push_to="y"))
     bench.turn(Submit(second))
     bench.late = False
     bench.settle()
@@ -354,10 +377,10 @@ def test_blocks_on_their_way_to_one_engine_are_sent_to_another(
 def test_blocks_that_were_lost_on_their_way_are_not_sent_to_another() -> None:
     bench = Keyed(sends=True)
     bench.late = True
-    bench.turn(Submit(evolve(LONG, push_to="x")))
+    bench.turn(Submit(evolve(LONG, kv_transfer=KvTransfer(push_to="x"))))
     while not bench.saves:
         bench.turn()
-    bench.turn(Submit(evolve(LONG, id="second", push_to="y")))
+    bench.turn(Submit(evolve(LONG, id="second", kv_transfer=KvTransfer(push_to="y"))))
     before = len(bench.saves)
     bench.give(*bench.ends("unreachable"))
     assert not bench.state.tiers.unsaved
@@ -367,7 +390,14 @@ def test_blocks_that_were_lost_on_their_way_are_not_sent_to_another() -> None:
 def test_only_blocks_from_the_first_that_was_sent_are_believed_to_be_there() -> None:
     for first, stored in ((0, 3), (2, 4), (3, 3), (4, 2)):
         bench = Keyed()
-        bench.give(Submit(evolve(LONG, stored=stored, sent_from=first)))
+        bench.give(
+            Submit(
+                evolve(
+                    LONG,
+                    kv_transfer=KvTransfer(num_stored_blocks=stored, first_block=first),
+                )
+            )
+        )
         known = bench.state.tiers.known
         assert [at for at, key in enumerate(keys_of(LONG)) if key in known] == [
             *range(first, stored)

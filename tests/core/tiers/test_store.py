@@ -16,6 +16,7 @@ from minfer.records.messages import (
     Submit,
     Tick,
 )
+from minfer.records.request import Continuation
 from minfer.records.state import EngineState, initial
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
@@ -49,7 +50,12 @@ def test_partial_blocks_are_not_stored() -> None:
     bench = Keyed(evolve(ALONE, num_blocks=16, groups=groups))
     request = ask("a", prompt=(11, 12, 13, 14, 1, 2, 3), max_tokens=1)
     [key] = keys = keys_of(request)
-    bench.serve(evolve(request, tails=tail_keys(b"", keys, request.prompt, 4)))
+    bench.serve(
+        evolve(
+            request,
+            continuation=Continuation(tail_keys=tail_keys(b"", keys, request.prompt, 4)),
+        )
+    )
     whole = {key, group_key(key, 1)}
     tails = {*bench.state.blocks.prefix.nodes} - whole
     assert {len(one) for one in tails} == {DIGEST + 1, DIGEST + 2}

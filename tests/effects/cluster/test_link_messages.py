@@ -18,7 +18,7 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Continuation, KvTransfer, Request, SamplingParams
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
@@ -71,22 +71,25 @@ REQUEST = other(
     needs_host_mask=True,
     pooling="mean",
     reads_cache=False,
-    tails=(b"", b"k3"),
-    place=((1.5, -2.0), 7, 3),
-    sent_from=2,
-    stored=6,
-    push_to="engine 2",
-    taken=True,
-    search=other(
-        BeamRound(id="", width=1, prompt=1, most=1),
-        id="s",
-        width=4,
-        prompt=9,
-        most=5,
-        number=2,
-        beam=3,
-        how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    continuation=other(
+        Continuation(),
+        tail_keys=(b"", b"k3"),
+        place=((1.5, -2.0), 7, 3),
+        beam_round=other(
+            BeamRound(id="", width=1, prompt=1, most=1),
+            id="s",
+            width=4,
+            prompt=9,
+            most=5,
+            number=2,
+            beam=3,
+            how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+        ),
     ),
+    kv_transfer=other(
+        KvTransfer(), first_block=2, num_stored_blocks=6, push_to="engine 2"
+    ),
+    taken=True,
 )
 FINISHED = other(
     Finished("", 0, "", 0),

@@ -208,7 +208,9 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     assert kept.handover is not None
     assert kept.handover.push_to == "[::1]:7"
     [submitted] = [one for one in sent if isinstance(one, wire.SubmitRequests)]
-    assert submitted.requests[0].push_to == "[::1]:7"
+    transfer = submitted.requests[0].kv_transfer
+    assert transfer is not None
+    assert transfer.push_to == "[::1]:7"
     settle(world, over(front))
     world.judge()
     assert handed(front) == 1

@@ -12,7 +12,7 @@ from minfer.effects.runs.page.make import page
 from minfer.effects.runs.simulate_options import with_block_size, with_blocks
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Loading, LostBlocks, Submit
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.tiers import BY_COST, RECOMPUTE
 from minfer.simulation.fork import Change, fork
 from minfer.simulation.simulate import Simulated, Simulation
@@ -75,7 +75,7 @@ def test_a_simulation_believes_what_a_request_says_is_stored(tmp_path: Path) -> 
     assert trace.config.keyed.page_seconds == pytest.approx(2.0, rel=0.1)
     [*_, (_, again)] = trace.events
     assert isinstance(again, Request)
-    alone = [(0.0, evolve(again, stored=4))]
+    alone = [(0.0, evolve(again, kv_transfer=KvTransfer(num_stored_blocks=4)))]
     taken = [*Simulation(trace.config, Simulated(), STEP, alone).turns()]
     reasons = [one for turn in taken for one in turn.transition.reasons]
     [load] = [one for one in reasons if isinstance(one, Loading)]
@@ -102,8 +102,8 @@ def test_stored_blocks_are_of_the_new_size(tmp_path: Path) -> None:
     for size, stored in ((4, 4), (8, 2), (2, 8)):
         [*_, (_, again)] = trace.arrivals(size)
         assert isinstance(again, Request)
-        assert again.stored == stored
+        assert again.kv_transfer == KvTransfer(num_stored_blocks=stored)
     made = fork(read_journal(path), 0, Change(settings={"block_size": 8}), STEP)
     events = [event for turn in made.turns for event in turn.events]
     came = [event.request for event in events if isinstance(event, Submit)]
-    assert came[-1].stored == 2
+    assert came[-1].kv_transfer == KvTransfer(num_stored_blocks=2)

@@ -5,6 +5,7 @@ from typing import Any
 from attrs import evolve
 
 from minfer.records.config import EngineConfig
+from minfer.records.request import KvTransfer
 from minfer.records.state import Turn
 from minfer.records.tiers import LOAD, HostTier, KeyedTier
 from minfer.simulation.cost import CostModel
@@ -28,6 +29,7 @@ def tiered(
         config = evolve(config, host=HostTier(pages=64, **costs))
     first = requested("first", 17)
     others = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
-    again = evolve(first, id="again", stored=stored)
+    transfer = KvTransfer(num_stored_blocks=stored)
+    again = evolve(first, id="again", kv_transfer=transfer)
     arrivals = [(0.0, first), *others, (200.0, again)]
     return config, [*Simulation(config, Simulated(), STEP, arrivals).turns()]
