@@ -40,7 +40,7 @@ from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.records.messages import Lost, Move, Moved
-from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE
+from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE, TransferKind
 
 ROWS: Final = 64
 CONTEXT: Final = 1024  # tokens of a row that decodes
@@ -126,8 +126,8 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
     ended, over = SimpleQueue[Moved | Lost](), threading.Event()
     there = tuple(range(pool - PIECE, pool))
     moves = [
-        Move(way, bool(way), *((there, there) if way else (there[::-1], there)))
-        for way in (0, 1)
+        Move(0, TransferKind.STORE_TO_HOST, there[::-1], there),
+        Move(1, TransferKind.LOAD_FROM_HOST, there, there),
     ]
     done, began = [0], time.perf_counter()
 

@@ -10,8 +10,15 @@ from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
+from minfer.records.tiers import TransferKind
 from minfer.values.pmap import Map
 
+_TRANSFERS: Final = {
+    TransferKind.STORE_TO_HOST: "stores {} of host memory",
+    TransferKind.LOAD_FROM_HOST: "loads {} of host memory",
+    TransferKind.STORE_TO_EXTERNAL: "stores {} by key",
+    TransferKind.FETCH_FROM_EXTERNAL: "loads {} by key",
+}
 _MANY: Final = 20  # sequences in the list
 
 
@@ -82,10 +89,9 @@ def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
         where = "believed to be on disk or sent by another engine"
         yield summary_line("by key", f"{known} blocks {where}, {waits}")
     for one in tiers.transfers[:_MANY]:
-        what = f"{'loads' if one.loads else 'stores'} {len(one.keys)} blocks"
-        tier = "by key" if one.keyed else "of host memory"
+        what = _TRANSFERS[one.kind].format(f"{len(one.keys)} blocks")
         who = f", for {', '.join(map(repr, sorted(one.waiting)))}" if one.waiting else ""
-        yield f"  transfer {one.number}: {what} {tier}{who}"
+        yield f"  transfer {one.number}: {what}{who}"
 
 
 def _running(state: EngineState) -> Iterator[str]:

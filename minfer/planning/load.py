@@ -27,7 +27,7 @@ from minfer.records.messages import (
 )
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.records.tiers import BY_COST, LOAD, ChainRun, Tier
+from minfer.records.tiers import BY_COST, LOAD, ChainRun, Tier, TransferKind
 from minfer.values.record import evolve
 
 
@@ -72,7 +72,7 @@ class _Source:
     """A tier that has more of a prefix than the device."""
 
     tier: Tier
-    keyed: bool
+    kind: TransferKind
     blocks: int  # of the prefix, that a hit would have
     hit: int  # of these, that the device has
     runs: tuple[_Missing, ...]
@@ -110,7 +110,7 @@ def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Lo
 def _reason(
     kind: type[Loading | Recomputing], seq: Sequence, one: _Source
 ) -> Loading | Recomputing:
-    return kind(*seq.id, one.blocks, one.hit, one.seconds, one.recompute, one.keyed)
+    return kind(*seq.id, one.blocks, one.hit, one.seconds, one.recompute, one.kind)
 
 
 def _best(sources: list[_Source], most: int) -> _Source | None:
@@ -129,30 +129,33 @@ def _best(sources: list[_Source], most: int) -> _Source | None:
 def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_Source]:
     """The tiers that have more of the prefix of `seq` than the device has."""
     tiers, device = state.tiers, state.blocks.prefix
-    contents = list[tuple[Tier, bool, Container[Key]]]()
+    contents = list[tuple[Tier, TransferKind, Container[Key]]]()
     if config.host is not None and tiers.host is not None and tiers.host.prefix.nodes:
-        contents.append((config.host, False, tiers.host.prefix.nodes))
+        kind = TransferKind.LOAD_FROM_HOST
+        contents.append((config.host, kind, tiers.host.prefix.nodes))
     if config.keyed is not None and tiers.known:
-        contents.append((config.keyed, True, tiers.known))
+        contents.append((config.keyed, TransferKind.FETCH_FROM_EXTERNAL, tiers.known))
     if not contents:
         return []
     full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
     hit = find_hit(config, device, seq.keys, full).blocks
     found = list[_Source]()
-    for tier, keyed, there in contents:
+    for tier, kind, there in contents:
         both = _EitherIndex(_EitherKeys(device.nodes, there))
-        end = _without_gap(config, both, seq.keys, hit, full) if keyed else full
+        end = full
+        if kind is TransferKind.FETCH_FROM_EXTERNAL:
+            end = _without_gap(config, both, seq.keys, hit, full)
         blocks = find_hit(config, both, seq.keys, end).blocks
         if blocks <= hit:
             continue
         runs = _missing(config, state, seq.keys, blocks)
         pages = sum(len(run.keys) * run.size for run in runs)
-        loads = (one for one in tiers.transfers if one.loads and one.keyed == keyed)
-        before = sum(len(one.targets) for one in loads)  # pages that are copied first
+        # pages that are copied first
+        before = sum(len(one.targets) for one in tiers.transfers_of(kind))
         found.append(
             _Source(
                 tier=tier,
-                keyed=keyed,
+                kind=kind,
                 blocks=blocks,
                 hit=hit,
                 runs=runs,
@@ -226,7 +229,7 @@ def _join_load_in_flight(
     """
     wanted = {key for run in runs for key in run.keys}
     for at, one in enumerate(state.tiers.transfers):
-        if one.loads and not wanted.isdisjoint(one.keys):
+        if one.kind.to_device and not wanted.isdisjoint(one.keys):
             transfers = [*state.tiers.transfers]
             transfers[at] = evolve(one, waiting=one.waiting | {seq.request.id})
             tiers = evolve(state.tiers, transfers=tuple(transfers))
@@ -256,18 +259,16 @@ def _begin(
         pages = (*bundles(taken.pages[at:end], run.size),)
         paths.append(ChainRun(run.parent, run.keys, pages))
         at = end
-    if host is not None and not source.keyed:
+    if host is not None and source.kind is TransferKind.LOAD_FROM_HOST:
         tier = Transaction(host)
         for run in source.runs:
             tier.prefix.hold(run.keys[-1])
         host = tier.done()
-    tiers = state.tiers.with_transfer(
-        host, paths, held_parents, loads=True, keyed=source.keyed, sample=seq.id
-    )
+    tiers = state.tiers.with_transfer(host, paths, held_parents, source.kind, seq.id)
     now = evolve(state, blocks=device.done(), tiers=tiers)
     transfer = tiers.transfers[-1]
-    if host is None or source.keyed:
+    if host is None or source.kind is TransferKind.FETCH_FROM_EXTERNAL:
         blocks = tuple([pages for path in paths for pages in path.pages])
         return now, FetchBlocks(transfer.number, transfer.keys, blocks)
     read = pages_of(host.prefix, transfer.keys)
-    return now, Move(transfer.number, True, read, transfer.targets)
+    return now, Move(transfer.number, source.kind, read, transfer.targets)

@@ -132,7 +132,7 @@ def pages_coming(state: EngineState) -> bool:
     """Whether pages are about to be available, though nothing ends or is preempted: those
     behind a fence, or written by a load.
     """
-    return bool(state.fences) or any(one.loads for one in state.tiers.transfers)
+    return bool(state.fences) or any(one.kind.to_device for one in state.tiers.transfers)
 
 
 @frozen

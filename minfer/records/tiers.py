@@ -20,6 +20,7 @@ of it, only keys that it is believed to have; a block that is not there is `Lost
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
 from typing import Final
 
 from attrs import field, frozen
@@ -117,6 +118,20 @@ class KnownKeys:
         return KnownKeys(young.finish(), old.finish())
 
 
+class TransferKind(StrEnum):
+    """What a transfer does with blocks of the device."""
+
+    STORE_TO_HOST = "store to host"
+    LOAD_FROM_HOST = "load from host"
+    STORE_TO_EXTERNAL = "store to external"
+    FETCH_FROM_EXTERNAL = "fetch from external"
+
+    @property
+    def to_device(self) -> bool:
+        """Whether it writes to pages of the device, and reads from a tier."""
+        return self in (self.LOAD_FROM_HOST, self.FETCH_FROM_EXTERNAL)
+
+
 @frozen
 class ChainRun:
     """Consecutive blocks of a chain that a transfer moves; a block of a group with a
@@ -134,7 +149,7 @@ class Transfer:
     """A transfer of blocks between the device and a tier, in flight."""
 
     number: int
-    loads: bool  # to the device; else to the tier
+    kind: TransferKind = field(converter=TransferKind)
     paths: tuple[ChainRun, ...]
     # Held until its end: in the index that it reads, the last block of each run; in the
     # index that it writes to, the blocks before the runs, and of a load all others of its
@@ -145,7 +160,6 @@ class Transfer:
     # Waiting requests that are passed over until its end: that sample's, and others that
     # want some of the same blocks.
     waiting: frozenset[str] = frozenset()
-    keyed: bool = False  # whether the tier is the keyed one; else it is host memory
 
     @property
     def keys(self) -> Keys:
@@ -178,9 +192,9 @@ class Tiers:
             return cls()
         return cls(Blocks(Pool(tier.pages), PrefixIndex(held=Map())))
 
-    def stores(self, *, keyed: bool) -> list[Transfer]:
-        """The transfers in flight to a tier."""
-        return [one for one in self.transfers if not one.loads and one.keyed == keyed]
+    def transfers_of(self, kind: TransferKind) -> list[Transfer]:
+        """The transfers of a kind in flight."""
+        return [one for one in self.transfers if one.kind is kind]
 
     @property
     def loading(self) -> frozenset[str]:
@@ -192,9 +206,7 @@ class Tiers:
         host: Blocks | None,
         paths: Sequence[ChainRun],
         held_parents: Keys,
-        *,
-        loads: bool,
-        keyed: bool,
+        kind: TransferKind,
         sample: SampleId | None = None,
     ) -> "Tiers":
         """These tiers with one more transfer, the last, which takes the next number;
@@ -202,8 +214,7 @@ class Tiers:
         """
         transfer = Transfer(
             number=self.next_number,
-            loads=loads,
-            keyed=keyed,
+            kind=kind,
             paths=tuple(paths),
             held_leaves=tuple([path.keys[-1] for path in paths]),
             held_parents=held_parents,

@@ -180,9 +180,9 @@ class Oracle:
             self._undefine(command)
             return Lost(command.number, error)
         match command:
-            case Move(loads=loads, sources=sources, targets=targets):
+            case Move(kind=kind, sources=sources, targets=targets):
                 read, written = self.host, self.memory
-                if not loads:
+                if not kind.to_device:
                     read, written = written, read
                 for source, target in zip(sources, targets, strict=True):
                     written[target] = [*read.get(source, [])]
@@ -199,8 +199,8 @@ class Oracle:
         """Make the content of what a transfer writes undefined."""
         written, pages = self.memory, list[int]()
         match command:
-            case Move(loads=loads, targets=targets):
-                written, pages = self.memory if loads else self.host, [*targets]
+            case Move(kind=kind, targets=targets):
+                written, pages = self.memory if kind.to_device else self.host, [*targets]
             case FetchBlocks(pages=blocks):
                 pages = [page for block in blocks for page in block]
         for page in pages:

@@ -24,7 +24,7 @@ from minfer.blocks.prefix import (
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move, StoreBlocks
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Tiers, Transfer
+from minfer.records.tiers import ChainRun, Tiers, Transfer, TransferKind
 from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
@@ -144,7 +144,7 @@ def _store_in_host(
     queue = tiers.unstored.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
-    stores, there = tiers.stores(keyed=False), host.prefix.nodes
+    stores, there = tiers.transfers_of(TransferKind.STORE_TO_HOST), host.prefix.nodes
     room = config.host.storing - sum(len(one.targets) for one in stores)
     batch = _Batch.of(prefix, there, room, stores)
     rest, wanted = batch.collect(queue), room - batch.room
@@ -182,11 +182,10 @@ def _begin(
     for key in missed:  # they were used now, as those that are stored
         device.prefix.hold(key)
         device.prefix.release(key)
-    tiers = tiers.with_transfer(
-        tier.done(), paths, held_parents, loads=False, keyed=False
-    )
+    kind = TransferKind.STORE_TO_HOST
+    tiers = tiers.with_transfer(tier.done(), paths, held_parents, kind)
     transfer = tiers.transfers[-1]
-    move = Move(transfer.number, False, flattened(sources), transfer.targets)
+    move = Move(transfer.number, kind, flattened(sources), transfer.targets)
     return tiers, move
 
 
@@ -219,7 +218,7 @@ def _store_by_key(
     queue = tiers.unsaved.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
-    stores = tiers.stores(keyed=True)
+    stores = tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
     moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
     there = _Except(tiers.wanted) if sends else tiers.known
     batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
@@ -230,7 +229,7 @@ def _store_by_key(
     for run in batch.runs:
         device.prefix.pin(run.keys[-1])
         paths.append(ChainRun(run.parent, tuple(run.keys), ()))
-    tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
+    tiers = tiers.with_transfer(tiers.host, paths, (), StoreBlocks.kind)
     transfer = tiers.transfers[-1]
     if sends:
         tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))

@@ -28,11 +28,9 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
-    FetchBlocks,
     Finish,
     Finished,
     Lost,
-    Move,
     Moved,
     Pause,
     Preempted,
@@ -357,13 +355,6 @@ def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
         "page_seconds": 0.1,
         "token_seconds": rng.choice((0.1, 1.0)),
     }
-
-
-def kind_of(command: TransferCommand) -> str:
-    """What a transfer does, for the counts of worlds."""
-    if isinstance(command, Move):
-        return "loads" if command.loads else "stores"
-    return "fetches" if isinstance(command, FetchBlocks) else "saves"
 
 
 @define
@@ -816,7 +807,7 @@ class World:
                 self.oracle.launch(command.plan)
             elif isinstance(command, TransferCommand):
                 self.oracle.move(command)
-                self.oracle.seen[kind_of(command)] += 1
+                self.oracle.seen[command.kind] += 1
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)

@@ -24,6 +24,7 @@ from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import Lost, Move, Moved
+from minfer.records.tiers import TransferKind
 
 REPEATS: Final = 3
 
@@ -35,7 +36,7 @@ class _Lane:
     """
 
     parts: Sequence[Part]
-    loads: bool
+    kind: TransferKind
     tracks: list[tuple[Track, Track]] = field(init=False)  # by part
     thread: TransferThread[Move] = field(init=False)
 
@@ -44,7 +45,7 @@ class _Lane:
         self.tracks = [
             (Track.of(part, pages), Track.of(part, pages)) for part in self.parts
         ]
-        name = f"minfer-kv-{'load' if self.loads else 'store'}"
+        name = f"minfer-kv-{'load' if self.kind.to_device else 'store'}"
         self.thread = TransferThread(name, self._perform)
 
     def _perform(self, move: Move) -> None:
@@ -61,7 +62,7 @@ class _Lane:
     def _copy(self, part: Part, tracks: tuple[Track, Track], move: Move) -> None:
         """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
         on_host, pages = move.sources, move.targets
-        if not self.loads:
+        if not self.kind.to_device:
             on_host, pages = move.targets, move.sources
         size, each = len(tracks[0].buffer), list[Tensor]()
         for track in tracks:
@@ -70,7 +71,9 @@ class _Lane:
                 each.append(torch.tensor(pages).to(part.device.device))
         for number, first in enumerate(range(0, len(pages), size)):
             at, some = number % 2, slice(first, first + size)
-            tracks[at].copy(part, each[at][some], on_host[some], loads=self.loads)
+            tracks[at].copy(
+                part, each[at][some], on_host[some], loads=self.kind.to_device
+            )
 
 
 class PageCopier:
@@ -78,7 +81,8 @@ class PageCopier:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
-        self.lanes = {loads: _Lane(parts, loads) for loads in (False, True)}
+        kinds = TransferKind.STORE_TO_HOST, TransferKind.LOAD_FROM_HOST
+        self.lanes = {kind: _Lane(parts, kind) for kind in kinds}
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
@@ -91,7 +95,7 @@ class PageCopier:
 
     def move(self, move: Move, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, in another thread."""
-        self.lanes[move.loads].thread.begin(move, report)
+        self.lanes[move.kind].thread.begin(move, report)
 
     def seconds(self, pages: int) -> float:
         """Returns the shortest time of some loads of so many pages, which then have no
@@ -101,7 +105,8 @@ class PageCopier:
         for _ in range(REPEATS):
             ended = SimpleQueue[Moved | Lost]()
             begin = time.perf_counter()
-            self.move(Move(-1, True, every, every), ended.put)
+            move = Move(-1, TransferKind.LOAD_FROM_HOST, every, every)
+            self.move(move, ended.put)
             if isinstance(end := ended.get(), Lost):
                 raise NoHostMemoryError(end.error)
             times.append(time.perf_counter() - begin)

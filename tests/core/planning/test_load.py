@@ -9,10 +9,10 @@ from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Loading, Preempted, Recomputing, Submit
 from minfer.records.request import KvTransfer
-from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
+from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys, TransferKind
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
-from tests.core.tiers.test_keyed import ALONE, BOTH, KEYED, Keyed, another
+from tests.core.tiers.test_keyed import ALONE, BOTH, FETCH, KEYED, Keyed, another
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
 
@@ -48,14 +48,14 @@ def test_what_a_tier_lacks_is_computed_at_the_same_cost(
     """
     bench = two_of_four(have, {"choice": BY_COST, "token_seconds": 1.0}, page)
     bench.serve(AGAIN)
-    assert bench.reasons_of(Loading)[-1].keyed == keyed
+    assert (bench.reasons_of(Loading)[-1].kind is FETCH) == keyed
 
 
 def test_the_tier_with_most_is_told_of() -> None:
     bench = two_of_four(0, {"choice": RECOMPUTE}, 1.0)
     bench.serve(AGAIN)
     [reason] = bench.reasons_of(Recomputing)
-    assert (reason.blocks, reason.keyed) == (4, True)
+    assert (reason.blocks, reason.kind) == (4, FETCH)
 
 
 def two_of_four(have: int, costs: dict[str, Any], page: float) -> Keyed:
@@ -90,7 +90,7 @@ def test_a_load_does_not_wait_for_other_transfers() -> None:
     bench.turn(Submit(ask("new", prompt=(45,) * 9, max_tokens=1)))
     while bench.state.requests:
         bench.turn()
-    assert bench.state.tiers.stores(keyed=True)
+    assert bench.state.tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
     bench.turn(Submit(AGAIN))
     assert [one.keys for one in bench.fetches] == [keys_of(LONG)]
 
@@ -130,7 +130,8 @@ def test_where_no_cost_is_known_loading_counts_as_fast(keyed: bool) -> None:
     bench.push_out()
     bench.serve(AGAIN)
     [reason] = bench.reasons_of(Loading)
-    assert (reason.seconds, reason.recompute, reason.keyed) == (0, 0, keyed)
+    assert (reason.seconds, reason.recompute) == (0, 0)
+    assert (reason.kind is FETCH) == keyed
 
 
 def test_a_load_waits_for_others_from_its_tier_alone() -> None:
@@ -151,11 +152,11 @@ def test_a_load_waits_for_others_from_its_tier_alone() -> None:
     bench.turn(Submit(ask("new", prompt=(45,) * 9, max_tokens=1)))
     while bench.state.requests:
         bench.turn()
-    assert bench.state.tiers.stores(keyed=False)
+    assert bench.state.tiers.transfers_of(TransferKind.STORE_TO_HOST)
     bench.turn(Submit(evolve(AGAIN, kv_transfer=KvTransfer(num_stored_blocks=4))))
     for one in inside:
         bench.turn(Submit(evolve(one, id=f"again {one.id}")))
-    told = [(one.keyed, one.seconds) for one in bench.reasons_of(Loading)]
+    told = [(one.kind is FETCH, one.seconds) for one in bench.reasons_of(Loading)]
     assert told == [(True, 4.0), (False, 2.0), (False, 4.0)]
 
 

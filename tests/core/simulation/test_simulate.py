@@ -19,7 +19,6 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
-    FetchBlocks,
     Finished,
     Move,
     Moved,
@@ -547,7 +546,7 @@ def test_transfers_take_their_time_one_after_the_other(
 
 
 def _loads(command: TransferCommand) -> bool:
-    return command.loads if isinstance(command, Move) else type(command) is FetchBlocks
+    return command.kind.to_device
 
 
 def _end_of(turns: list[Turn], transfer: int) -> float:

@@ -59,11 +59,13 @@ class Hosted(Bench):
 
     @property
     def loads(self) -> list[Move]:
-        return [one for one in self.moves if isinstance(one, Move) and one.loads]
+        return [one for one in self.moves if isinstance(one, Move) and one.kind.to_device]
 
     @property
     def stores(self) -> list[Move]:
-        return [one for one in self.moves if isinstance(one, Move) and not one.loads]
+        return [
+            one for one in self.moves if isinstance(one, Move) and not one.kind.to_device
+        ]
 
     @property
     def computed(self) -> int:

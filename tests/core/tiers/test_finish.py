@@ -6,7 +6,7 @@ from attrs import evolve
 from minfer.blocks.keys import Key
 from minfer.records.messages import Lost, Moved, StoreBlocks, Submit
 from minfer.records.state import EngineState
-from minfer.records.tiers import KnownKeys
+from minfer.records.tiers import KnownKeys, TransferKind
 from minfer.tiers.finish import finish_transfer
 from minfer.values.queue import Queue
 from tests.core.tiers.hosted import HOST, Hosted
@@ -64,7 +64,8 @@ def test_a_load_leaves_the_queues_as_they_are(end: Moved | Lost, keyed: bool) ->
     bench.late = True
     bench.turn(Submit(AGAIN))
     [load] = bench.state.tiers.transfers
-    assert (load.loads, load.keyed) == (True, keyed)
+    kinds = TransferKind.LOAD_FROM_HOST, TransferKind.FETCH_FROM_EXTERNAL
+    assert load.kind is kinds[keyed]
     queue = Queue[Key]().extended(keys_of(LONG), 9)
     tiers = evolve(bench.state.tiers, unstored=queue, unsaved=queue)
     state = evolve(bench.state, tiers=tiers)
@@ -85,7 +86,7 @@ def test_what_ends_in_host_memory_has_nothing_sent_to_another_engine(
     while not bench.state.tiers.transfers:
         bench.turn()
     [store, *_] = bench.state.tiers.transfers
-    assert (store.loads, store.keyed) == (False, False)
+    assert store.kind is TransferKind.STORE_TO_HOST
     known = KnownKeys().add(keys_of(LONG, wanted), 100)
     state = evolve(bench.state, tiers=evolve(bench.state.tiers, wanted=known))
     after = finish_transfer(bench.config, state, evolve(end, number=store.number))

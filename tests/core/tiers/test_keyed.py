@@ -26,12 +26,14 @@ from minfer.records.tiers import (
     HostTier,
     KeyedTier,
     KnownKeys,
+    TransferKind,
 )
 from minfer.values.checks import ConfigError, ParameterError
 from tests.core.test_engine import CONFIG, ask
 from tests.core.tiers.hosted import HOST, Hosted
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
+FETCH = TransferKind.FETCH_FROM_EXTERNAL
 KEYED = KeyedTier(known=1000, choice=LOAD)
 ALONE = evolve(CONFIG, num_blocks=8, keyed=KEYED)
 BOTH = evolve(ALONE, host=HOST)
@@ -76,7 +78,7 @@ def test_what_the_device_evicts_is_fetched() -> None:
     assert bench.serve(AGAIN) == bench.right(LONG)
     [fetch], [reason] = bench.fetches, bench.reasons_of(Loading)
     assert fetch.keys == keys_of(LONG)
-    assert (reason.blocks, reason.hit, reason.keyed) == (4, 0, True)
+    assert (reason.blocks, reason.hit, reason.kind) == (4, 0, FETCH)
     assert bench.computed - before == 2  # of 18
     assert bench.state.blocks.available == ALONE.num_blocks
 
@@ -209,7 +211,7 @@ def test_the_faster_tier_is_chosen(
     assert len(bench.loads) == (chosen == "host")
     assert len(bench.fetches) == (chosen == "keyed")
     [reason] = bench.reasons_of(Loading if chosen else Recomputing)
-    assert reason.keyed == (chosen == "keyed")
+    assert (reason.kind is FETCH) == (chosen == "keyed")
     assert reason.recompute == 16
 
 
@@ -225,7 +227,7 @@ def test_a_tier_with_more_of_a_prefix_saves_computing() -> None:
     bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks)
     bench.serve(AGAIN)
     [reason] = bench.reasons_of(Loading)
-    assert (reason.blocks, reason.keyed, reason.seconds) == (4, True, 8.0)
+    assert (reason.blocks, reason.kind, reason.seconds) == (4, FETCH, 8.0)
 
 
 def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:

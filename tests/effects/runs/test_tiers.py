@@ -13,14 +13,15 @@ from minfer.effects.runs.simulate_options import with_block_size, with_blocks
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Loading, LostBlocks, Submit
 from minfer.records.request import KvTransfer, Request
-from minfer.records.tiers import BY_COST, RECOMPUTE
+from minfer.records.tiers import BY_COST, RECOMPUTE, TransferKind
 from minfer.simulation.fork import Change, fork
 from minfer.simulation.simulate import Simulated, Simulation
-from tests.effects.runs.page.scenes import entries
+from tests.effects.runs.page.scenes import entries, unpacked
 from tests.effects.runs.replays import emitted
 from tests.effects.runs.tiered import STEP, tiered
 
 NAMES = {False: "host memory", True: "disk or another engine"}
+KINDS = {False: TransferKind.LOAD_FROM_HOST, True: TransferKind.FETCH_FROM_EXTERNAL}
 COSTS: dict[str, Any] = {"page_seconds": 0.5, "token_seconds": 1.0, "choice": BY_COST}
 
 
@@ -42,9 +43,9 @@ def test_a_load_is_explained(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_page_says_which_tier_it_was(keyed: bool) -> None:
-    logged = entries(page("run", *tiered(keyed=keyed)))
-    [cells] = [cells for _, kind, _, cells in logged if kind == "Loading"]
-    assert cells == (4, 0, keyed)
+    data = page("run", *tiered(keyed=keyed))
+    [cells] = [cells for _, kind, _, cells in entries(data) if kind == "Loading"]
+    assert cells == (4, 0, unpacked(data)[0]["texts"].index(KINDS[keyed]))
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -56,7 +57,7 @@ def test_a_state_has_transfers(
     at = next(
         turn.number
         for turn in turns
-        if any(one.loads for one in turn.before.tiers.transfers)
+        if any(one.kind.to_device for one in turn.before.tiers.transfers)
     )
     text = emitted(capsys, path, "--at", at)
     tier = "by key" if keyed else "of host memory"
@@ -79,7 +80,7 @@ def test_a_simulation_believes_what_a_request_says_is_stored(tmp_path: Path) -> 
     taken = [*Simulation(trace.config, Simulated(), STEP, alone).turns()]
     reasons = [one for turn in taken for one in turn.transition.reasons]
     [load] = [one for one in reasons if isinstance(one, Loading)]
-    assert (load.blocks, load.keyed) == (4, True)
+    assert (load.blocks, load.kind) == (4, KINDS[True])
     assert not [one for one in reasons if isinstance(one, LostBlocks)]
 
 
