@@ -79,9 +79,9 @@ class TorchExecutor:
         crew: Crew | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
-        `store` has the blocks of the keyed tier. `ranks` run the model together, of which
-        `spec` and the weights are this one's part; rank 0 has the `crew` of the others,
-        which do what it does.
+        `store` has the blocks of the external store. `ranks` run the model together, of
+        which `spec` and the weights are this one's part; rank 0 has the `crew` of the
+        others, which do what it does.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises

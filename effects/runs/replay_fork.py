@@ -102,7 +102,7 @@ def change_of(
         settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
     sized = with_block_size(was, settings.get("block_size", was.block_size))
     sized = with_blocks(sized, settings.get("num_blocks", was.num_blocks))
-    tiers = {"host": sized.host, "keyed": sized.keyed}
+    tiers = {"host": sized.host, "external_store": sized.external_store}
     settings |= {name: one for name, one in tiers.items() if one != getattr(was, name)}
     if options.scheduling_policy:
         settings["policy"] = policy_named(options.scheduling_policy)

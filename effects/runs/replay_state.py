@@ -81,11 +81,11 @@ def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
     tiers = state.tiers
     if config.host is not None and tiers.host is not None:
         used = config.host.pages - tiers.host.free
-        waits = f"{len(tiers.unstored)} blocks wait to be stored"
+        waits = f"{len(tiers.host_queue)} blocks wait to be stored"
         yield summary_line("host", f"{used} of {config.host.pages} pages used, {waits}")
-    if config.keyed is not None:
-        known = len({*tiers.known.young, *tiers.known.old})
-        waits = f"{len(tiers.unsaved)} wait to be stored"
+    if config.external_store is not None:
+        known = len({*tiers.external_keys.young, *tiers.external_keys.old})
+        waits = f"{len(tiers.external_queue)} wait to be stored"
         where = "believed to be on disk or sent by another engine"
         yield summary_line("by key", f"{known} blocks {where}, {waits}")
     for one in tiers.transfers[:_MANY]:

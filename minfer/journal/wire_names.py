@@ -121,7 +121,6 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "sched": "scheduled",
         "tables_by_group": "tables",
     },
-    "Tiers": {"host_queue": "unstored", "keyed_queue": "unsaved"},
 }
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {

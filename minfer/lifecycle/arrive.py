@@ -15,7 +15,7 @@ from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
 from minfer.records.request import KvTransfer, Request
 from minfer.records.sequence import Place, Sequence
 from minfer.records.state import EngineState, LiveRequest, Transition, place_is_taken
-from minfer.records.tiers import KeyedTier
+from minfer.records.tiers import ExternalStore
 from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
@@ -139,26 +139,31 @@ class _Arrivals:
             self.places.add(own)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
-        if config.keyed is not None and request.kv_transfer is not None:
+        if config.external_store is not None and request.kv_transfer is not None:
             prompt = keys[: len(request.prompt) // config.block_size]
-            self._note_stored(config.keyed, request.kv_transfer, prompt)
+            self._note_kv_transfer(config.external_store, request.kv_transfer, prompt)
 
-    def _note_stored(self, tier: KeyedTier, sent: KvTransfer, prompt: Keys) -> None:
-        """Believe what the sender says of the keyed tier; or have blocks of the prompt
-        stored there: those that are cached now, and others once they are.
+    def _note_kv_transfer(
+        self, store: ExternalStore, transfer: KvTransfer, prompt: Keys
+    ) -> None:
+        """Believe what the sender says of the external store; or have blocks of the
+        prompt stored there: those that are cached now, and others once they are.
         """
-        known, unsaved = self.tiers.known, self.tiers.unsaved
-        wanted = self.tiers.wanted
+        known, queue = self.tiers.external_keys, self.tiers.external_queue
+        push = self.tiers.push_keys
+        first, stored = transfer.first_block, transfer.num_stored_blocks
         for g in range(len(self.config.groups)):
-            if sent.push_to:
-                own = group_keys(prompt[sent.first_block :], g)
+            if transfer.push_to:
+                own = group_keys(prompt[first:], g)
                 known = known.discard(own)
-                unsaved = unsaved.extended(own, self.config.num_blocks)
-                wanted = wanted.add(own, tier.known) if tier.sends else wanted
+                queue = queue.extended(own, self.config.num_blocks)
+                push = push.add(own, store.max_known_keys) if store.push_only else push
             else:
-                own = group_keys(prompt[sent.first_block : sent.num_stored_blocks], g)
-                known = known.add(own, tier.known)
-        self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
+                own = group_keys(prompt[first:stored], g)
+                known = known.add(own, store.max_known_keys)
+        self.tiers = evolve(
+            self.tiers, external_keys=known, push_keys=push, external_queue=queue
+        )
 
     def _kept(self, request: Request) -> Place | None:
         """The place that a request brings along, if it can have that: one that was given

@@ -1,10 +1,9 @@
 """Loads blocks of a waiting sequence's prefix from a tier to the device.
 
-The head of the queue is asked when there is room to admit it. If its prefix goes on in
-host memory or in the keyed tier, and loading is expected to be faster than computing, the
-blocks are loaded into pages of the device, and the sequence is passed over until they
-have come. It is then admitted with a hit, as if its prefix had always been there. This
-happens once while it waits: what is evicted meanwhile, or was lost, is computed.
+The scheduler asks for the head of the queue, when there is room to admit it. If its
+prefix goes on in a tier (`minfer.tiers`), and loading is expected to be faster than
+computing, a transfer begins. This happens once while the sequence waits: what is evicted
+meanwhile, or was lost, is computed.
 """
 
 from collections.abc import Container
@@ -133,8 +132,10 @@ def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_S
     if config.host is not None and tiers.host is not None and tiers.host.prefix.nodes:
         kind = TransferKind.LOAD_FROM_HOST
         contents.append((config.host, kind, tiers.host.prefix.nodes))
-    if config.keyed is not None and tiers.known:
-        contents.append((config.keyed, TransferKind.FETCH_FROM_EXTERNAL, tiers.known))
+    if config.external_store is not None and tiers.external_keys:
+        contents.append(
+            (config.external_store, TransferKind.FETCH_FROM_EXTERNAL, tiers.external_keys)
+        )
     if not contents:
         return []
     full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
@@ -171,7 +172,7 @@ def _without_gap(
     config: EngineConfig, both: _EitherIndex, keys: Keys, hit: int, full: int
 ) -> int:
     """How many of the first `full` blocks are there without a gap behind the `hit` ones
-    of the device: keys of the keyed tier are forgotten one by one, parents' first.
+    of the device: keys of the external store are forgotten one by one, parents' first.
     """
     chains = (g for g, group in enumerate(config.groups) if not group.window)
     if (g := next(chains, None)) is None:

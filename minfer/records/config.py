@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
@@ -87,9 +87,9 @@ class EngineConfig:
     scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
-    # Tiers for KV blocks under the device's pool.
+    # Tiers for KV blocks under the device's pool (`minfer.tiers`).
     host: HostTier | None = None
-    keyed: KeyedTier | None = None
+    external_store: ExternalStore | None = None
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
@@ -130,16 +130,20 @@ class EngineConfig:
     @property
     def has_tiers(self) -> bool:
         """Whether KV blocks are kept elsewhere than on the device, too."""
-        return self.host is not None or self.keyed is not None
+        return self.host is not None or self.external_store is not None
 
     def _check_tiers(self) -> None:
         """Check that the host tier holds a block at least."""
-        if not isinstance(self.keyed, KeyedTier | None):
-            raise ConfigError(f"keyed must be KeyedTier or none, not {self.keyed!r:.80}")
-        if self.keyed is not None and self.keyed.known < 2 * self.num_blocks:
+        store = self.external_store
+        if not isinstance(store, ExternalStore | None):
             raise ConfigError(
-                f"keyed: known ({self.keyed.known}) must be at least twice num_blocks "
-                f"({self.num_blocks}), or blocks would be stored again and again"
+                f"external_store must be ExternalStore or none, not {store!r:.80}"
+            )
+        if store is not None and store.max_known_keys < 2 * self.num_blocks:
+            raise ConfigError(
+                f"external_store: max_known_keys ({store.max_known_keys}) must be at "
+                f"least twice num_blocks ({self.num_blocks}), or blocks would be stored "
+                f"again and again"
             )
         host = self.host
         if not isinstance(host, HostTier | None):

@@ -235,8 +235,8 @@ class Move:
 
 @frozen
 class StoreBlocks:
-    """Copy blocks of the device to the keyed tier, under their content keys, beside the
-    steps, and report `Moved` or `Lost`. No step writes the pages before the report.
+    """Copy blocks of the device to the external store, under their content keys, beside
+    the steps, and report `Moved` or `Lost`. No step writes the pages before the report.
     """
 
     kind: ClassVar = TransferKind.STORE_TO_EXTERNAL
@@ -247,7 +247,7 @@ class StoreBlocks:
 
 @frozen
 class FetchBlocks:
-    """Copy blocks from the keyed tier to pages of the device, beside the steps, and
+    """Copy blocks from the external store to pages of the device, beside the steps, and
     report `Moved`, or `Lost` if not all of them are there, and as they were stored. No
     step uses the pages before the report.
     """

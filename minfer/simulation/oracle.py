@@ -112,7 +112,7 @@ class Oracle:
         self.windowed = any(group.window for group in groups)
         self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
         self.host: dict[int, list[int]] = {}  # likewise, of the host tier
-        # Likewise, of the keyed tier: its pages by content key.
+        # Likewise, of the external store: its pages by content key.
         self.outside: dict[Key, list[list[int]]] = {}
         self.moves: deque[TransferCommand] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}

@@ -88,7 +88,7 @@ class _SimulatedTransfers:
             case TransferKind.STORE_TO_HOST | TransferKind.LOAD_FROM_HOST:
                 tier = self.config.host
             case TransferKind.STORE_TO_EXTERNAL | TransferKind.FETCH_FROM_EXTERNAL:
-                tier = self.config.keyed
+                tier = self.config.external_store
         if tier is None:
             return
         seconds = tier.load_seconds + pages * tier.page_seconds

@@ -179,10 +179,12 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     """
     tiers, host = state.tiers, state.tiers.host
     given = (host is not None) == (config.host is not None)
-    keyed = bool(
-        tiers.known or tiers.wanted or tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
+    external = bool(
+        tiers.external_keys
+        or tiers.push_keys
+        or tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
     )
-    given = given and (not keyed or config.keyed is not None)
+    given = given and (not external or config.external_store is not None)
     require(given, "tiers", "a tier that the configuration lacks, or none that it has")
     numbers = [one.number for one in tiers.transfers]
     ordered = numbers == sorted({*numbers}) and all(
@@ -195,12 +197,12 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "blocks for a request that has ended",
     )
     require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
-    for queue in (tiers.unstored, tiers.unsaved):
+    for queue in (tiers.host_queue, tiers.external_queue):
         counted = len([*queue]) == len(queue) <= config.num_blocks
         require(counted, "tiers", f"{len(queue)} blocks wait to be stored")
     for tier, stores in (
         (config.host, tiers.transfers_of(TransferKind.STORE_TO_HOST)),
-        (config.keyed, tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)),
+        (config.external_store, tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)),
     ):
         keys = [key for one in stores for key in one.keys]
         require(len(keys) == len({*keys}), "tiers", "a block is stored twice")

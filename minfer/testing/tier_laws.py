@@ -53,7 +53,10 @@ def check_transfers(
             if one.kind is not TransferKind.STORE_TO_EXTERNAL:
                 _arrived(one, turn.state)
         stored = [one for one in ended if one.kind is TransferKind.STORE_TO_EXTERNAL]
-        if books.config.keyed is not None and not books.config.keyed.sends:
+        if (
+            books.config.external_store is not None
+            and not books.config.external_store.push_only
+        ):
             _known(events, stored, turn.state)
     transfers = [after[command.number] for command in begun]
     _reasons(turn, transfers)
@@ -82,7 +85,7 @@ def _by_key(
     command: StoreBlocks | FetchBlocks, transfer: Transfer, now: EngineState
 ) -> None:
     """Check that blocks of the device are stored under their own keys; or that those are
-    fetched that the keyed tier is believed to have, and the device has not.
+    fetched that the external store is believed to have, and the device has not.
     """
     require(command.kind is transfer.kind, "tiers", "a transfer the other way")
     require(command.keys == transfer.keys, "tiers", "other blocks")
@@ -90,8 +93,8 @@ def _by_key(
         _reads(now.blocks.prefix, transfer, flattened(command.pages))
         return
     require(flattened(command.pages) == transfer.targets, "tiers", "other pages")
-    known = all(key in now.tiers.known for key in command.keys)
-    require(known, "tiers", "blocks that the keyed tier is not believed to have")
+    known = all(key in now.tiers.external_keys for key in command.keys)
+    require(known, "tiers", "blocks that the external store is not believed to have")
     _writes_new(now.blocks.prefix, transfer)
 
 
@@ -125,12 +128,12 @@ def _loads(transfer: Transfer, now: EngineState) -> None:
 
 
 def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
-    """Check that the keyed tier is believed to have what was stored there: at least one
-    of the last blocks, as not all may be remembered. A request may say otherwise.
+    """Check that the external store is believed to have what was stored there: at least
+    one of the last blocks, as not all may be remembered. A request may say otherwise.
     """
     requests = [one.request for one in events if isinstance(one, Submit)]
     if stored and not any(one.kv_transfer is not None for one in requests):
-        known = any(one.keys[-1] in now.tiers.known for one in stored)
+        known = any(one.keys[-1] in now.tiers.external_keys for one in stored)
         require(known, "tiers", "stored blocks are not known")
 
 

@@ -48,32 +48,33 @@ def _after(
             host = None if host is None else _write(host, transfer, lost=lost)
             # What waits for a store that failed would fail, too, or have the lost blocks
             # stored again and again. What is published from now on is stored.
-            queue = Queue[Key]() if lost else tiers.unstored
-            return evolve(tiers, host=host, unstored=queue)
+            queue = Queue[Key]() if lost else tiers.host_queue
+            return evolve(tiers, host=host, host_queue=queue)
         case TransferKind.LOAD_FROM_HOST:
             host = None if host is None else _release(host, transfer)
             return evolve(tiers, host=host)
         case TransferKind.STORE_TO_EXTERNAL if lost:
-            return evolve(tiers, unsaved=Queue())  # as above
+            return evolve(tiers, external_queue=Queue())  # as above
         case TransferKind.STORE_TO_EXTERNAL:
             return _after_external_store(config, tiers, transfer.keys)
         case TransferKind.FETCH_FROM_EXTERNAL:
-            known = tiers.known.discard(transfer.keys) if lost else tiers.known
-            return evolve(tiers, known=known)
+            keys = tiers.external_keys
+            keys = keys.discard(transfer.keys) if lost else keys
+            return evolve(tiers, external_keys=keys)
 
 
 def _after_external_store(config: EngineConfig, tiers: Tiers, keys: Keys) -> Tiers:
-    """These tiers after a store of blocks: what a request wanted sent to another engine,
-    while it was on its way to one, is to be sent again.
+    """These tiers after a store of blocks: those that a request wanted pushed meanwhile
+    are stored again.
     """
-    if config.keyed is None:
+    if config.external_store is None:
         return tiers
-    known = tiers.known
-    if not config.keyed.sends:
-        known = known.add(keys, config.keyed.known)
-    again = tuple([key for key in keys if key in tiers.wanted])
-    unsaved = tiers.unsaved.extended(again, config.num_blocks)
-    return evolve(tiers, known=known, unsaved=unsaved)
+    known = tiers.external_keys
+    if not config.external_store.push_only:
+        known = known.add(keys, config.external_store.max_known_keys)
+    again = tuple([key for key in keys if key in tiers.push_keys])
+    queue = tiers.external_queue.extended(again, config.num_blocks)
+    return evolve(tiers, external_keys=known, external_queue=queue)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:

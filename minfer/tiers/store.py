@@ -1,5 +1,4 @@
-"""Stores blocks of the device in tiers as soon as they are published, so that the device
-can evict them at any time.
+"""Stores blocks of the device in tiers as soon as they are published.
 
 A block is stored behind its parent, as tiers keep the beginnings of prefixes: host memory
 evicts leaves first. If its parent was evicted there, or never stored, the parent is
@@ -33,13 +32,13 @@ def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
     """Begin to store published blocks, as many as may be on their way at once."""
     tiers, prefix = state.tiers, state.blocks.prefix
     new = prefix.unstored or ()
-    if not (new or tiers.unstored or tiers.unsaved):
+    if not (new or tiers.host_queue or tiers.external_queue):
         return Transition(state)
     device = Transaction(state.blocks)
     if new:
         device.prefix.unstored = ()
     tiers, move = _store_in_host(config, prefix, device, tiers, new)
-    tiers, store = _store_by_key(config, prefix, device, tiers, new)
+    tiers, store = _store_in_external(config, prefix, device, tiers, new)
     commands = tuple([one for one in (move, store) if one is not None])
     return Transition(evolve(state, blocks=device.done(), tiers=tiers), commands)
 
@@ -141,7 +140,7 @@ def _store_in_host(
     if config.host is None or host is None:
         return tiers, None
     # Earlier ones than that were evicted since, or are stored with their children.
-    queue = tiers.unstored.extended(new, config.num_blocks)
+    queue = tiers.host_queue.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
     stores, there = tiers.transfers_of(TransferKind.STORE_TO_HOST), host.prefix.nodes
@@ -154,7 +153,7 @@ def _store_in_host(
         if available < wanted:
             batch = _Batch.of(prefix, there, available, stores)
             rest = batch.collect(queue)
-    tiers = evolve(tiers, unstored=rest)
+    tiers = evolve(tiers, host_queue=rest)
     return _begin(device, tiers, host, batch.runs)
 
 
@@ -189,7 +188,7 @@ def _begin(
     return tiers, move
 
 
-# --- the keyed tier ---------------------------------------------------------------------
+# --- the external store -----------------------------------------------------------------
 
 
 @frozen
@@ -202,7 +201,7 @@ class _Except(Container[Key]):
         return key not in self.some
 
 
-def _store_by_key(
+def _store_in_external(
     config: EngineConfig,
     prefix: PrefixIndex,
     device: Transaction,
@@ -210,19 +209,19 @@ def _store_by_key(
     new: Keys,
 ) -> tuple[Tiers, StoreBlocks | None]:
     """Begin to store the first blocks of the queue, to which `new` ones are added."""
-    if config.keyed is None:
+    if config.external_store is None:
         return tiers, None
-    sends = config.keyed.sends
-    if sends:
-        new = tuple([key for key in new if key in tiers.wanted])
-    queue = tiers.unsaved.extended(new, config.num_blocks)
+    push_only = config.external_store.push_only
+    if push_only:
+        new = tuple([key for key in new if key in tiers.push_keys])
+    queue = tiers.external_queue.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
     stores = tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
     moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    there = _Except(tiers.wanted) if sends else tiers.known
-    batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
-    tiers = evolve(tiers, unsaved=batch.collect(queue))
+    there = _Except(tiers.push_keys) if push_only else tiers.external_keys
+    batch = _Batch.of(prefix, there, config.external_store.storing - moving, stores)
+    tiers = evolve(tiers, external_queue=batch.collect(queue))
     if not batch.runs:
         return tiers, None
     paths = list[ChainRun]()
@@ -231,7 +230,7 @@ def _store_by_key(
         paths.append(ChainRun(run.parent, tuple(run.keys), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), StoreBlocks.kind)
     transfer = tiers.transfers[-1]
-    if sends:
-        tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))
+    if push_only:
+        tiers = evolve(tiers, push_keys=tiers.push_keys.discard(transfer.keys))
     pages = tuple([block for run in batch.runs for block in run.blocks])
     return tiers, StoreBlocks(transfer.number, transfer.keys, pages)

@@ -39,7 +39,7 @@ from minfer.records.messages import (
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import Continuation, ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound
 from minfer.testing.invariants import check
@@ -246,8 +246,11 @@ def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
     """
     bench = Bench(evolve(CONFIG, depth=2))
     if tiers:
-        host, keyed = HostTier(pages=64, storing=1), KeyedTier(known=64, storing=2)
-        bench = Bench(evolve(bench.config, host=host, keyed=keyed))
+        host, external = (
+            HostTier(pages=64, storing=1),
+            ExternalStore(max_known_keys=64, storing=2),
+        )
+        bench = Bench(evolve(bench.config, host=host, external_store=external))
     search = BeamRound(id="search", width=2, prompt=5, most=12)
     for n in range(1, 7):
         request = ask(

@@ -44,7 +44,7 @@ from minfer.records.request import KvTransfer, Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
-from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
+from minfer.records.tiers import CHOICES, LOAD, ExternalStore, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.simulation.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
@@ -335,13 +335,15 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
     return evolve(config, host=host)
 
 
-def with_keyed(config: EngineConfig, rng: Random) -> EngineConfig:
-    """`config`, or with a keyed tier."""
+def with_external_store(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with a external store."""
     if rng.random() < 0.7:
         return config
     known = config.num_blocks * rng.choice((2, 3, 100))
-    keyed = KeyedTier(known=known, sends=rng.random() < 0.3, **tier_costs(config, rng))
-    return evolve(config, keyed=keyed)
+    external = ExternalStore(
+        max_known_keys=known, push_only=rng.random() < 0.3, **tier_costs(config, rng)
+    )
+    return evolve(config, external_store=external)
 
 
 def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
@@ -456,9 +458,9 @@ class World:
         return self._pooled(self._stored(request))
 
     def _stored(self, request: Request) -> Request:
-        """What is said of the keyed tier: nothing, the truth, or anything."""
+        """What is said of the external store: nothing, the truth, or anything."""
         rng, size = Random(f"stored {request.id}"), self.config.block_size
-        if self.config.keyed is None or rng.random() < 0.4:
+        if self.config.external_store is None or rng.random() < 0.4:
             return request
         keys = block_keys(request.root, request.prompt, size)
         true = sum(key in self.oracle.outside for key in keys)
@@ -897,7 +899,7 @@ def run_world(seed: int, turns: int) -> World:
     config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
-    config = with_keyed(config, Random(f"keyed {seed}"))
+    config = with_external_store(config, Random(f"external {seed}"))
     world = World(config, rng)
     separate = Random(
         seed

@@ -15,14 +15,14 @@ from minfer.effects.execution.tiers.page_parts import Part
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, Move, TransferCommand
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
 MEASURED_PAGES: Final = 32
 SHARES: Final = 4  # of a folder, one of which they take at most: engines start together
 _log = logging.getLogger("minfer.executor")
-AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
+AnyTier = TypeVar("AnyTier", HostTier, ExternalStore)
 
 
 class TierCopiers:
@@ -35,7 +35,7 @@ class TierCopiers:
         store: KeyedStore | None,
     ) -> None:
         """`make_parts` returns the tensors of the cache, with so many pages in host
-        memory, in so many slices; `store` has the blocks of the keyed tier. Raises
+        memory, in so many slices; `store` has the blocks of the external store. Raises
         NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
@@ -62,7 +62,7 @@ class TierCopiers:
         token is computed in `token` seconds. Before any plan. Raises ConfigError for a
         folder that cannot be used, and NoHostMemoryError.
         """
-        host, keyed = config.host, config.keyed
+        host, keyed = config.host, config.external_store
         few = min(config.num_blocks, MEASURED_PAGES)
         if host is not None and self.host is not None:
             count = min(few, host.pages)
@@ -88,7 +88,7 @@ class TierCopiers:
             if reason:
                 _log.warning("loads from %s count as fast: %s", store.path, reason)
                 keyed = evolve(keyed, token_seconds=token)
-        return evolve(config, host=host, keyed=keyed)
+        return evolve(config, host=host, external_store=keyed)
 
     def close(self) -> None:
         """End all transfers, and release memory."""

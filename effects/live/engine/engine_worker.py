@@ -49,7 +49,7 @@ class EngineWorker:
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
         the requests' constraints, before the requests enter the waiting queue; `store`
-        has the blocks of the keyed tier.
+        has the blocks of the external store.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)

@@ -12,7 +12,7 @@ from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
-    KnownKeys,
+    RecentKeys,
     check_keys,
     words,
 )
@@ -28,7 +28,7 @@ ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 # AutoAWQ's own quant_config.json, and its newer config.json, name these otherwise.
 BITS, SIZES = ("bits", "w_bit"), ("group_size", "q_group_size")
 VERSIONS: Final = ("version", "format", "checkpoint_format")
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words("quant_method", *BITS, *SIZES, *VERSIONS),
     # Zero points are stored whether weights are symmetric or not.
     inert=MADE_WITH | words("zero_point sym"),

@@ -13,7 +13,7 @@ from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelEr
 from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
 from minfer.effects.models.formats.int4_groups import Groups, read_groups
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import RecentKeys, check_keys, words
 from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
 from minfer.effects.models.formats.protocol import OneByOne
@@ -27,7 +27,7 @@ METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
 ZERO_POINT: Final = ".weight_zero_point"
 HALF: Final = 8  # is 0 in numbers of 4 bits with a sign
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words(
         "quant_method config_groups format sparsity_config transform_config",
         "kv_cache_scheme",  # which prepare.py warns of
@@ -35,21 +35,21 @@ KEYS: Final = KnownKeys(
     inert=words("quantization_status global_compression_ratio ignore version"),
     neutral={"moe_sparsity_config": ()},
 )
-GROUP_KEYS: Final = KnownKeys(
+GROUP_KEYS: Final = RecentKeys(
     read=words("weights input_activations output_activations format"),
     inert=words("targets"),  # the names of tensors say which matrices are quantized
 )
-SPARSITY_KEYS: Final = KnownKeys(
+SPARSITY_KEYS: Final = RecentKeys(
     read=words("format"),
     inert=words("targets ignore global_sparsity sparsity_structure"),
 )
-TRANSFORM_KEYS: Final = KnownKeys(read=words("config_groups"))
+TRANSFORM_KEYS: Final = RecentKeys(read=words("config_groups"))
 _NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
 _OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
-WEIGHT_KEYS: Final = KnownKeys(
+WEIGHT_KEYS: Final = RecentKeys(
     read=_NUMBERS | words("actorder"), inert=_OBSERVED, neutral={"dynamic": (False,)}
 )
-INPUT_KEYS: Final = KnownKeys(
+INPUT_KEYS: Final = RecentKeys(
     read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
 )
 Strategy = Literal["tensor", "channel", "block", "group"]

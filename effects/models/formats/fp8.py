@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import RecentKeys, check_keys, words
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BLOCK: Final = FP8_BLOCKS.group
 TYPES: Final = ("F8_E4M3",)
 KINDS: Final = ("e4m3", "float8_e4m3", "float8_e4m3fn")
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words("quant_method weight_block_size fmt"),
     inert=words(
         "modules_to_not_convert ignored_layers ignore scale_fmt dequantize",

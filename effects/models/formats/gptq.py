@@ -27,7 +27,7 @@ from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
-    KnownKeys,
+    RecentKeys,
     check_keys,
     words,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIDDLE: Final = 8  # is 0 where weights are symmetric
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words(
         "quant_method bits group_size desc_act static_groups sym checkpoint_format",
         "dynamic",

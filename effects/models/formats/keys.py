@@ -14,7 +14,7 @@ from minfer.effects.models.fields import refuse_field
 
 
 @frozen
-class KnownKeys:
+class RecentKeys:
     """The keys of a format's config, or of an object in it."""
 
     read: frozenset[str]
@@ -23,7 +23,7 @@ class KnownKeys:
     neutral: Mapping[str, tuple[Any, ...]] = {}
 
 
-def check_keys(read: ConfigReader, what: str, how: object, known: KnownKeys) -> None:
+def check_keys(read: ConfigReader, what: str, how: object, known: RecentKeys) -> None:
     """Refuse keys that are not known, of a config's object; `what` names it. Raises
     `UnsupportedModelError`.
     """

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.fp8 import Fp8
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import RecentKeys, check_keys, words
 
 METHOD: Final = "modelopt"
 # The file of its own, hf_quant_config.json, has the rest in an object.
-OUTER_KEYS: Final = KnownKeys(
+OUTER_KEYS: Final = RecentKeys(
     read=words("quant_method quantization"), inert=words("producer")
 )
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words("quant_method quant_algo"),
     inert=words(
         "producer exclude_modules ignore config_groups kv_cache_scheme",

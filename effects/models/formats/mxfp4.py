@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import RecentKeys, check_keys, words
 from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import MXFP4, Linear, Scheme
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TYPES: Final = ("U8",)
-KEYS: Final = KnownKeys(
+KEYS: Final = RecentKeys(
     read=words("quant_method"), inert=words("modules_to_not_convert dequantize")
 )
 

@@ -30,7 +30,7 @@ def test_a_journal_goes_on_from_an_old_state_with_tiers(path: Path) -> None:
     journal = read(path)
     first = journal.state.tiers
     assert first.transfers
-    assert len(first.unstored) + len(first.unsaved) > 0
+    assert len(first.host_queue) + len(first.external_queue) > 0
     assert sum(1 for _ in journal.turns()) > 15
     assert journal.checked == 1
 

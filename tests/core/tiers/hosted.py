@@ -52,7 +52,7 @@ class Hosted(Bench):
         """Until nothing is left to be done."""
         self.drain()
         for _ in range(100):
-            if not self.state.tiers.transfers and not self.state.tiers.unstored:
+            if not self.state.tiers.transfers and not self.state.tiers.host_queue:
                 return
             self.turn()
         raise AssertionError(f"never settled: {self.state.tiers}")
