@@ -86,7 +86,7 @@ def parsers_of(model: str, templates: Path) -> tuple[Parsers, str]:
     if model in NAMED:
         return NAMED[model], "name"
     text = (templates / f"{TEMPLATES[model]}.jinja").read_text("utf-8")
-    return Parsers().settled(text, tokens={"bos_token": "", "eos_token": ""}), "auto"
+    return Parsers().resolve(text, tokens={"bos_token": "", "eos_token": ""}), "auto"
 
 
 def units(text: str, markers: Sequence[str]) -> list[str]:

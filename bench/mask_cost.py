@@ -376,7 +376,7 @@ def made_up() -> str:
 def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str, Any]:
     """The parts of a turn of one batch."""
     before = Work.synchronize, driving.step  # type: ignore[attr-defined]  # it is timed there
-    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
     try:
         with paused_collector(), short_switch_interval():
@@ -393,7 +393,11 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
 # Idle matchers by room, characters that take a room more, and tokens that one serves.
 Kept = tuple[int, int, int]
 BEFORE: Kept = (128, 4096, 1024)
-NOW: Kept = (idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS)
+NOW: Kept = (
+    idle_matchers.MAX_TOTAL_WEIGHT,
+    idle_matchers.CHARACTERS_PER_WEIGHT,
+    idle_matchers.MAX_SERVED_TOKENS,
+)
 OUTPUT = 128  # tokens of a call
 
 
@@ -407,7 +411,10 @@ def strict_calls(tools: int) -> StructuredOutputs:
 
 def keep(kept: Kept) -> None:
     """Have this many idle matchers kept."""
-    idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS = kept  # type: ignore[misc]  # to compare
+    weight, characters, tokens = kept
+    idle_matchers.MAX_TOTAL_WEIGHT = weight  # type: ignore[misc]  # to compare
+    idle_matchers.CHARACTERS_PER_WEIGHT = characters  # type: ignore[misc]
+    idle_matchers.MAX_SERVED_TOKENS = tokens  # type: ignore[misc]
 
 
 def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, float]:
@@ -444,7 +451,7 @@ def waves(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     compiler = LlguidanceCompiler(made_up(), VOCAB, [EOS])
     how = {"forward": args.forward, "draws": args.draws, "front": 0.0}
-    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     for tools in (1, 20):
         constraint = strict_calls(tools)
         for batch in args.batches:

@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
             if digest in seen:
                 continue
             seen.add(digest)
-            parsers = Parsers().settled(text)
+            parsers = Parsers().resolve(text)
             cases = {name: pair.compare(text, case) for name, case in CASES.items()}
             templates.append(
                 {

@@ -99,11 +99,11 @@ def flatness(repetitions: int) -> dict[str, Any]:
 
     def plain() -> Callable[[int], object]:
         decoder = Detokenizer(tokenizer)
-        return decoder.spell
+        return decoder.push_token
 
     def stopped() -> Callable[[int], object]:
         decoder, matcher = Detokenizer(tokenizer), StopMatcher(stops)
-        return lambda token: matcher.push(decoder.spell(token))
+        return lambda token: matcher.push(decoder.push_token(token))
 
     ways = {"detokenizing": plain, "with stop strings": stopped}
     return {name: _flat(way, ids, repetitions) for name, way in ways.items()}

@@ -203,7 +203,9 @@ class AsyncLLM(ServedModel):
                 await ready.wait()
                 ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
-                long = processor.scores is not None and bool(processor.scores.unread)
+                long = processor.scores is not None and bool(
+                    processor.scores.unread_chunks
+                )
                 output = (
                     await asyncio.to_thread(processor.take) if long else processor.take()
                 )

@@ -189,14 +189,14 @@ class Front:
         for reason in outputs.reasons:
             processor = self.processor(reason.id)
             if isinstance(reason, Admitted | Preempted) and processor is not None:
-                processor.times.note(reason, outputs.time, outputs.waits)
+                processor.times.record_scheduling(reason, outputs.time, outputs.waits)
 
     def _note_drafts(self, outputs: TurnOutputs) -> None:
         """Note the requests' drafts, and how many were accepted."""
         rows = zip(outputs.ids, outputs.tokens, outputs.drafts, strict=False)
         for (name, _), tokens, drafts in rows:
             if drafts and (processor := self.processor(name)) is not None:
-                processor.times.drafted(drafts, len(tokens))
+                processor.times.record_drafts(drafts, len(tokens))
 
     def _fail_requests(self, death: EngineDied) -> None:
         """Fail the requests that died with the engine, once."""

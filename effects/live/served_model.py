@@ -266,7 +266,7 @@ class ServedModel(Renders):
 
     def set_parsers(self, parsers: Parsers) -> None:
         """Parse tool calls and reasoning with `parsers`, from now on."""
-        self.parsers = parsers.settled_for(self.tokenizer)
+        self.parsers = parsers.resolve_for(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the parameters of a request that has none: of the model's
@@ -297,7 +297,7 @@ class ServedModel(Renders):
         which should not happen during requests.
         """
         with contextlib.suppress(GrammarError):
-            self.grammars.warm()
+            self.grammars.load()
 
     def reset_prefix_cache(self) -> None:
         """Make all blocks in the prefix cache unusable for new requests.
@@ -356,7 +356,9 @@ class ServedModel(Renders):
         if isinstance(params, str):
             request = input_processor.make_pooled_request(given, params)
             return OutputProcessor(request, sink, tokenized.text, session=urgency.session)
-        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+        special = (
+            self.tokenizer.find_special_ids(shown) if self.tokenizer else frozenset[int]()
+        )
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
             request = input_processor.make_search(given, params)

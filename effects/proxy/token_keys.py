@@ -60,7 +60,7 @@ class TokenKeys:
         )
         model_info = WorkerModel(facts)
         tokenizer = model_info.tokenizer
-        parsers = parsers.settled_for(tokenizer)
+        parsers = parsers.resolve_for(tokenizer)
         # Tools of an unknown format are for the servers to refuse.
         tools = NONE if parsers.unknown_tools else parsers.tools
         facts = evolve(

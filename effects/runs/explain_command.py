@@ -58,7 +58,7 @@ _KINDS: Final = {  # of time, in the order of the output
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "Held": "head of the queue, blocked by: {cause}",
+    "QueueBlocked": "head of the queue, blocked by: {cause}",
     "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Loading": "waits for {more:,} blocks from {tier}{costs}",
     "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
@@ -70,7 +70,7 @@ _REASONS: Final = {
         "block {block:,} was not cached in layer group {group}, which has a window: of "
         "{cached:,} cached blocks those before it were used"
     ),
-    "Voided": "step {step} failed with it: {error!r}",
+    "Discarded": "step {step} failed with it: {error!r}",
 }
 _COSTS: Final = ": {0} to load them, {1} to compute them, as expected"
 _GAP: Final = (

@@ -49,7 +49,6 @@ def verify_run(journal: Journal, until: int | None = None) -> Results:
         "row_results": journal.results,
         "digest": journal.digest.hex(),
         "state_digests": journal.checked,
-        "by_decisions_alone": journal.by_decisions_alone,
         "closed": journal.closed,
         "torn": journal.torn,
         "divergence": divergence,
@@ -132,10 +131,6 @@ def divergence_lines(one: Results) -> Iterator[str]:
 def _verified_lines(found: Results) -> Iterator[str]:
     """What was verified, and how the journal ends."""
     states = f"{found['state_digests']} digests of whole states"
-    if found["by_decisions_alone"]:
-        states = (
-            "no states: this journal is of an older format, replayed by its decisions"
-        )
     yield summary_line(
         "verified", f"every decision; digest {found['digest']}, and {states}"
     )

@@ -172,7 +172,7 @@ class Intake:
     ) -> GrammarError | None:
         """Why a constraint cannot be compiled; None if it can."""
         grammars = self._state.llm.grammars
-        if not grammars.knows(requested) and grammars.crowded(client):
+        if not grammars.is_compiled(requested) and grammars.is_full_for(client):
             why = "too many constraints wait to be compiled; try again later"
             raise OverloadedError(why)
         compiling = asyncio.wrap_future(grammars.begin(requested, client))

@@ -10,26 +10,26 @@ from attrs import evolve
 
 from minfer.effects.text.outputs import CompletionOutput
 
-_WHOLE = ("stop", "length")  # reasons of a sample that came to its end
+_COMPLETE_REASONS = ("stop", "length")  # reasons of a sample that came to its end
 
 
 def best_of(
     samples: Sequence[CompletionOutput], count: int, *, scored: bool
 ) -> tuple[CompletionOutput, ...]:
-    """The best samples, `count` of them or fewer, the likeliest first; numbered anew.
+    """The best samples, at most `count`, the likeliest first; numbered anew.
 
-    Of equally likely ones, the one that began first. Samples that failed or were
+    Equally likely samples stay in the order of their index. Samples that failed or were
     cancelled come last. `scored`: log-probabilities were requested.
     """
     ranked = sorted(samples, key=_rank)[:count]
     return tuple(
-        evolve(one, index=at, logprobs=one.logprobs if scored else None)
-        for at, one in enumerate(ranked)
+        evolve(sample, index=index, logprobs=sample.logprobs if scored else None)
+        for index, sample in enumerate(ranked)
     )
 
 
-def _rank(one: CompletionOutput) -> tuple[bool, float, int]:
+def _rank(sample: CompletionOutput) -> tuple[bool, float, int]:
     mean = -math.inf
-    if one.token_ids and one.cumulative_logprob is not None:
-        mean = one.cumulative_logprob / len(one.token_ids)
-    return one.finish_reason not in _WHOLE, -mean, one.index
+    if sample.token_ids and sample.cumulative_logprob is not None:
+        mean = sample.cumulative_logprob / len(sample.token_ids)
+    return sample.finish_reason not in _COMPLETE_REASONS, -mean, sample.index

@@ -35,13 +35,13 @@ Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 # Names that cannot be a template's variables: each has a field.
-RESERVED: Final = frozenset(
+RESERVED_NAMES: Final = frozenset(
     {"chat_template", "chat_template_kwargs", "messages", "tokenize", "tools"}
 )
-# Nor can these be the same for all requests.
-OF_REQUESTS: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+# Names that a request may set, and the default for all requests may not.
+PER_REQUEST_NAMES: Final = frozenset({"add_generation_prompt", "continue_final_message"})
 _NULL: Final = "None"
-_END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
+_CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
 class ChatOptions(TypedDict, total=False):
@@ -60,13 +60,13 @@ def conversations(messages: Conversations) -> list[Conversation]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
         raise ChatTemplateError(f"messages must be a list of messages, not a {kind}")
-    several = messages and all(isinstance(one, list | tuple) for one in messages)
-    # `several` has checked it.
-    return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
+    is_batch = messages and all(isinstance(entry, list | tuple) for entry in messages)
+    # `is_batch` has checked it.
+    return list(messages) if is_batch else [messages]  # type: ignore[arg-type, list-item]
 
 
 def render_chat(
-    tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
+    tokenizer: "Tokenizer | None", messages: Conversation, options: ChatOptions
 ) -> str:
     """A conversation (messages with `role` and `content`) through the tokenizer's chat
     template.
@@ -74,29 +74,33 @@ def render_chat(
     Encode the text with `add_special_tokens=False`: templates write their own. Raises
     ChatTemplateError, with the template's own message if it raised.
     """
-    if strange := how.keys() - ChatOptions.__annotations__.keys():
-        raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
+    if unknown := options.keys() - ChatOptions.__annotations__.keys():
+        raise TypeError(f"chat has no option {min(unknown)!r}; see chat_template_kwargs")
     if tokenizer is None:
         raise ChatTemplateError(
             "a conversation needs the tokenizer; leave skip_tokenizer_init out"
         )
-    values = template_values(how)
+    values = template_values(options)
     template = chosen_template(tokenizer, with_tools=values["tools"] is not None)
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
-    goes_on = values.pop("continue_final_message", False)
-    if goes_on and values["add_generation_prompt"]:
-        both = "add_generation_prompt and continue_final_message"
-        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
+    continues = values.pop("continue_final_message", False)
+    if continues and values["add_generation_prompt"]:
+        exclusive = "add_generation_prompt and continue_final_message"
+        raise ChatTemplateError(
+            f"{exclusive} exclude each other; set one of them to false"
+        )
     tokens = tokenizer.special_tokens
     probe = TemplateProbe(template, tuple(tokens.items()), values["tools"] is not None)
     takes_lists = partial(_takes_lists, probe)
-    chat = place_system_messages(list(starmap(_message, enumerate(messages))), probe)
+    chat = place_system_messages(
+        list(starmap(_read_valid_message, enumerate(messages))), probe
+    )
     chat = [join_lines(message, takes_lists) for message in chat]
-    if goes_on:
-        chat[-1] = _with_mark(chat[-1])
-    text = _either_way(template, chat, tokens, values)
-    return _left_open(text) if goes_on else text
+    if continues:
+        chat[-1] = _with_continuation_mark(chat[-1])
+    text = _render_accepted_form(template, chat, tokens, values)
+    return _cut_at_mark(text) if continues else text
 
 
 def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
@@ -112,21 +116,21 @@ def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
             f"this model's chat templates are named {names}, and none is the default; "
             f"name one of them `default`, or write it to chat_template.jinja"
         )
-    where = "chat_template.jinja or tokenizer_config.json"
+    files = "chat_template.jinja or tokenizer_config.json"
     remedy = "use a plain prompt, or a model made for chat"
-    raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
+    raise ChatTemplateError(f"this model has no chat template ({files}); {remedy}")
 
 
-def template_values(how: ChatOptions) -> dict[str, Any]:
+def template_values(options: ChatOptions) -> dict[str, Any]:
     """The values that a template gets besides messages and tokens."""
     values: dict[str, Any] = {
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
     }
-    given = how.get("chat_template_kwargs") or {}
-    check_names(given, "chat_template_kwargs", RESERVED)
-    values |= {**how, **given}
+    variables = options.get("chat_template_kwargs") or {}
+    check_names(variables, "chat_template_kwargs", RESERVED_NAMES)
+    values |= {**options, **variables}
     values.pop("chat_template_kwargs", None)
     return values
 
@@ -143,31 +147,31 @@ def check_names(
             raise ChatTemplateError(reason, setting)
 
 
-def _with_mark(message: Message) -> Message:
+def _with_continuation_mark(message: Message) -> Message:
     """The message that is to be continued, with a mark after its text."""
     content = message.get("content", ())
     if content is None or isinstance(content, str):
-        return {**message, "content": f"{content or ''}{_END} "}
+        return {**message, "content": f"{content or ''}{_CONTINUATION_MARK} "}
     last = content[-1] if isinstance(content, list | tuple) and content else None
     if isinstance(last, Mapping) and isinstance(last.get("text"), str):
-        part = {**last, "text": f"{last['text']}{_END} "}
-        return {**message, "content": [*(content or ())[:-1], part]}
-    needs = "a last message whose content is text"
-    raise ChatTemplateError(f"continue_final_message needs {needs}")
+        text_part = {**last, "text": f"{last['text']}{_CONTINUATION_MARK} "}
+        return {**message, "content": [*(content or ())[:-1], text_part]}
+    requirement = "a last message whose content is text"
+    raise ChatTemplateError(f"continue_final_message needs {requirement}")
 
 
-def _left_open(text: str) -> str:
+def _cut_at_mark(text: str) -> str:
     """The rendered text, without the template's text after the last message."""
-    text, found, rest = text.rpartition(_END)
-    if not found:
-        why = "the template does not show the last message; set it to false"
-        raise ChatTemplateError(f"continue_final_message is set, but {why}")
+    text, mark, rest = text.rpartition(_CONTINUATION_MARK)
+    if not mark:
+        reason = "the template does not show the last message; set it to false"
+        raise ChatTemplateError(f"continue_final_message is set, but {reason}")
     # A template that strips messages took the tag's space, so it stripped the message's
     # end too.
     return text if rest.startswith(" ") else text.rstrip()
 
 
-def _either_way(
+def _render_accepted_form(
     template: str,
     chat: list[Message],
     tokens: Mapping[str, str],
@@ -178,18 +182,18 @@ def _either_way(
     def render(form: list[Message]) -> str:
         return render_template(template, form, tokens, values)
 
-    first: ChatTemplateError | None = None
-    for way in message_forms(chat):
+    first_error: ChatTemplateError | None = None
+    for form in message_forms(chat):
         try:
-            text = render(way)
+            text = render(form)
         except ChatTemplateError as error:
-            first = first or error
+            first_error = first_error or error
             continue
-        if not _writes_null(text, way, render):
+        if not _writes_null(text, form, render):
             return text
-    if first is None:
-        raise AssertionError("a conversation without null is among its ways")
-    raise first
+    if first_error is None:
+        raise AssertionError("a conversation without null is among its forms")
+    raise first_error
 
 
 def _writes_null(
@@ -199,7 +203,7 @@ def _writes_null(
     only such words of the messages, the tools or its own.
     """
     nulls = text.count(_NULL)
-    if not any(one.get("content", "") is None for one in chat):
+    if not any(message.get("content", "") is None for message in chat):
         return False
     if nulls <= json.dumps(chat).count(_NULL):
         return False
@@ -216,7 +220,7 @@ def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     return text is not None and shows_texts(text)
 
 
-def _message(index: int, message: Any) -> Message:
+def _read_valid_message(index: int, message: Any) -> Message:
     """A message in its first form. Raises ChatTemplateError if it cannot be read."""
     if (error := message_error(message)) is not None:
         raise ChatTemplateError(f"messages[{index}]{error}")

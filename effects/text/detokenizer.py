@@ -14,9 +14,9 @@ from typing import Final
 
 from minfer.effects.text.tokenizer import Tokenizer
 
-# Tokens that may be kept where a window is decoded: a character has 4 bytes.
-HELD: Final = 4
-SEEN: Final = 8  # tokens without text of their own that it keeps as context
+# Tokens that may wait where a window is decoded: a character has 4 bytes.
+MAX_HELD_TOKENS: Final = 4
+NUM_CONTEXT_TOKENS: Final = 8  # tokens without text of their own that it keeps as context
 
 
 class Detokenizer:
@@ -46,41 +46,47 @@ class Detokenizer:
         # Whether the next token decodes to its usual text: not inside a character, nor at
         # the beginning of a text that loses a blank there.
         self._leading = tokenizer.strips
-        self._plain = not tokenizer.strips
-        self._seen: list[int] = []
-        self._held: list[int] = []
+        self._decodes_plainly = not tokenizer.strips
+        self._context: list[int] = []
+        self._pending: list[int] = []
 
     def push(self, ids: Iterable[int], *, final: bool = False) -> str:
         """Add tokens; return the text that is certain now: with `final` all, broken
         characters as U+FFFD.
         """
-        kept = [token for token in ids if token not in self._skip]
+        tokens = [token for token in ids if token not in self._skip]
         if self.tokenizer.in_bytes:
-            new = b"".join(map(self.tokenizer.token_bytes, kept))
-            text = self._utf8.decode(new, final)
+            data = b"".join(map(self.tokenizer.token_bytes, tokens))
+            text = self._utf8.decode(data, final)
             if self._leading and text:
                 self._leading, text = False, text.removeprefix(" ")
-            self._plain = not self._leading and not self._utf8.getstate()[0]
+            self._decodes_plainly = not self._leading and not self._utf8.getstate()[0]
             return text
-        text = "".join(self._window([token]) for token in kept)
-        return text + self._window([], final=True) if final else text
+        text = "".join(self._decode_window([token]) for token in tokens)
+        return text + self._decode_window([], final=True) if final else text
 
-    def spell(self, token: int) -> str:
+    def push_token(self, token: int) -> str:
         """As `push`, for one token: most are whole characters, and looked up."""
-        if self._plain and token not in self._skip:
+        if self._decodes_plainly and token not in self._skip:
             text = self.tokenizer.whole_text(token)
             if text is not None:
                 return text
         return self.push((token,))
 
-    def _window(self, tokens: list[int], *, final: bool = False) -> str:
-        self._held += tokens
-        before = self.tokenizer.decode(self._seen, skip_special_tokens=False)
-        after = self.tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
-        if not final and after.endswith("�") and len(self._held) < HELD:
+    def _decode_window(self, tokens: list[int], *, final: bool = False) -> str:
+        self._pending += tokens
+        before = self.tokenizer.decode(self._context, skip_special_tokens=False)
+        after = self.tokenizer.decode(
+            self._context + self._pending, skip_special_tokens=False
+        )
+        if not final and after.endswith("�") and len(self._pending) < MAX_HELD_TOKENS:
             return ""
         # The emitted text begins at a character's first byte, so it can be context by
         # itself.
-        self._seen = self._held if after != before else (self._seen + self._held)[-SEEN:]
-        self._held = []
+        self._context = (
+            self._pending
+            if after != before
+            else (self._context + self._pending)[-NUM_CONTEXT_TOKENS:]
+        )
+        self._pending = []
         return after[len(before) :]

@@ -15,7 +15,7 @@ from minfer.effects.text.tokenizer_classes import CLASSES, State
 class Pretokenizer:
     """How texts are divided into words before merges."""
 
-    parts: Mapping[str, Any]  # of tokenizer.json: normalizer, pre_tokenizer, decoder
+    components: Mapping[str, Any]  # of tokenizer.json: normalizer, pre_tokenizer, decoder
     ignore_merges: bool = False  # a word in the vocabulary is one token
     add_bos: bool = False  # the default of `tokenizer.ggml.add_bos_token`
 
@@ -25,8 +25,8 @@ def _split(pattern: str) -> State:
     return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
 
 
-def _words(*splits: State, gpt2: bool = False) -> State:
-    """Returns parts that divide by each of `splits`; then, if `gpt2`, by GPT-2's
+def _byte_level_components(*splits: State, gpt2: bool = False) -> State:
+    """Returns components that divide by each of `splits`; then, if `gpt2`, by GPT-2's
     pattern.
     """
     flags = {"add_prefix_space": False, "trim_offsets": True}
@@ -38,34 +38,38 @@ def _words(*splits: State, gpt2: bool = False) -> State:
     }
 
 
-_REST: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3: Final = (
+_LAST_WORDS: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _REST
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LAST_WORDS
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN: Final = (
+_TEKKEN_PATTERN: Final = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _REST
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LAST_WORDS
 )
 _DIGITS: Final = {"type": "Digits", "individual_digits": True}
-_CODER: Final = (
+_DEEPSEEK_CODER_SPLITS: Final = (
     _split(r"[\r\n]"),
     _split(r"\s?\p{L}+"),
     _split(r"\s?\p{P}+"),
     _split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
     _DIGITS,
 )
-_BY_LLAMA: Final = Pretokenizer(_words(_split(_LLAMA3)), ignore_merges=True, add_bos=True)
-_BY_QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].parts({}))
+_LLAMA: Final = Pretokenizer(
+    _byte_level_components(_split(_LLAMA3_PATTERN)), ignore_merges=True, add_bos=True
+)
+_QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].components({}))
 PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
-    "llama-bpe": _BY_LLAMA,
-    "llama3": _BY_LLAMA,
-    "llama-v3": _BY_LLAMA,
-    "qwen2": _BY_QWEN,
-    "deepseek-r1-qwen": _BY_QWEN,
-    "gpt-2": Pretokenizer(_words(gpt2=True)),
-    "smollm": Pretokenizer(_words(_DIGITS, gpt2=True)),
-    "tekken": Pretokenizer(_words(_split(_TEKKEN)), ignore_merges=True, add_bos=True),
-    "deepseek-coder": Pretokenizer(_words(*_CODER)),
+    "llama-bpe": _LLAMA,
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "gpt-2": Pretokenizer(_byte_level_components(gpt2=True)),
+    "smollm": Pretokenizer(_byte_level_components(_DIGITS, gpt2=True)),
+    "tekken": Pretokenizer(
+        _byte_level_components(_split(_TEKKEN_PATTERN)), ignore_merges=True, add_bos=True
+    ),
+    "deepseek-coder": Pretokenizer(_byte_level_components(*_DEEPSEEK_CODER_SPLITS)),
 }

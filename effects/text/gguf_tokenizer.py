@@ -32,7 +32,7 @@ from minfer.effects.text.side_files import SpecialTokens, Templates
 from minfer.effects.text.tokenizer_classes import State
 
 _PREFIX: Final = "tokenizer.ggml."
-_NAMES: Final = {
+_SPECIAL_TOKEN_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -41,18 +41,18 @@ _NAMES: Final = {
     "mask_token": "mask_token_id",
 }
 _TEMPLATE: Final = "tokenizer.chat_template"
-LONGEST: Final = 1024  # characters of a token; a longer one has too many merges
+MAX_TOKEN_CHARS: Final = 1024  # a longer token has too many merges
 _BLANK: Final = "▁"
 
 
 @frozen(eq=False)
-class _Words:
+class _Vocabulary:
     """The tokens of a file, in the order of their ids."""
 
     texts: list[str]
     types: tuple[int, ...]
 
-    def vocabulary(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
         """Returns the ids of all tokens but unused ones, by their texts."""
         return {
             text: token
@@ -60,7 +60,7 @@ class _Words:
             if kind != UNUSED
         }
 
-    def added(self) -> list[AddedToken]:
+    def added_tokens(self) -> list[AddedToken]:
         """Returns the added tokens, which are matched before a text is divided."""
         return [
             AddedToken(text, special=kind != USER_DEFINED, normalized=False)
@@ -76,168 +76,188 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     Raises `GgufError` for damaged metadata, and `UnsupportedModelError` for tokenizers
     that are not supported.
     """
-    read = Metadata(read_gguf(path))
-    kind = read.text(f"{_PREFIX}model")
+    metadata = Metadata(read_gguf(path))
+    kind = metadata.text(f"{_PREFIX}model")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
             f"{path}: metadata {_PREFIX}model = {kind!r:.100} is not supported; gpt2 and "
             f"llama are. Give the Hugging Face checkpoint that the file was made from"
         )
-    words = _read_words(read, gguf_config(path)["vocab_size"], byte_level=kind == "gpt2")
-    named = _named(read, words)
+    vocabulary = _read_vocabulary(
+        metadata, gguf_config(path)["vocab_size"], byte_level=kind == "gpt2"
+    )
+    named = _special_token_texts(metadata, vocabulary)
     try:
         byte_level = kind == "gpt2"
-        backend = _byte_level(read, words) if byte_level else _sentencepiece(read, words)
-        backend.add_tokens(words.added())
-        _add_ends(read, backend, named, bos=_adds_bos(read, byte_level=byte_level))
+        backend = (
+            _byte_level(metadata, vocabulary)
+            if byte_level
+            else _sentencepiece(metadata, vocabulary)
+        )
+        backend.add_tokens(vocabulary.added_tokens())
+        _add_post_processor(
+            metadata, backend, named, bos=_adds_bos(metadata, byte_level=byte_level)
+        )
     except (GgufError, UnsupportedModelError):
         raise
     except Exception as error:  # the library raises bare Exception for any fault
-        what = f"the tokenizer cannot be built ({error}); convert the model again"
-        raise GgufError(f"{path}: {what}") from error
-    tokens = SpecialTokens(added=tuple(words.added()), named=named, extra=())
-    return backend, tokens, _templates(read)
+        fault = f"the tokenizer cannot be built ({error}); convert the model again"
+        raise GgufError(f"{path}: {fault}") from error
+    tokens = SpecialTokens(added=tuple(vocabulary.added_tokens()), named=named, extra=())
+    return backend, tokens, _templates(metadata)
 
 
-def _read_words(read: Metadata, rows: int, *, byte_level: bool) -> _Words:
-    """Returns the tokens of a file whose matrix of embeddings has so many rows."""
-    texts, types = read.array(TOKENS).texts(), token_types(read)
+def _read_vocabulary(metadata: Metadata, rows: int, *, byte_level: bool) -> _Vocabulary:
+    """Returns the tokens of a file whose matrix of embeddings has `rows` rows."""
+    texts, types = metadata.array(TOKENS).texts(), token_types(metadata)
     if not texts or len(texts) > rows:
-        raise read.error(
+        raise metadata.error(
             TOKENS, f"an array of 1 to {rows} tokens, the rows of embeddings"
         )
     if not byte_level:  # files have Gemma's runs of ▁ as runs of blanks
         texts = [text if text.strip(" ") else _BLANK * len(text) for text in texts]
-    words = _Words(texts, types)
-    if (longest := max(map(len, texts))) > LONGEST:
-        what = f"has a string of {longest} characters; at most {LONGEST} are supported"
-        raise read.fault(TOKENS, what)
-    if len(words.vocabulary()) != len(texts) - types.count(UNUSED):
-        raise read.fault(TOKENS, "has the same string twice")
-    return words
+    vocabulary = _Vocabulary(texts, types)
+    if (longest := max(map(len, texts))) > MAX_TOKEN_CHARS:
+        fault = (
+            f"has a string of {longest} characters; at most {MAX_TOKEN_CHARS} are "
+            f"supported"
+        )
+        raise metadata.fault(TOKENS, fault)
+    if len(vocabulary.ids()) != len(texts) - types.count(UNUSED):
+        raise metadata.fault(TOKENS, "has the same string twice")
+    return vocabulary
 
 
-def _byte_level(read: Metadata, words: _Words) -> Backend:
-    name = read.text(f"{_PREFIX}pre", "")
-    how = PRETOKENIZERS.get(name)
-    if how is None:
-        known = ", ".join(PRETOKENIZERS)
+def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
+    name = metadata.text(f"{_PREFIX}pre", "")
+    pretokenizer = PRETOKENIZERS.get(name)
+    if pretokenizer is None:
+        supported = ", ".join(PRETOKENIZERS)
         raise UnsupportedModelError(
-            f"{read.file.path}: metadata {_PREFIX}pre = {name!r:.100} is not supported; "
-            f"{known} are. Convert the model again with a current llama.cpp, or give the "
-            f"Hugging Face checkpoint"
+            f"{metadata.file.path}: metadata {_PREFIX}pre = {name!r:.100} is not "
+            f"supported; {supported} are. Convert the model again with a current "
+            f"llama.cpp, or give the Hugging Face checkpoint"
         )
     merges = []
-    for i, text in enumerate(read.array(f"{_PREFIX}merges").texts()):
+    for i, text in enumerate(metadata.array(f"{_PREFIX}merges").texts()):
         left, blank, right = text.partition(" ")
         if not left or not right or not blank:
-            what = f"has {text!r:.100} as element {i}, not two tokens and a blank between"
-            raise read.fault(f"{_PREFIX}merges", what)
+            fault = (
+                f"has {text!r:.100} as element {i}, not two tokens and a blank between"
+            )
+            raise metadata.fault(f"{_PREFIX}merges", fault)
         merges.append((left, right))
-    vocabulary = words.vocabulary()
-    return _built(
-        how.parts, models.BPE(vocabulary, merges, ignore_merges=how.ignore_merges)
+    ids = vocabulary.ids()
+    return _build_backend(
+        pretokenizer.components,
+        models.BPE(ids, merges, ignore_merges=pretokenizer.ignore_merges),
     )
 
 
-def _sentencepiece(read: Metadata, words: _Words) -> Backend:
+def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
     """Returns SentencePiece's BPE with byte fallback. Raises `UnsupportedModelError` if
     it normalizes white space.
     """
     key = f"{_PREFIX}remove_extra_whitespaces"
-    if read.flag(key, default=False):
+    if metadata.flag(key, default=False):
         raise UnsupportedModelError(
-            f"{read.file.path}: metadata {key} = True is not supported; give the Hugging "
-            f"Face checkpoint that the file was made from"
+            f"{metadata.file.path}: metadata {key} = True is not supported; give the "
+            f"Hugging Face checkpoint that the file was made from"
         )
     blanks = {"String": " "}
     replace = {"type": "Replace", "pattern": blanks, "content": _BLANK}
     prepend: list[State] = []
     strip: list[State] = []
-    if read.flag(f"{_PREFIX}add_space_prefix", default=True):
+    if metadata.flag(f"{_PREFIX}add_space_prefix", default=True):
         prepend = [{"type": "Prepend", "prepend": _BLANK}]
         strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-    back = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
-    steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
-    parts = {
+    restore_blanks = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
+    steps = [restore_blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    components = {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": steps},
     }
-    unknown = words.types.index(UNKNOWN) if UNKNOWN in words.types else None
+    unknown = vocabulary.types.index(UNKNOWN) if UNKNOWN in vocabulary.types else None
     bpe = models.BPE(
-        words.vocabulary(),
-        _merges(read, words),
-        unk_token=None if unknown is None else words.texts[unknown],
+        vocabulary.ids(),
+        _merges_by_score(metadata, vocabulary),
+        unk_token=None if unknown is None else vocabulary.texts[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
-    return _built(parts, bpe)
+    return _build_backend(components, bpe)
 
 
-def _merges(read: Metadata, words: _Words) -> list[tuple[str, str]]:
+def _merges_by_score(
+    metadata: Metadata, vocabulary: _Vocabulary
+) -> list[tuple[str, str]]:
     """Returns the merges that follow from the scores, in transformers' order."""
     key = f"{_PREFIX}scores"
-    scores = read.array(key).numbers()
-    if len(scores) != len(words.texts):
-        raise read.error(key, f"an array of {len(words.texts)} elements, as {TOKENS} is")
-    if read.arch == "gemma3":  # files have no scores of its runs of blanks
-        scores = tuple(range(0, -len(words.texts), -1))
-    pieces = {
+    scores = metadata.array(key).numbers()
+    if len(scores) != len(vocabulary.texts):
+        raise metadata.error(
+            key, f"an array of {len(vocabulary.texts)} elements, as {TOKENS} is"
+        )
+    if metadata.arch == "gemma3":  # files have no scores of its runs of blanks
+        scores = tuple(range(0, -len(vocabulary.texts), -1))
+    ids = {
         text: token
-        for token, (text, kind) in enumerate(zip(words.texts, words.types, strict=True))
+        for token, (text, kind) in enumerate(
+            zip(vocabulary.texts, vocabulary.types, strict=True)
+        )
         if kind in (NORMAL, USER_DEFINED)
     }
-    found: list[tuple[str, str]] = []
-    for text in pieces:
+    merges: list[tuple[str, str]] = []
+    for text in ids:
         pairs = [
             (left, right)
             for i in range(1, len(text))
-            if (left := text[:i]) in pieces and (right := text[i:]) in pieces
+            if (left := text[:i]) in ids and (right := text[i:]) in ids
         ]
-        pairs.sort(key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
-        found += pairs
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += pairs
 
     def order(pair: tuple[str, str]) -> tuple[float, int, int]:
         left, right = pair
-        return scores[pieces[left + right]], len(left), len(right)
+        return scores[ids[left + right]], len(left), len(right)
 
-    found.sort(key=order, reverse=True)
-    return found
+    merges.sort(key=order, reverse=True)
+    return merges
 
 
-def _built(parts: Mapping[str, Any], model: models.BPE) -> Backend:
+def _build_backend(components: Mapping[str, Any], model: models.BPE) -> Backend:
     """Returns a tokenizer of a model and of parts in the form of tokenizer.json."""
     import json
 
     empty = {"type": "BPE", "vocab": {}, "merges": []}
-    state = {"version": "1.0", "added_tokens": [], **parts, "model": empty}
+    state = {"version": "1.0", "added_tokens": [], **components, "model": empty}
     backend = Backend.from_str(json.dumps(state))
     backend.model = model
     return backend
 
 
-def _named(read: Metadata, words: _Words) -> dict[str, str]:
+def _special_token_texts(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]:
     """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
-        name: words.texts[read.whole(key, low=0, below=len(words.texts))]
-        for name, short in _NAMES.items()
-        if read.get(key := _PREFIX + short) is not None
+        name: vocabulary.texts[metadata.whole(key, low=0, below=len(vocabulary.texts))]
+        for name, short in _SPECIAL_TOKEN_KEYS.items()
+        if metadata.get(key := _PREFIX + short) is not None
     }
 
 
-def _adds_bos(read: Metadata, *, byte_level: bool) -> bool:
+def _adds_bos(metadata: Metadata, *, byte_level: bool) -> bool:
     default = True
     if byte_level:
-        default = PRETOKENIZERS[read.text(f"{_PREFIX}pre")].add_bos
-    return read.flag(f"{_PREFIX}add_bos_token", default=default)
+        default = PRETOKENIZERS[metadata.text(f"{_PREFIX}pre")].add_bos
+    return metadata.flag(f"{_PREFIX}add_bos_token", default=default)
 
 
-def _add_ends(
-    read: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
+def _add_post_processor(
+    metadata: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
 ) -> None:
     """Make the tokenizer add the tokens to texts that the metadata say it adds."""
-    eos = read.flag(f"{_PREFIX}add_eos_token", default=False)
+    eos = metadata.flag(f"{_PREFIX}add_eos_token", default=False)
     begin = [named["bos_token"]] if bos and "bos_token" in named else []
     end = [named["eos_token"]] if eos and "eos_token" in named else []
     if begin or end:
@@ -248,17 +268,17 @@ def _add_ends(
         )
 
 
-def _templates(read: Metadata) -> Templates:
+def _templates(metadata: Metadata) -> Templates:
     """Returns the chat templates of a file: the default one, and named ones."""
-    found = dict(_named_templates(read))
-    if read.get(_TEMPLATE) is not None:
-        found["default"] = read.text(_TEMPLATE)
-    names = tuple(sorted(found)) if len(found) > 1 else ()
-    return Templates(found.get("default"), found.get("tool_use"), names)
+    templates = dict(_named_templates(metadata))
+    if metadata.get(_TEMPLATE) is not None:
+        templates["default"] = metadata.text(_TEMPLATE)
+    names = tuple(sorted(templates)) if len(templates) > 1 else ()
+    return Templates(templates.get("default"), templates.get("tool_use"), names)
 
 
-def _named_templates(read: Metadata) -> Iterator[tuple[str, str]]:
+def _named_templates(metadata: Metadata) -> Iterator[tuple[str, str]]:
     listed = f"{_TEMPLATE}s"
-    if read.get(listed) is not None:
-        for name in read.array(listed).texts():
-            yield name, read.text(f"{_TEMPLATE}.{name}")
+    if metadata.get(listed) is not None:
+        for name in metadata.array(listed).texts():
+            yield name, metadata.text(f"{_TEMPLATE}.{name}")

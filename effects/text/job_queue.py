@@ -54,13 +54,13 @@ class JobQueue(Generic[Job]):
             heapq.heapify(queue)
             self._forget_empty(queued.client)
 
-    def take(self, most: int | None = None) -> Job | None:
+    def take(self, max_size: int | None = None) -> Job | None:
         """The next job of those up to a size; None if there is none.
 
-        Its client goes behind all others.
+        Its client becomes the last one.
         """
         for client, queue in self._queues.items():
-            if most is None or queue[0].size <= most:
+            if max_size is None or queue[0].size <= max_size:
                 job = heapq.heappop(queue).job
                 self._queues.move_to_end(client)
                 self._forget_empty(client)

@@ -1,7 +1,7 @@
 """Log-probabilities for users: by token id, each with its rank and its text.
 
-Log-probabilities of a prompt are parts of bytes, some perhaps twice
-(`minfer.records.token_logprobs`); they are kept as they come, and read once, when the
+Log-probabilities of a prompt come in chunks of bytes, and some may come twice
+(`minfer.records.token_logprobs`); they are kept as bytes, and read once, when the
 consumer takes the output.
 """
 
@@ -15,18 +15,20 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 
 
-def by_id(one: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+def logprobs_by_id(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None
+) -> dict[int, Logprob]:
     """A token's log-probabilities by id, its own first."""
-    ids = [one.token, *one.likeliest]
-    values = [one.logprob, *one.logprobs]
-    ranks = [one.rank, *range(1, len(ids))]
+    ids = [entry.token, *entry.likeliest]
+    values = [entry.logprob, *entry.logprobs]
+    ranks = [entry.rank, *range(1, len(ids))]
     return {
-        token: Logprob(value, rank, text_of(token, tokenizer))
+        token: Logprob(value, rank, decode_token(token, tokenizer))
         for token, value, rank in zip(ids, values, ranks, strict=True)
     }
 
 
-def text_of(token: int, tokenizer: Tokenizer | None) -> str | None:
+def decode_token(token: int, tokenizer: Tokenizer | None) -> str | None:
     """A token's text; None without a tokenizer."""
     if tokenizer is None:
         return None
@@ -39,15 +41,18 @@ class PromptScores:
 
     prompt: Sequence[int]  # token ids
     tokenizer: Tokenizer | None = None
-    unread: deque[bytes] = field(factory=deque)  # parts; added while others are read
-    read: PromptLogprobs = field(factory=lambda: [None])
+    # Chunks are added while others are read.
+    unread_chunks: deque[bytes] = field(factory=deque)
+    entries: PromptLogprobs = field(factory=lambda: [None])
 
     def by_token(self) -> PromptLogprobs | None:
         """For each token, the first one's None; None if the prompt was not computed.
         Raises ValueError.
         """
-        while self.unread:
-            for at, one in unpack_parts(self.unread.popleft(), self.prompt):
-                if at == len(self.read):
-                    self.read.append(by_id(one, self.tokenizer))
-        return self.read if len(self.read) >= len(self.prompt) else None
+        while self.unread_chunks:
+            for position, entry in unpack_parts(
+                self.unread_chunks.popleft(), self.prompt
+            ):
+                if position == len(self.entries):
+                    self.entries.append(logprobs_by_id(entry, self.tokenizer))
+        return self.entries if len(self.entries) >= len(self.prompt) else None

@@ -15,52 +15,60 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 # Canonical composition makes one character of at most four: Unicode's longest
 # decompositions.
-_COMPOSED: Final = 4
+_MAX_COMPOSED_CHARS: Final = 4
 # The most characters of a text that a normalizer makes one; others are unknown.
-_SHRINK: Final = {"NFD": 1, "NFC": _COMPOSED, "NFKD": 1, "NFKC": _COMPOSED, "Prepend": 1}
-_KEEPING: Final = {"ByteLevel", "Metaspace", "Digits"}  # they split, and drop nothing
+_MAX_SHRINKS: Final = {
+    "NFD": 1,
+    "NFC": _MAX_COMPOSED_CHARS,
+    "NFKD": 1,
+    "NFKC": _MAX_COMPOSED_CHARS,
+    "Prepend": 1,
+}
+_LOSSLESS: Final = {"ByteLevel", "Metaspace", "Digits"}  # they split, and drop nothing
 
 
-def longest_token(backend: Backend) -> int | None:
+def max_token_chars(backend: Backend) -> int | None:
     """The most characters of a text that can become one token; None: unknown."""
     model = backend.model
     added = backend.get_added_tokens_decoder().values()
-    shrink = _shrink(state_of(backend.normalizer))
+    shrink = _max_shrink(component_state(backend.normalizer))
     # A token that takes the blanks beside it takes any number of them.
     greedy = any(token.lstrip or token.rstrip for token in added)
     if type(model).__name__ != "BPE" or greedy or shrink is None:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    if not _drops_nothing(state_of(backend.pre_tokenizer)):
+    if not _drops_nothing(component_state(backend.pre_tokenizer)):
         return None
     if not _has_all_bytes(backend, vocabulary):
         return None
     return shrink * max(map(len, vocabulary))
 
 
-def state_of(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer in the form of tokenizer.json; empty, if it is not there."""
-    state = {} if part is None else json.loads(part.__getstate__())
+def component_state(component: Any) -> dict[str, Any]:
+    """A component of a tokenizer in the form of tokenizer.json; empty if it is
+    missing.
+    """
+    state = {} if component is None else json.loads(component.__getstate__())
     return state if isinstance(state, dict) else {}
 
 
-def _shrink(normalizer: dict[str, Any]) -> int | None:
+def _max_shrink(normalizer: dict[str, Any]) -> int | None:
     """The most characters that a normalizer may make one; None: any number."""
     kind = normalizer.get("type")
     if kind is None:
         return 1
     if kind == "Sequence":
-        found = 1
-        for part in normalizer["normalizers"]:
-            one = _shrink(part)
-            if one is None:
+        product = 1
+        for step in normalizer["normalizers"]:
+            factor = _max_shrink(step)
+            if factor is None:
                 return None
-            found *= one
-        return found
+            product *= factor
+        return product
     if kind == "Replace":  # one character by one or more, as Llama's blanks are
         single = len(normalizer["pattern"].get("String", "")) == 1
         return 1 if single and normalizer["content"] else None
-    return _SHRINK.get(kind)
+    return _MAX_SHRINKS.get(kind)
 
 
 def _drops_nothing(pre_tokenizer: dict[str, Any]) -> bool:
@@ -70,7 +78,7 @@ def _drops_nothing(pre_tokenizer: dict[str, Any]) -> bool:
         return all(map(_drops_nothing, pre_tokenizer["pretokenizers"]))
     if kind in ("Split", "Punctuation"):
         return bool(pre_tokenizer["behavior"] != "Removed")
-    return kind is None or kind in _KEEPING
+    return kind is None or kind in _LOSSLESS
 
 
 def _has_all_bytes(backend: Backend, vocabulary: dict[str, int]) -> bool:

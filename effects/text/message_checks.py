@@ -30,17 +30,21 @@ def message_error(message: Any) -> str | None:
         return None
     if not isinstance(content, list | tuple):
         return f".content: must be a string or a list of parts, not {_kind(content)}"
-    wrong = ((index, _part_error(part)) for index, part in enumerate(content))
-    return next((f".content[{index}]{error}" for index, error in wrong if error), None)
+    errors = (
+        (index, _part_error(content_part)) for index, content_part in enumerate(content)
+    )
+    return next((f".content[{index}]{error}" for index, error in errors if error), None)
 
 
-def _part_error(part: Any) -> str | None:
-    if not isinstance(part, Mapping):
-        return f": must be an object, not {_kind(part)}"
-    if part.get("type") != "text":
-        return f'.type: {_shown(part.get("type"))} is not supported; there is "text"'
-    if not isinstance(part.get("text"), str):
-        return f".text: must be a string, not {_kind(part.get('text'))}"
+def _part_error(content_part: Any) -> str | None:
+    if not isinstance(content_part, Mapping):
+        return f": must be an object, not {_kind(content_part)}"
+    if content_part.get("type") != "text":
+        return (
+            f'.type: {_shown(content_part.get("type"))} is not supported; there is "text"'
+        )
+    if not isinstance(content_part.get("text"), str):
+        return f".text: must be a string, not {_kind(content_part.get('text'))}"
     return None
 
 

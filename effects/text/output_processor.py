@@ -70,13 +70,15 @@ class OutputProcessor:
         self.eager = self.streaming or bool(sampling.stop)
         for _ in range(self.request.n):
             decoder = self._decoder()
-            keeps = sampling.include_stop_str_in_output
+            keep_stop = sampling.include_stop_str_in_output
             stops = sampling.stop
-            matcher = StopMatcher(stops, kept=keeps) if stops else None
+            matcher = StopMatcher(stops, keep_stops=keep_stop) if stops else None
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
-            least = sampling.min_tokens
-            sample = OutputBuffer(decoder, matcher, logprobs, least, keeps_stop=keeps)
+            min_tokens = sampling.min_tokens
+            sample = OutputBuffer(
+                decoder, matcher, logprobs, min_tokens, keeps_stop=keep_stop
+            )
             sample.begin(self.request.output)
             self.samples.append(sample)
         if sampling.prompt_logprobs is not None:
@@ -91,12 +93,12 @@ class OutputProcessor:
     @property
     def rejected(self) -> str:
         """Why the engine refused it, or an empty string."""
-        done = self.samples[0].done
-        return done.error if done is not None and done.reason == "rejected" else ""
+        ending = self.samples[0].ending
+        return ending.error if ending is not None and ending.reason == "rejected" else ""
 
     def feed(
         self,
-        sample: int,
+        index: int,
         tokens: tuple[int, ...],
         now: float,
         logprobs: Sequence[TokenLogprobs] = (),
@@ -104,51 +106,53 @@ class OutputProcessor:
         """Add tokens of a sample at the time `now`, and their log-probabilities, if the
         request wants them.
         """
-        one = self.samples[sample]
-        if one.done is None and one.stop is None:
-            one.fresh += tokens
-            if one.logprobs is not None:
-                one.logprobs.extend(logprobs[: len(tokens)])
-            self.times.output(now)
+        sample = self.samples[index]
+        if sample.ending is None and sample.stop_string is None:
+            sample.new_tokens += tokens
+            if sample.logprobs is not None:
+                sample.logprobs.extend(logprobs[: len(tokens)])
+            self.times.record_output(now)
 
     def pool(self, data: bytes, now: float) -> None:
         """Add the prompt's results at the time `now`: a vector, or log-probabilities."""
         if self.scores is None:
             self.samples[0].vector = data
         else:
-            self.scores.unread.append(data)
+            self.scores.unread_chunks.append(data)
         if self.request.ends_with_prompt:
-            self.times.output(now)
+            self.times.record_output(now)
 
-    def finish(self, done: Finished) -> None:
+    def finish(self, ending: Finished) -> None:
         """Take over the engine's last message on a sample."""
-        self.samples[done.sample].finish(done)
+        self.samples[ending.sample].finish(ending)
 
-    def flush(self, ended: Callable[[str], object] = id) -> tuple[Finish, ...]:
+    def flush(self, on_end: Callable[[str], object] = id) -> tuple[Finish, ...]:
         """Make what is new ready; returns the stops to report to the engine.
 
-        `ended` is called with the id once nothing more comes, before the consumer can
+        `on_end` is called with the id once nothing more comes, before the consumer can
         know it.
         """
-        found = []
-        over = False
+        finishes = []
+        any_ended = False
         with self.lock:
-            for i, one in enumerate(self.samples):
-                if (self.eager and one.fresh) or (one.done is not None and not one.over):
-                    one.flush(self.request.stop_ids)
-                    over = over or one.over
-                    if one.stop is not None and not one.over:
-                        found.append(Finish(self.request.id, i, one.count))
-            if over:
-                self.finished = all(one.over for one in self.samples)
+            for i, sample in enumerate(self.samples):
+                if (self.eager and sample.new_tokens) or (
+                    sample.ending is not None and not sample.end_flushed
+                ):
+                    sample.flush(self.request.stop_ids)
+                    any_ended = any_ended or sample.end_flushed
+                    if sample.stop_string is not None and not sample.end_flushed:
+                        finishes.append(Finish(self.request.id, i, sample.num_flushed))
+            if any_ended:
+                self.finished = all(sample.end_flushed for sample in self.samples)
             if self.finished:
-                ended(self.request.id)
-            has_output = self.finished or self._streams_news()
+                on_end(self.request.id)
+            has_output = self.finished or self._has_new_output()
             notify = has_output and not self.notified
             self.notified = self.notified or has_output
         if notify:
             self.sink(self)
-        return tuple(found)
+        return tuple(finishes)
 
     def fail(self, error: Exception) -> None:
         """End all with an error: nothing more will come."""
@@ -169,34 +173,38 @@ class OutputProcessor:
                 raise self.error
             self.notified = False
             stops = self.request.sampling.stop_token_ids
-            begun_with = len(self.request.output)  # of the only sample
-            made = sum(sample.count for sample in self.samples) - begun_with
-            new = tuple(
-                s.take(i, stops) for i, s in enumerate(self.samples) if s.has_output
+            num_earlier_tokens = len(self.request.output)  # of the only sample
+            num_output_tokens = (
+                sum(sample.num_flushed for sample in self.samples) - num_earlier_tokens
+            )
+            outputs = tuple(
+                sample.take(i, stops)
+                for i, sample in enumerate(self.samples)
+                if sample.has_output
             )
             prompt = None if self.scores is None else self.scores.by_token()
-            first = self.samples[0].done
+            ending = self.samples[0].ending
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 finished=self.finished,
                 prompt_token_ids=self.request.prompt,
-                outputs=self._chosen(new, prompt),
-                metrics=self.times.metrics(made),
-                num_cached_tokens=0 if first is None else first.cached,
+                outputs=self._for_consumer(outputs, prompt),
+                metrics=self.times.metrics(num_output_tokens),
+                num_cached_tokens=0 if ending is None else ending.cached,
                 prompt_logprobs=prompt,
             )
 
-    def _chosen(
-        self, new: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
+    def _for_consumer(
+        self, outputs: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
     ) -> tuple[CompletionOutput, ...]:
         """The new outputs of samples, in the form for the consumer."""
         params = self.request.sampling
         if params.chooses:
-            new = best_of(new, params.n, scored=params.logprobs is not None)
+            outputs = best_of(outputs, params.n, scored=params.logprobs is not None)
         if prompt is None:
-            return new
-        return tuple(evolve(one, prompt_logprobs=prompt) for one in new)
+            return outputs
+        return tuple(evolve(output, prompt_logprobs=prompt) for output in outputs)
 
     def embedding(self, *, normalize: bool) -> EmbeddingOutput:
         """The prompt as a vector, once it has ended, of length 1 if `normalize`. Raises
@@ -205,31 +213,31 @@ class OutputProcessor:
         with self.lock:
             if self.error is not None:
                 raise self.error
-            done = self.samples[0].done
-            if done is None:
+            ending = self.samples[0].ending
+            if ending is None:
                 raise AssertionError(f"{self.request.id} has not ended")
-            made = self.samples[0].vector
-            reason, why = _ended_pooled(done, made)
-            vector = made if reason == "stop" else b""
+            pooled = self.samples[0].vector
+            reason, error = _pooled_finish_reason(ending, pooled)
+            vector = pooled if reason == "stop" else b""
             return EmbeddingOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 prompt_token_ids=self.request.prompt,
                 vector=normalized(vector) if normalize else vector,
                 metrics=self.times.metrics(0),
-                num_cached_tokens=done.cached,
+                num_cached_tokens=ending.cached,
                 finish_reason=reason,
-                error=why,
+                error=error,
             )
 
-    def _streams_news(self) -> bool:
-        return self.streaming and any(one.has_output for one in self.samples)
+    def _has_new_output(self) -> bool:
+        return self.streaming and any(sample.has_output for sample in self.samples)
 
 
-def _ended_pooled(done: Finished, vector: bytes) -> tuple[str, str]:
+def _pooled_finish_reason(ending: Finished, vector: bytes) -> tuple[str, str]:
     """The finish reason of a pooled prompt, for the consumer, and its error."""
-    if done.reason == "cancelled":
+    if ending.reason == "cancelled":
         return "cancelled", ""
-    if done.reason in ("rejected", "error"):
-        return "error", done.error
+    if ending.reason in ("rejected", "error"):
+        return "error", ending.error
     return ("stop", "") if vector else ("error", "the executor gave no vector")

@@ -35,11 +35,11 @@ from tokenizers import AddedToken
 from minfer.effects.models.checkpoint.checkpoint import CorruptFileError, read_optional
 from minfer.effects.text.tokenizer_classes import TokenizerClass
 
-NAMED: Final = tuple(
+STANDARD_NAMES: Final = tuple(
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_EXTRA, _OLDER = "extra_special_tokens", "additional_special_tokens"
+_EXTRA_TOKENS, _ADDITIONAL_TOKENS = "extra_special_tokens", "additional_special_tokens"
 _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
 Token = str | AddedToken
@@ -56,7 +56,7 @@ class SpecialTokens:
     @property
     def texts(self) -> dict[str, str]:
         """The named tokens, for chat templates."""
-        return {name: text_of(token) for name, token in self.named.items()}
+        return {name: token_content(token) for name, token in self.named.items()}
 
 
 @frozen
@@ -70,7 +70,7 @@ class Templates:
     names: tuple[str, ...] = ()
 
 
-def text_of(token: Token) -> str:
+def token_content(token: Token) -> str:
     """A token's text."""
     return token if isinstance(token, str) else token.content
 
@@ -79,45 +79,51 @@ def special_tokens(
     folder: Path,
     config: Mapping[str, Any],
     stored: Mapping[int, AddedToken],
-    kind: TokenizerClass | None,
+    tokenizer_class: TokenizerClass | None,
 ) -> SpecialTokens:
     """The tokens that the files of a folder name.
 
     `config` is tokenizer_config.json, `stored` are the added tokens of tokenizer.json,
-    `kind` is the tokenizer's class, if it is one that brings tokens of its own.
+    and `tokenizer_class` is the tokenizer's class, if that brings tokens of its own.
     """
-    defaults = {} if kind is None else kind.special_tokens
+    defaults = {} if tokenizer_class is None else tokenizer_class.special_tokens
     settings = dict(config)
-    if not settings.get(_EXTRA) and _OLDER in settings:
-        settings[_EXTRA] = settings.pop(_OLDER)
-    others = _remove_named(settings)
+    if not settings.get(_EXTRA_TOKENS) and _ADDITIONAL_TOKENS in settings:
+        settings[_EXTRA_TOKENS] = settings.pop(_ADDITIONAL_TOKENS)
+    other_named = _pop_custom_tokens(settings)
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, Mapping):
-        added = _read_listed(listed)
+        added = _read_added_decoder(listed)
     else:
-        _overlay(settings, read_optional(folder / "special_tokens_map.json"))
-        others |= _remove_named(settings, only_objects=True)
-        added = _added_file(folder, settings) | dict(stored)
-    if _EXTRA not in settings and _OLDER in settings:
-        settings[_EXTRA] = settings.pop(_OLDER)
-    named = {name: settings.get(name, defaults.get(name)) for name in NAMED}
-    named |= {name: defaults[name] for name in defaults if _is_other(name)}
-    named |= {name: settings[name] for name in settings if _is_other(name)} | others
-    more = [] if kind is None else [*kind.more_tokens]
-    known = {token.content: token for token in added.values()}
-    tokens = {name: _token(value) for name, value in named.items()}
+        _overlay_special_map(settings, read_optional(folder / "special_tokens_map.json"))
+        other_named |= _pop_custom_tokens(settings, only_objects=True)
+        added = _read_added_tokens(folder, settings) | dict(stored)
+    if _EXTRA_TOKENS not in settings and _ADDITIONAL_TOKENS in settings:
+        settings[_EXTRA_TOKENS] = settings.pop(_ADDITIONAL_TOKENS)
+    named = {name: settings.get(name, defaults.get(name)) for name in STANDARD_NAMES}
+    named |= {name: defaults[name] for name in defaults if _has_custom_name(name)}
+    named |= {
+        name: settings[name] for name in settings if _has_custom_name(name)
+    } | other_named
+    extra_tokens = [] if tokenizer_class is None else [*tokenizer_class.more_tokens]
+    added_by_text = {token.content: token for token in added.values()}
+    tokens = {name: _read_token(value) for name, value in named.items()}
     return SpecialTokens(
-        added=tuple(token for _, token in sorted(added.items(), key=lambda one: one[0])),
+        added=tuple(
+            token for _, token in sorted(added.items(), key=lambda entry: entry[0])
+        ),
         named={
-            name: known.get(text_of(token), token) if name in NAMED else token
+            name: added_by_text.get(token_content(token), token)
+            if name in STANDARD_NAMES
+            else token
             for name, token in tokens.items()
             if token is not None
         },
-        extra=_tokens(settings.get(_EXTRA, more)),
+        extra=_read_tokens(settings.get(_EXTRA_TOKENS, extra_tokens)),
     )
 
 
-def _token(value: object, **flags: bool) -> Token | None:
+def _read_token(value: object, **flags: bool) -> Token | None:
     """A token in a file: its text, or an object with its text and flags."""
     if isinstance(value, str | AddedToken):
         return value
@@ -128,58 +134,69 @@ def _token(value: object, **flags: bool) -> Token | None:
     return AddedToken(content, **{**stated, **flags})
 
 
-def _tokens(values: object) -> tuple[Token, ...]:
+def _read_tokens(values: object) -> tuple[Token, ...]:
     listed = values if isinstance(values, list) else []
-    return tuple(token for one in listed if (token := _token(one)) is not None)
+    return tuple(token for value in listed if (token := _read_token(value)) is not None)
 
 
-def _is_other(name: str) -> bool:
+def _has_custom_name(name: str) -> bool:
     """Whether a setting names a token that is not one of the usual ones."""
-    return name.endswith("_token") and name not in NAMED
+    return name.endswith("_token") and name not in STANDARD_NAMES
 
 
-def _remove_named(
+def _pop_custom_tokens(
     settings: dict[str, Any], *, only_objects: bool = False
 ) -> dict[str, Any]:
     """Remove the tokens with names of their own from the settings, and return them."""
-    names = [n for n in settings if _is_other(n) and isinstance(settings[n], str)]
-    found = {} if only_objects else {name: settings.pop(name) for name in names}
-    if isinstance(settings.get(_EXTRA), Mapping):
-        found |= settings.pop(_EXTRA)
-    return found
+    names = [
+        name
+        for name in settings
+        if _has_custom_name(name) and isinstance(settings[name], str)
+    ]
+    named = {} if only_objects else {name: settings.pop(name) for name in names}
+    if isinstance(settings.get(_EXTRA_TOKENS), Mapping):
+        named |= settings.pop(_EXTRA_TOKENS)
+    return named
 
 
-def _read_listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
+def _read_added_decoder(entries: Mapping[str, object]) -> dict[int, AddedToken]:
     """The tokens of an `added_tokens_decoder`, by their keys."""
-    found = {}
+    tokens = {}
     for number, entry in entries.items():
-        token = _token(entry)
+        token = _read_token(entry)
         if isinstance(token, AddedToken) and number.isdecimal():
-            found[int(number)] = token
-    return found
+            tokens[int(number)] = token
+    return tokens
 
 
-def _overlay(settings: dict[str, Any], older: Mapping[str, Any]) -> None:
+def _overlay_special_map(settings: dict[str, Any], older: Mapping[str, Any]) -> None:
     """Lay the settings of special_tokens_map.json over tokenizer_config.json."""
     for name, value in older.items():
-        if name == _EXTRA and isinstance(value, list):
-            before = settings.get(_EXTRA) or []
-            settings[name] = [*before, *(one for one in value if one not in before)]
-        elif name != _EXTRA and isinstance(value, Mapping):
-            settings[name] = _token(value, special=True)
+        if name == _EXTRA_TOKENS and isinstance(value, list):
+            extra_tokens = settings.get(_EXTRA_TOKENS) or []
+            settings[name] = [
+                *extra_tokens,
+                *(token for token in value if token not in extra_tokens),
+            ]
+        elif name != _EXTRA_TOKENS and isinstance(value, Mapping):
+            settings[name] = _read_token(value, special=True)
         else:
             settings[name] = value
 
 
-def _added_file(folder: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+def _read_added_tokens(
+    folder: Path, settings: Mapping[str, Any]
+) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json by id: special are those that `settings` names,
     unless by an object.
     """
-    extra = settings.get(_EXTRA)
-    named = [settings.get(name) for name in NAMED] + (
+    extra = settings.get(_EXTRA_TOKENS)
+    named = [settings.get(name) for name in STANDARD_NAMES] + (
         extra if isinstance(extra, list) else []
     )
-    special = {text_of(one) for one in named if isinstance(one, str | AddedToken)}
+    special = {
+        token_content(token) for token in named if isinstance(token, str | AddedToken)
+    }
     return {
         number: AddedToken(text, special=text in special, normalized=text not in special)
         for text, number in read_optional(folder / "added_tokens.json").items()
@@ -193,38 +210,42 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> Templates:
     Raises CorruptFileError for files that are not text, or templates without a name.
     """
     files = {_DEFAULT: folder / "chat_template.jinja"}
-    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    files |= {path.name.removesuffix(".jinja"): path for path in more}
-    found: Any = {name: _text(path) for name, path in files.items() if path.is_file()}
-    if list(found) == [_DEFAULT]:
-        return Templates(found[_DEFAULT])
-    found = found or config.get("chat_template")
-    where = f"{folder / 'tokenizer_config.json'}: chat_template"
-    if isinstance(found, list):
+    extra_paths = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files |= {path.name.removesuffix(".jinja"): path for path in extra_paths}
+    templates: Any = {
+        name: _read_text(path) for name, path in files.items() if path.is_file()
+    }
+    if list(templates) == [_DEFAULT]:
+        return Templates(templates[_DEFAULT])
+    templates = templates or config.get("chat_template")
+    location = f"{folder / 'tokenizer_config.json'}: chat_template"
+    if isinstance(templates, list):
         try:
-            found = {one["name"]: one["template"] for one in found}
+            templates = {entry["name"]: entry["template"] for entry in templates}
         except (TypeError, KeyError):
-            what = "must be a template, or a list of objects with name and template"
-            raise CorruptFileError(f"{where} {what}; correct it") from None
-    if isinstance(found, dict):
-        named = {str(name): text for name, text in found.items() if isinstance(text, str)}
+            fault = "must be a template, or a list of objects with name and template"
+            raise CorruptFileError(f"{location} {fault}; correct it") from None
+    if isinstance(templates, dict):
+        named = {
+            str(name): text for name, text in templates.items() if isinstance(text, str)
+        }
         return Templates(named.get(_DEFAULT), named.get(_TOOL_USE), tuple(sorted(named)))
-    return Templates(found if isinstance(found, str) else None)
+    return Templates(templates if isinstance(templates, str) else None)
 
 
 def read_response_template(folder: Path) -> str:
     """The `response_template` of a folder's tokenizer_config.json as JSON, of several the
     default; empty if there is none.
     """
-    found = read_optional(folder / "tokenizer_config.json").get("response_template")
-    if isinstance(found, Mapping) and "fields" not in found:
-        found = found.get(_DEFAULT)
-    return "" if found is None else json.dumps(found)
+    template = read_optional(folder / "tokenizer_config.json").get("response_template")
+    if isinstance(template, Mapping) and "fields" not in template:
+        template = template.get(_DEFAULT)
+    return "" if template is None else json.dumps(template)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:
-        what = f"cannot be read ({error}); download it again"
-        raise CorruptFileError(f"{path}: {what}") from error
+        fault = f"cannot be read ({error}); download it again"
+        raise CorruptFileError(f"{path}: {fault}") from error

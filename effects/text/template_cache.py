@@ -1,4 +1,4 @@
-"""What is kept of chat templates: their compiled form, and what probes found of them.
+"""The cache of chat templates: their compiled form, and the results of probes.
 
 A model has one template or two. Where requests bring templates of their own, each tenant
 has a part of the cache: templates of others do not evict a tenant's, and only few of each
@@ -33,7 +33,7 @@ class TemplateCache:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def results(self, template: str) -> dict[Any, Any]:
-        """What is kept of a template of the present tenant."""
+        """The cached results of a template of the present tenant."""
         with self._lock:
             templates = _touch(self._tenants, _tenant.get(), MAX_TENANTS, OrderedDict)
             results: dict[Any, Any] = _touch(templates, template, MAX_TEMPLATES, dict)
@@ -49,13 +49,13 @@ class TemplateCache:
 
 
 def _touch(
-    kept: OrderedDict[Any, Any], key: object, most: int, make: Callable[[], Any]
+    cache: OrderedDict[Any, Any], key: object, max_size: int, make: Callable[[], Any]
 ) -> Any:
     """The value of a key, which becomes the latest; the oldest of too many is removed."""
-    value = kept.setdefault(key, make())
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+    value = cache.setdefault(key, make())
+    cache.move_to_end(key)
+    if len(cache) > max_size:
+        cache.popitem(last=False)
     return value
 
 

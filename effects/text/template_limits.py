@@ -13,24 +13,24 @@ from jinja2.exceptions import TemplateError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-ROUNDS: Final = 100_000  # of all loops over `range` in one rendering
-LONGEST: Final = 1 << 22  # characters or items of a product
-BITS: Final = 4096  # of a power
+MAX_LOOP_ROUNDS: Final = 100_000  # of all loops over `range` in one rendering
+MAX_PRODUCT_LENGTH: Final = 1 << 22  # characters or items of a product
+MAX_POWER_BITS: Final = 4096
 
 
 @define
 class LoopBudget:
     """`range`, for one rendering."""
 
-    left: int = ROUNDS
+    remaining: int = MAX_LOOP_ROUNDS
 
     def range(self, *bounds: Any) -> range:
         """Python's. Raises TemplateError once all loops together are too long."""
-        found = range(*bounds)
-        self.left -= len(found)
-        if self.left < 0:
-            raise TemplateError(f"its loops go round more than {ROUNDS} times")
-        return found
+        numbers = range(*bounds)
+        self.remaining -= len(numbers)
+        if self.remaining < 0:
+            raise TemplateError(f"its loops go round more than {MAX_LOOP_ROUNDS} times")
+        return numbers
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
@@ -40,14 +40,14 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """A product or a power. Raises TemplateError if it is too large."""
-        if operator == "*" and _times(left, right) > LONGEST:
-            raise TemplateError(f"it repeats something to more than {LONGEST}")
-        if operator == "**" and _bits(left, right) > BITS:
+        if operator == "*" and _product_length(left, right) > MAX_PRODUCT_LENGTH:
+            raise TemplateError(f"it repeats something to more than {MAX_PRODUCT_LENGTH}")
+        if operator == "**" and _power_bits(left, right) > MAX_POWER_BITS:
             raise TemplateError("it raises a number to too high a power")
         return super().call_binop(context, operator, left, right)
 
 
-def _times(left: Any, right: Any) -> int:
+def _product_length(left: Any, right: Any) -> int:
     """The length of a product; 0: it is a number, or an error."""
     for sequence, times in ((left, right), (right, left)):
         if isinstance(sequence, str | list | tuple | bytes) and isinstance(times, int):
@@ -55,7 +55,7 @@ def _times(left: Any, right: Any) -> int:
     return 0
 
 
-def _bits(base: Any, power: Any) -> int:
+def _power_bits(base: Any, power: Any) -> int:
     """The most bits of a power of whole numbers; 0: it is of another kind."""
-    whole = isinstance(base, int) and isinstance(power, int)
-    return base.bit_length() * power if whole else 0
+    are_integers = isinstance(base, int) and isinstance(power, int)
+    return base.bit_length() * power if are_integers else 0

@@ -19,8 +19,8 @@ Message = dict[str, Any]
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _FIRST: Final = "first of two"
 _SECOND: Final = "second of two"
-_HI: Final[Message] = {"role": "user", "content": "hi"}
-CALLED: Final[Message] = {
+_USER: Final[Message] = {"role": "user", "content": "hi"}
+TOOL_CALL: Final[Message] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -56,7 +56,7 @@ def read_message(message: Mapping[str, Any]) -> Message:
         fields = {"thinking": thought, **fields, "reasoning_content": thought}
     if fields.get("role") == "assistant" and "content" in message:
         fields.setdefault("content", None)
-    return _with_arguments(fields, _read)
+    return _with_arguments(fields, _parse_arguments)
 
 
 def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
@@ -66,21 +66,24 @@ def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
         return message
     if takes_lists(str(message.get("role"))):
         return message
-    return {**message, "content": "\n".join([part["text"] for part in content])}
+    return {
+        **message,
+        "content": "\n".join([content_part["text"] for content_part in content]),
+    }
 
 
 def list_probe(role: str) -> list[Message]:
     """A conversation with a list of texts in a message of this role."""
-    parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
-    probed = {"role": role, "content": parts}
+    content_parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+    message = {"role": role, "content": content_parts}
     match role:
         case "system":
-            return [probed, _HI]
+            return [message, _USER]
         case "tool":
-            return [_HI, CALLED, {**TOOL_RESULT, **probed}]
+            return [_USER, TOOL_CALL, {**TOOL_RESULT, **message}]
         case "assistant":
-            return [_HI, probed, _HI]
-    return [probed]
+            return [_USER, message, _USER]
+    return [message]
 
 
 def shows_texts(rendered: str) -> bool:
@@ -88,8 +91,8 @@ def shows_texts(rendered: str) -> bool:
     list as Python does.
     """
     quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
-    both = _FIRST in rendered and _SECOND in rendered
-    return both and not any(one in rendered for one in quoted)
+    shows_both = _FIRST in rendered and _SECOND in rendered
+    return shows_both and not any(text in rendered for text in quoted)
 
 
 def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
@@ -97,13 +100,13 @@ def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
     one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
-    for change in (_without_content, _same, without_null, _with_text, _with_objects):
+    for change in (_without_content, _unchanged, without_null, _with_text, _with_objects):
         form = [change(message) for message in chat]
         if form not in tried:
             tried.append(form)
             yield form
     plain = [without_null(message) for message in chat]
-    if (separate := [*_one_at_a_time(plain)]) != plain:
+    if (separate := [*_with_single_calls(plain)]) != plain:
         yield separate
 
 
@@ -118,18 +121,18 @@ def mark_verbatim(chat: Sequence[Message]) -> list[Message]:
     return [_with_arguments(message, _as_verbatim) for message in chat]
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(content_part: Any) -> bool:
     return (
-        isinstance(part, Mapping)
-        and part.get("type") == "text"
-        and isinstance(part.get("text"), str)
+        isinstance(content_part, Mapping)
+        and content_part.get("type") == "text"
+        and isinstance(content_part.get("text"), str)
     )
 
 
-# --- ways -------------------------------------------------------------------------------
+# --- forms ------------------------------------------------------------------------------
 
 
-def _same(message: Message) -> Message:
+def _unchanged(message: Message) -> Message:
     return message
 
 
@@ -150,10 +153,10 @@ def _with_text(message: Message) -> Message:
 
 def _with_objects(message: Message) -> Message:
     """With arguments as objects only: other values are put into one."""
-    return _with_arguments(without_null(message), _object_around)
+    return _with_arguments(without_null(message), _wrap_in_object)
 
 
-def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
+def _with_single_calls(chat: Sequence[Message]) -> Iterator[Message]:
     """With one call in each message, and its results after it: some templates refuse
     several.
     """
@@ -164,21 +167,21 @@ def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
             if position not in moved:
                 yield message
             continue
-        results = _results_behind(chat, position)
-        rest = {"role": message.get("role"), "content": ""}
+        results = _results_after(chat, position)
+        empty_message = {"role": message.get("role"), "content": ""}
         ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
         for index, call in enumerate(calls):
-            yield {**(message if index == 0 else rest), "tool_calls": [call]}
-            answers = results.get(ids[index], [])
+            yield {**(message if index == 0 else empty_message), "tool_calls": [call]}
+            own_results = results.get(ids[index], [])
             # Of calls with one id, each has one result, and the last one the others.
-            number = 1 if ids[index] in ids[index + 1 :] else len(answers)
-            for answer in answers[:number]:
-                moved.add(answer)
-                yield chat[answer]
-            del answers[:number]
+            number = 1 if ids[index] in ids[index + 1 :] else len(own_results)
+            for result_position in own_results[:number]:
+                moved.add(result_position)
+                yield chat[result_position]
+            del own_results[:number]
 
 
-def _results_behind(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
+def _results_after(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
     """The positions of the results of a message's calls, by the id of the call: those up
     to the next answer, as clients may use an id again.
     """
@@ -199,10 +202,10 @@ def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return message
-    return {**message, "tool_calls": [_changed(call, change) for call in calls]}
+    return {**message, "tool_calls": [_change_call(call, change) for call in calls]}
 
 
-def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
+def _change_call(call: Any, change: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call
@@ -210,16 +213,16 @@ def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read(arguments: Any) -> Any:
+def _parse_arguments(arguments: Any) -> Any:
     """The object in a text, if it is one that can be sent on."""
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments or "{}")
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        value = json.loads(arguments or "{}")
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _text_of(arguments: Any) -> Any:
@@ -228,7 +231,7 @@ def _text_of(arguments: Any) -> Any:
     return json.dumps(dict(arguments), ensure_ascii=False, default=dict)
 
 
-def _object_around(arguments: Any) -> Any:
+def _wrap_in_object(arguments: Any) -> Any:
     return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 

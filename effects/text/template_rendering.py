@@ -46,9 +46,9 @@ def render_template(
     """
     try:
         # Values come before tokens of the same name, as in transformers.
-        shown = {**tokens, **_plain(values), "range": LoopBudget().range}
-        shown["messages"] = mark_verbatim(_plain(messages))
-        return _compile(template).render(shown)
+        variables = {**tokens, **_plain(values), "range": LoopBudget().range}
+        variables["messages"] = mark_verbatim(_plain(messages))
+        return _compile(template).render(variables)
     except RecursionError as error:
         raise ChatTemplateError(
             "the chat template recurses without end; correct it"
@@ -83,8 +83,12 @@ def _plain(value: Any) -> Any:
     cannot check.
     """
 
-    def inert(other: object) -> object:
-        return dict(other) if isinstance(other, Mapping) else f"<{type(other).__name__}>"
+    def inert(foreign: object) -> object:
+        return (
+            dict(foreign)
+            if isinstance(foreign, Mapping)
+            else f"<{type(foreign).__name__}>"
+        )
 
     return json.loads(json.dumps(value, default=inert))
 

@@ -39,7 +39,7 @@ _EFFORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "max": ("max", "xhigh", "high"),
 }
 _CHAT: Final[list[Message]] = [{"role": "user", "content": "probe of a question"}]
-_NO_WORD: Final = "probe-of-an-effort"
+_UNKNOWN_EFFORT: Final = "probe-of-an-effort"
 
 
 @frozen(kw_only=True)
@@ -55,29 +55,29 @@ def template_switches(tokenizer: Tokenizer, *, tools: bool) -> TemplateSwitches:
     """The switches of a tokenizer's template. Raises ChatTemplateError without one."""
     template = chosen_template(tokenizer, with_tools=tools)
     tokens = tuple(tokenizer.special_tokens.items())
-    return _switches(TemplateProbe(template, tokens, tools))
+    return _find_switches(TemplateProbe(template, tokens, tools))
 
 
 @cached_by_template
-def _switches(probe: TemplateProbe) -> TemplateSwitches:
-    efforts = _efforts(probe)
+def _find_switches(probe: TemplateProbe) -> TemplateSwitches:
+    efforts = _find_efforts(probe)
     if probe.text(_CHAT, _ON) != probe.text(_CHAT, _OFF):
         return TemplateSwitches(on=_ON, off=_OFF, efforts=efforts)
     off = next(
         (
             variables
-            for variables in map(_effort, _NO_EFFORT)
+            for variables in map(_effort_variables, _NO_EFFORT)
             if _turns_off(probe, variables)
         ),
         None,
     )
-    on = None if off is None else _effort("high")
+    on = None if off is None else _effort_variables("high")
     return TemplateSwitches(on=on, off=off, efforts=efforts)
 
 
-def _efforts(probe: TemplateProbe) -> Mapping[str, Variables]:
+def _find_efforts(probe: TemplateProbe) -> Mapping[str, Variables]:
     texts = {
-        effort: probe.text(_CHAT, {**_ON, **_effort(effort)})
+        effort: probe.text(_CHAT, {**_ON, **_effort_variables(effort)})
         for effort in dict.fromkeys(name for names in _EFFORTS.values() for name in names)
     }
     if len({text for text in texts.values() if text is not None}) < 2:
@@ -87,7 +87,9 @@ def _efforts(probe: TemplateProbe) -> Mapping[str, Variables]:
         for effort, names in _EFFORTS.items()
     }
     return {
-        effort: _effort(name) for effort, name in accepted.items() if name is not None
+        effort: _effort_variables(name)
+        for effort, name in accepted.items()
+        if name is not None
     }
 
 
@@ -96,12 +98,12 @@ def _turns_off(probe: TemplateProbe, variables: Variables) -> bool:
     otherwise than a high effort.
     """
     text = probe.text(_CHAT, variables)
-    if text is None or text == probe.text(_CHAT, _effort("high")):
+    if text is None or text == probe.text(_CHAT, _effort_variables("high")):
         return False
     word = next(iter(variables.values()))
-    other = probe.text(_CHAT, _effort(_NO_WORD))
-    return other is None or other.replace(_NO_WORD, word) != text
+    unknown_text = probe.text(_CHAT, _effort_variables(_UNKNOWN_EFFORT))
+    return unknown_text is None or unknown_text.replace(_UNKNOWN_EFFORT, word) != text
 
 
-def _effort(effort: str) -> Variables:
+def _effort_variables(effort: str) -> Variables:
     return dict.fromkeys(_EFFORT_NAMES, effort)

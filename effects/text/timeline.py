@@ -37,30 +37,33 @@ class Timeline:
     # Where it was sent, and why, where there are several engines: kept by their client.
     sendings: Sequence[Sending] = ()
 
-    def note(
+    def record_scheduling(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]
     ) -> None:
-        """Note that a sample was admitted or preempted; `waits` are as `waits_before`."""
+        """Record that a sample was admitted or preempted; `waits` are as
+        `waits_before`.
+        """
         self.preempted += isinstance(reason, Preempted)
         if self.started is not None:
             return
         spent = {
-            cause: s - self.waits_before.get(cause, 0.0) for cause, s in waits.items()
+            cause: seconds - self.waits_before.get(cause, 0.0)
+            for cause, seconds in waits.items()
         }
         # Time in which the queue was not blocked was spent on the step that ran.
-        rest = now - self.arrived - sum(spent.values())
-        spent["step"] = rest + spent.get("step", 0.0)
+        unblocked = now - self.arrived - sum(spent.values())
+        spent["step"] = unblocked + spent.get("step", 0.0)
         self.started = now
         self.queued = {cause: seconds for cause, seconds in spent.items() if seconds > 0}
 
-    def output(self, now: float) -> None:
-        """Note that tokens came."""
+    def record_output(self, now: float) -> None:
+        """Record the time of an output with tokens."""
         if self.first is None:
             self.first = now
         self.last = now
 
-    def drafted(self, proposed: int, tokens: int) -> None:
-        """Note that a step with so many drafts yielded so many tokens."""
+    def record_drafts(self, proposed: int, tokens: int) -> None:
+        """Record that a step with `proposed` drafts yielded `tokens` tokens."""
         self.drafts += proposed
         self.accepted += max(0, min(proposed, tokens - 1))
 

@@ -14,16 +14,16 @@ from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint.checkpoint import eos_ids
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.text.longest_token import longest_token, state_of
+from minfer.effects.text.longest_token import component_state, max_token_chars
 from minfer.effects.text.side_files import Templates, read_response_template
 from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
 from minfer.effects.text.tokenizer_loading import load_backend
 
 # GPT-2's printable stand-ins for bytes: character -> byte.
-_PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
-_ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
-    chr(256 + i): b for i, b in enumerate(_OTHER)
+_PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_REMAPPED: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_CHAR: Final = {chr(b): b for b in _PRINTABLE} | {
+    chr(256 + i): b for i, b in enumerate(_REMAPPED)
 }
 
 _BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # sentencepiece's form of a byte
@@ -40,7 +40,7 @@ class TextTooLongError(TextError):
 class Tokenizer:
     """A checkpoint's tokenizer. Immutable after loading; safe to share between threads.
 
-    A text that cannot fit into a `context` of so many tokens is refused unread. Raises
+    A text that cannot fit into `context` tokens is refused unread. Raises
     `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError` for the
     small files beside it.
     """
@@ -50,15 +50,15 @@ class Tokenizer:
         backend, tokens, self.templates = load_backend(folder)
         self._backend = backend
         self.special_tokens = tokens.texts
-        added = backend.get_added_tokens_decoder()
+        added_tokens = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(
-            token for token in added if _is_skipped(backend, token)
+            token for token in added_tokens if _is_skipped(backend, token)
         )
-        self.added_ids = frozenset(added)
+        self.added_ids = frozenset(added_tokens)
         # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
-        own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        eos_id = backend.token_to_id(self.special_tokens.get("eos_token", ""))
         self.eos_ids = tuple(
-            dict.fromkeys((*eos_ids(folder), *([] if own is None else [own])))
+            dict.fromkeys((*eos_ids(folder), *([] if eos_id is None else [eos_id])))
         )
         self.chat_template = self.templates.plain
         # How answers are parsed, as JSON; empty if the checkpoint does not say.
@@ -66,15 +66,17 @@ class Tokenizer:
         self.byte_level = (
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes
-        fallback = _falls_back(backend)
+        fallback = _num_stripped_blanks(backend)
         # A text is what its tokens' bytes are in UTF-8, or that without a first blank.
         self.in_bytes = self.byte_level or fallback is not None
         self.strips = bool(fallback)
         self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
         self._texts: dict[int, str | None] = {}  # likewise
-        longest = longest_token(backend) if context else None
+        max_chars_per_token = max_token_chars(backend) if context else None
         # The most characters of a text that may fit, if known.
-        self.most = longest * context if longest and context else None
+        self.max_chars = (
+            max_chars_per_token * context if max_chars_per_token and context else None
+        )
         self.context = context
 
     @property
@@ -94,20 +96,20 @@ class Tokenizer:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
         surrogates), and `TextTooLongError`.
         """
-        if self.most is not None and len(text) > self.most:
+        if self.max_chars is not None and len(text) > self.max_chars:
             raise TextTooLongError(
                 f"the text has {len(text)} characters; this model's maximum context "
-                f"length is {self.context} tokens, which hold {self.most} at most: "
+                f"length is {self.context} tokens, which hold {self.max_chars} at most: "
                 f"shorten it"
             )
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            why = (
+            reason = (
                 f"text has a lone surrogate at character {error.start}; remove it or "
                 f"decode"
             )
-            raise TextError(f"{why} the bytes it came from as UTF-8") from error
+            raise TextError(f"{reason} the bytes it came from as UTF-8") from error
         try:
             # Of one text, but unlike `encode` it lets other threads run meanwhile.
             return self._backend.encode_batch_fast(
@@ -122,17 +124,17 @@ class Tokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def special(self, texts: Iterable[str]) -> frozenset[int]:
+    def find_special_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of those of these texts that are special tokens."""
-        found = map(self._backend.token_to_id, texts)
-        return self.special_ids.intersection(one for one in found if one is not None)
+        ids = map(self._backend.token_to_id, texts)
+        return self.special_ids.intersection(token for token in ids if token is not None)
 
-    def added(self, text: str) -> int | None:
+    def added_token_id(self, text: str) -> int | None:
         """The id of the added token with this text, special or not, if there is one."""
-        found = self._backend.token_to_id(text)
-        return found if found in self.added_ids else None
+        token = self._backend.token_to_id(text)
+        return token if token in self.added_ids else None
 
-    def names(self, ids: Sequence[int]) -> list[str]:
+    def token_names(self, ids: Sequence[int]) -> list[str]:
         """Tokens in the vocabulary's spelling; empty for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
@@ -159,7 +161,7 @@ class Tokenizer:
         return self._backend.to_str()
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token, as behind another; none for ids without a token."""
+        """Bytes of one token, as after another; none for ids without a token."""
         if token in self._bytes:
             return self._bytes[token]
         name = self._backend.id_to_token(token) or ""
@@ -172,7 +174,7 @@ class Tokenizer:
             self._bytes[token] = twice[len(once) :].encode()
         else:
             try:
-                self._bytes[token] = bytes(_ALPHABET[char] for char in name)
+                self._bytes[token] = bytes(_BYTE_OF_CHAR[char] for char in name)
             except KeyError:  # an added token in plain text
                 self._bytes[token] = name.encode()
         return self._bytes[token]
@@ -183,20 +185,22 @@ def _is_skipped(backend: Backend, token: int) -> bool:
     the library compares texts, and one that was ever special stays so.
     """
     ids = [token] * 3  # a decoder may strip the first
-    shown, skipped = (backend.decode(ids, skip_special_tokens=on) for on in (False, True))
+    shown, skipped = (
+        backend.decode(ids, skip_special_tokens=skip) for skip in (False, True)
+    )
     return shown != skipped
 
 
-def _falls_back(backend: Backend) -> int | None:
+def _num_stripped_blanks(backend: Backend) -> int | None:
     """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
     as ▁, and bytes for what is in no other token. None for other kinds.
     """
-    parts = state_of(backend.decoder).get("decoders", ())
-    kinds = [part["type"] for part in parts]
-    strip = parts[-1] if kinds[-1:] == ["Strip"] else None
+    steps = component_state(backend.decoder).get("decoders", ())
+    kinds = [step["type"] for step in steps]
+    strip = steps[-1] if kinds[-1:] == ["Strip"] else None
     if kinds[: len(kinds) - bool(strip)] != ["Replace", "ByteFallback", "Fuse"]:
         return None
     if strip is None:
         return 0
-    usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
-    return int(strip["start"]) if usual else None
+    is_usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
+    return int(strip["start"]) if is_usual else None

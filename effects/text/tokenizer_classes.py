@@ -14,16 +14,18 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 PLAIN: Final = "TokenizersBackend"  # takes tokenizer.json as it is
-State = dict[str, Any]  # a part of a tokenizer, as tokenizer.json spells it
+State = dict[str, Any]  # a component of a tokenizer, as tokenizer.json spells it
 
 
 @frozen(kw_only=True)
 class TokenizerClass:
-    """The parts of a class. `parts` and `model` are made from tokenizer_config.json."""
+    """The components of a class. `components` and `model` are made from
+    tokenizer_config.json.
+    """
 
     special_tokens: Mapping[str, str]  # by name, where the config names none
     model: Mapping[str, Any]  # settings of its byte-pair encoding
-    parts: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
+    components: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
     more_tokens: tuple[str, ...] = ()  # special, where the config lists none
     # The beginning of each text, whatever the post-processor of tokenizer.json is.
     begins: Literal["as the file says", "plain", "with bos_token"] = "as the file says"
@@ -32,7 +34,7 @@ class TokenizerClass:
     adds_again: Literal["nothing", "texts", "tokens"] = "nothing"
     unknown_token: bool = False  # byte-pair encoding gets the `unk_token`
     # The `pad_token` is that of the padding in tokenizer.json, where the config has none.
-    pads_as_the_file_says: bool = False
+    pad_token_from_file: bool = False
 
 
 def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
@@ -44,8 +46,8 @@ def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
     }
 
 
-def _metaspace_parts(config: Mapping[str, Any]) -> State:
-    """Llama's: blanks as ▁, one before the text, or behind each special token too."""
+def _metaspace_components(config: Mapping[str, Any]) -> State:
+    """Llama's: blanks as ▁, one before the text, or after each special token too."""
     prefix = _prefix_space(config, default=True)
     scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -61,13 +63,13 @@ def _metaspace_parts(config: Mapping[str, Any]) -> State:
     }
 
 
-def _fallback_decoder(*more: State) -> State:
+def _fallback_decoder(*extra_steps: State) -> State:
     blanks = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    parts = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *more]
-    return {"type": "Sequence", "decoders": parts}
+    steps = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *extra_steps]
+    return {"type": "Sequence", "decoders": steps}
 
 
-def _gemma_parts(_config: Mapping[str, Any]) -> State:
+def _gemma_components(_config: Mapping[str, Any]) -> State:
     blank = {"String": " "}
     split = {"behavior": "MergedWithPrevious", "invert": False}
     return {
@@ -77,16 +79,16 @@ def _gemma_parts(_config: Mapping[str, Any]) -> State:
     }
 
 
-def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State]:
+def _qwen_components(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State]:
     """Qwen's: words by a regular expression over classes of characters."""
     regex = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?" + letters + r"+|\p{N}"
         r"| ?[^\s\p{L}" + marks + r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    how = {"behavior": "Isolated", "invert": False}
-    split = {"type": "Split", "pattern": {"Regex": regex}, **how}
+    split_options = {"behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": regex}, **split_options}
 
-    def parts(config: Mapping[str, Any]) -> State:
+    def components(config: Mapping[str, Any]) -> State:
         level = _byte_level(_prefix_space(config), regex=False)
         return {
             "normalizer": {"type": "NFC"},
@@ -94,10 +96,10 @@ def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State
             "decoder": _byte_level(prefix=True),
         }
 
-    return parts
+    return components
 
 
-def _gpt2_parts(config: Mapping[str, Any]) -> State:
+def _gpt2_components(config: Mapping[str, Any]) -> State:
     return {
         "normalizer": None,
         "pre_tokenizer": _byte_level(_prefix_space(config)),
@@ -105,13 +107,17 @@ def _gpt2_parts(config: Mapping[str, Any]) -> State:
     }
 
 
-def _neox_parts(config: Mapping[str, Any]) -> State:
+def _neox_components(config: Mapping[str, Any]) -> State:
     trim = bool(config.get("trim_offsets", True))
     level = _byte_level(_prefix_space(config), trim=trim)
-    return {**_gpt2_parts(config), "normalizer": {"type": "NFC"}, "pre_tokenizer": level}
+    return {
+        **_gpt2_components(config),
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": level,
+    }
 
 
-def _cohere_parts(config: Mapping[str, Any]) -> State:
+def _cohere_components(config: Mapping[str, Any]) -> State:
     level = _byte_level(_prefix_space(config))
     digits = {"type": "Digits", "individual_digits": True}
     return {
@@ -130,12 +136,12 @@ def _named(text: str, *names: str) -> dict[str, str]:
     return {f"{name}_token": text for name in names}
 
 
-def _code_llama_parts(config: Mapping[str, Any]) -> State:
+def _code_llama_components(config: Mapping[str, Any]) -> State:
     """Llama's, but for a first blank that is taken off whether one was put there or not,
-    and never a blank behind a special token.
+    and never a blank after a special token.
     """
-    found = _metaspace_parts({**config, "legacy": False})
-    return {**found, "decoder": _metaspace_parts({})["decoder"]}
+    components = _metaspace_components({**config, "legacy": False})
+    return {**components, "decoder": _metaspace_components({})["decoder"]}
 
 
 _SPM: Final = {"fuse_unk": True, "byte_fallback": True}
@@ -155,44 +161,44 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
     "LlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA,
         model=_SPM,
-        parts=_metaspace_parts,
-        pads_as_the_file_says=True,
+        components=_metaspace_components,
+        pad_token_from_file=True,
     ),
     "CodeLlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA | _FILL,
         more_tokens=tuple(_FILL.values()),
         model=_SPM,
-        parts=_code_llama_parts,
+        components=_code_llama_components,
         unknown_token=True,
         begins="with bos_token",
-        pads_as_the_file_says=True,
+        pad_token_from_file=True,
     ),
     "GemmaTokenizer": TokenizerClass(
         special_tokens={
             f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")
         },
         model=_SPM,
-        parts=_gemma_parts,
+        components=_gemma_components,
         unknown_token=True,
     ),
     "Qwen2Tokenizer": TokenizerClass(
         special_tokens=_QWEN,
         model=_AFFIXES,
-        parts=_qwen_parts(r"\p{L}", ""),
+        components=_qwen_components(r"\p{L}", ""),
         adds_again="texts",
     ),
     "Qwen3_5Tokenizer": TokenizerClass(
         special_tokens=_QWEN,
         model=_AFFIXES,
-        parts=_qwen_parts(r"[\p{L}\p{M}]", r"\p{M}"),
+        components=_qwen_components(r"[\p{L}\p{M}]", r"\p{M}"),
     ),
     "GPT2Tokenizer": TokenizerClass(
-        special_tokens=_GPT2, model=_AFFIXES, parts=_gpt2_parts
+        special_tokens=_GPT2, model=_AFFIXES, components=_gpt2_components
     ),
     "GPTNeoXTokenizer": TokenizerClass(
         special_tokens=_GPT2 | {"pad_token": "<|padding|>"},
         model=_AFFIXES,
-        parts=_neox_parts,
+        components=_neox_components,
         begins="plain",
     ),
     "CohereTokenizer": TokenizerClass(
@@ -206,12 +212,12 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
             "mask_token": "<MASK_TOKEN>",
         },
         model=_AFFIXES,
-        parts=_cohere_parts,
+        components=_cohere_components,
         adds_again="tokens",
     ),
 }
 # The class of a `model_type`, in transformers; others have none of their own.
-_OF_TYPES: Final = {
+_MODEL_TYPES: Final = {
     "Qwen2Tokenizer": "dots3_note moss_transcribe_diarize qwen2 qwen2_moe qwen3 "
     "qwen3_moe qwen3_next",
     "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
@@ -226,17 +232,17 @@ _OF_TYPES: Final = {
     "minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder "
     "nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm xlm-roberta-xl",
 }
-CLASS_OF: Final[Mapping[str, str]] = {
-    kind: name for name, kinds in _OF_TYPES.items() for kind in kinds.split()
+CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
+    kind: name for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()
 }
 _MISTRAL: Final = {"ministral", "ministral3", "mistral", "mixtral"}
 # Types whose class holds whatever tokenizer_config.json names.
-_OVERRULED: Final = (
+_FIXED_CLASS_TYPES: Final = (
     "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba minicpm3 "
     "minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe "
     "qwen3_5_moe_text qwen4_exp"
 )
-OVERRULED: Final = frozenset(_OVERRULED.split())
+FIXED_CLASS_TYPES: Final = frozenset(_FIXED_CLASS_TYPES.split())
 
 
 def class_name(
@@ -247,18 +253,20 @@ def class_name(
     `model` is config.json, `tokenizer` tokenizer_config.json; `byte_level` says that
     tokenizer.json mentions ByteLevel.
     """
-    kind = str(model.get("model_type") or "")
-    own = CLASS_OF.get(kind)
+    model_type = str(model.get("model_type") or "")
+    class_of_type = CLASS_BY_MODEL_TYPE.get(model_type)
     named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
     if not isinstance(named, str):
-        return own or PLAIN
+        return class_of_type or PLAIN
     named = named.removesuffix("Fast")
-    code = tokenizer.get("auto_map")
-    if not (code.get("AutoTokenizer") if isinstance(code, dict) else code):
-        overruled = kind in OVERRULED
+    auto_map = tokenizer.get("auto_map")
+    if not (auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map):
+        overruled = model_type in FIXED_CLASS_TYPES
         foreign = named == "LlamaTokenizer" and byte_level
-        if foreign and not overruled and kind not in _MISTRAL:
+        if foreign and not overruled and model_type not in _MISTRAL:
             return PLAIN
-        if own and own != named:
-            named = PLAIN if own == PLAIN else own if overruled else named
+        if class_of_type and class_of_type != named:
+            named = (
+                PLAIN if class_of_type == PLAIN else class_of_type if overruled else named
+            )
     return named if named in CLASSES else PLAIN

@@ -30,13 +30,19 @@ SOURCES: Final = (
     "vocab.json",
     "vocab.txt",
 )
-_CODE_NEEDED: Final = "*.tiktoken"  # what only code of a checkpoint reads
+_CUSTOM_CODE_FILES: Final = "*.tiktoken"  # what only code of a checkpoint reads
 # What else decides which tokenizer transformers makes.
-_BESIDE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
-_UNUSED: Final = ("*.index.json", "generation_config.json")
+_RELATED_FILES: Final = (
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "additional_chat_templates/*",
+)
+_IGNORED_FILES: Final = ("*.index.json", "generation_config.json")
 # Imported names of the extra `tokenizers`.
 _LIBRARIES: Final = ("sentencepiece", "tiktoken", "mistral_common", "google.protobuf")
-_MAX_SECONDS: Final = 300.0
+_MAX_CONVERSION_SECONDS: Final = 300.0
 _DIGEST_BYTES: Final = 16
 _BOS: Final = "<s>"  # of tekken's tokenizers
 _log: Final = logging.getLogger("minfer.text")
@@ -49,7 +55,7 @@ class ConversionError(ValueError):
 def sources(folder: Path) -> list[str]:
     """The names of the files in a folder of which a tokenizer may be made."""
     names = [name for name in SOURCES if (folder / name).is_file()]
-    return [*names, *sorted(path.name for path in folder.glob(_CODE_NEEDED))]
+    return [*names, *sorted(path.name for path in folder.glob(_CUSTOM_CODE_FILES))]
 
 
 def converted_folder(folder: Path) -> Path:
@@ -58,14 +64,14 @@ def converted_folder(folder: Path) -> Path:
     """
     from huggingface_hub import constants
 
-    kept = Path(constants.HF_HOME) / "minfer" / "tokenizers" / _digest(folder)
-    if not kept.exists():
+    cached = Path(constants.HF_HOME) / "minfer" / "tokenizers" / _digest(folder)
+    if not cached.exists():
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            cached.parent.mkdir(parents=True, exist_ok=True)
         except OSError:  # no cache can be kept: the result serves this process alone
-            kept = Path(tempfile.mkdtemp(prefix="minfer-tokenizer-")) / kept.name
-        _convert_into(folder, kept)
-    return kept
+            cached = Path(tempfile.mkdtemp(prefix="minfer-tokenizer-")) / cached.name
+        _convert_into(folder, cached)
+    return cached
 
 
 def _digest(folder: Path) -> str:
@@ -81,8 +87,8 @@ def _digest(folder: Path) -> str:
 
 def _files(folder: Path) -> set[Path]:
     """The files of a folder that decide which tokenizer transformers makes."""
-    files = {path for pattern in _BESIDE for path in folder.glob(pattern)}
-    unused = {path for pattern in _UNUSED for path in folder.glob(pattern)}
+    files = {path for pattern in _RELATED_FILES for path in folder.glob(pattern)}
+    unused = {path for pattern in _IGNORED_FILES for path in folder.glob(pattern)}
     return {path for path in files - unused if path.is_file()}
 
 
@@ -90,38 +96,38 @@ def _convert_into(folder: Path, target: Path) -> None:
     """Write the converted tokenizer to `target`, whole or not at all."""
     _log.info("transformers converts %s of %s", ", ".join(sources(folder)), folder)
     with tempfile.TemporaryDirectory(dir=target.parent) as parent:
-        made = Path(parent) / "tokenizer"
+        staging = Path(parent) / "tokenizer"
         for path in _files(folder):
-            copy = made / path.relative_to(folder)
+            copy = staging / path.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        _run(folder, made)
+        _convert_in_process(folder, staging)
         try:
-            made.rename(target)
+            staging.rename(target)
         except OSError:
             if not target.exists():  # else another process was faster
                 raise
 
 
-def _run(folder: Path, made: Path) -> None:
-    """Have another process convert the files in `made`, which are copies of those in
+def _convert_in_process(folder: Path, staging: Path) -> None:
+    """Have another process convert the files in `staging`, which are copies of those in
     `folder`. Raises ConversionError.
     """
     try:
         process = subprocess.run(
-            [sys.executable, "-m", __name__, str(made)],
+            [sys.executable, "-m", __name__, str(staging)],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_MAX_SECONDS,
+            timeout=_MAX_CONVERSION_SECONDS,
             check=False,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "USE_TORCH": "0"},
         )
         output = process.stderr.strip() if process.returncode else ""
         failed = process.returncode != 0
     except subprocess.TimeoutExpired:
-        failed, output = True, f"it took more than {_MAX_SECONDS:.0f} s"
-    if not failed and (made / "tokenizer.json").is_file():
+        failed, output = True, f"it took more than {_MAX_CONVERSION_SECONDS:.0f} s"
+    if not failed and (staging / "tokenizer.json").is_file():
         return
     cause = output.rsplit("\n", 1)[-1] or "it wrote no tokenizer.json"
     missing = [name for name in _LIBRARIES if not _is_installed(name)]

@@ -15,14 +15,14 @@ from tokenizers import Tokenizer as Backend
 from minfer.effects.models.checkpoint.checkpoint import CheckpointError, read_optional
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.gguf_tokenizer import gguf_backend
-from minfer.effects.text.longest_token import state_of
+from minfer.effects.text.longest_token import component_state
 from minfer.effects.text.side_files import (
     SpecialTokens,
     Templates,
     Token,
     read_templates,
     special_tokens,
-    text_of,
+    token_content,
 )
 from minfer.effects.text.tokenizer_classes import CLASSES, TokenizerClass, class_name
 from minfer.effects.text.tokenizer_conversion import (
@@ -52,22 +52,32 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
             raise TokenizerError(str(error)) from error
     path = folder / "tokenizer.json"
     config = read_optional(folder / "tokenizer_config.json")
-    backend, data = _read(path)
+    backend, data = _read_backend(path)
     model = read_optional(folder / "config.json")
-    kind = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
+    tokenizer_class = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
     stored = backend.get_added_tokens_decoder()
     padding = backend.padding
-    if padding is not None and (kind is None or kind.pads_as_the_file_says):
+    if padding is not None and (
+        tokenizer_class is None or tokenizer_class.pad_token_from_file
+    ):
         config.setdefault("pad_token", padding["pad_token"])
-    tokens = special_tokens(folder, config, stored, kind)
+    tokens = special_tokens(folder, config, stored, tokenizer_class)
     try:
-        if kind is not None and not _is_made_so(backend, kind, config, tokens):
-            backend = Backend.from_str(json.dumps(_remade(data, kind, config, tokens)))
+        if tokenizer_class is not None and not _has_class_components(
+            backend, tokenizer_class, config, tokens
+        ):
+            backend = Backend.from_str(
+                json.dumps(_with_class_components(data, tokenizer_class, config, tokens))
+            )
     except Exception as error:  # the library raises bare Exception
         raise _unusable(path, f"not what its tokenizer_class takes ({error})") from error
-    _add_tokens(backend, tokens, kind)
-    if kind is not None and kind.begins != "as the file says":
-        bos = tokens.texts.get("bos_token") if kind.begins == "with bos_token" else None
+    _add_tokens(backend, tokens, tokenizer_class)
+    if tokenizer_class is not None and tokenizer_class.begins != "as the file says":
+        bos = (
+            tokens.texts.get("bos_token")
+            if tokenizer_class.begins == "with bos_token"
+            else None
+        )
         ids = [] if bos is None else [(bos, backend.token_to_id(bos))]
         begin = "" if bos is None else f"{bos} "
         backend.post_processor = processors.TemplateProcessing(
@@ -79,7 +89,7 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     return backend, tokens, read_templates(folder, config)
 
 
-def _read(path: Path) -> tuple[Backend, bytes]:
+def _read_backend(path: Path) -> tuple[Backend, bytes]:
     try:
         data = path.read_bytes()
         return Backend.from_buffer(data), data
@@ -89,14 +99,16 @@ def _read(path: Path) -> tuple[Backend, bytes]:
         raise _unusable(path, f"corrupt or of an unknown kind ({error})") from error
 
 
-def _unusable(path: Path, why: str) -> TokenizerError:
+def _unusable(path: Path, reason: str) -> TokenizerError:
     remedy = "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-    return TokenizerError(f"{path}: {why}; write it with transformers: {remedy}")
+    return TokenizerError(f"{path}: {reason}; write it with transformers: {remedy}")
 
 
-def _model(kind: TokenizerClass, tokens: SpecialTokens) -> dict[str, Any]:
+def _bpe_settings(
+    tokenizer_class: TokenizerClass, tokens: SpecialTokens
+) -> dict[str, Any]:
     """The settings of a class's byte-pair encoding."""
-    unknown = tokens.texts.get("unk_token") if kind.unknown_token else None
+    unknown = tokens.texts.get("unk_token") if tokenizer_class.unknown_token else None
     return {
         "dropout": None,
         "unk_token": unknown,
@@ -105,13 +117,13 @@ def _model(kind: TokenizerClass, tokens: SpecialTokens) -> dict[str, Any]:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": False,
-        **kind.model,
+        **tokenizer_class.model,
     }
 
 
-def _is_made_so(
+def _has_class_components(
     backend: Backend,
-    kind: TokenizerClass,
+    tokenizer_class: TokenizerClass,
     config: Mapping[str, Any],
     tokens: SpecialTokens,
 ) -> bool:
@@ -121,70 +133,82 @@ def _is_made_so(
     model: Any = backend.model
     if type(model).__name__ != "BPE":
         return False
-    for name, value in _model(kind, tokens).items():
+    for name, value in _bpe_settings(tokenizer_class, tokens).items():
         if (getattr(model, name) or None) != (value or None):
             return False
-    for name, part in kind.parts(config).items():
-        found = state_of(getattr(backend, name))
-        levels = name == "decoder" and found.get("type") == "ByteLevel"
-        if levels and part["type"] == "ByteLevel":
+    for name, component in tokenizer_class.components(config).items():
+        state = component_state(getattr(backend, name))
+        is_byte_level = name == "decoder" and state.get("type") == "ByteLevel"
+        if is_byte_level and component["type"] == "ByteLevel":
             continue  # whose settings have no effect in a decoder
-        if _bare(found) != _bare(part or {}):
+        if _relevant_state(state) != _relevant_state(component or {}):
             return False
     stored = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
     return [*map(repr, stored)] == [*map(repr, tokens.added[: len(stored)])]
 
 
-def _bare(part: Any) -> Any:
+def _relevant_state(state: Any) -> Any:
     """A part of a tokenizer without fields that do not influence token ids."""
-    if isinstance(part, list):
-        return [*map(_bare, part)]
-    if isinstance(part, dict):
-        return {k: _bare(v) for k, v in part.items() if k != "trim_offsets"}
-    return part
+    if isinstance(state, list):
+        return [*map(_relevant_state, state)]
+    if isinstance(state, dict):
+        return {k: _relevant_state(v) for k, v in state.items() if k != "trim_offsets"}
+    return state
 
 
-def _remade(
-    data: bytes, kind: TokenizerClass, config: Mapping[str, Any], tokens: SpecialTokens
+def _with_class_components(
+    data: bytes,
+    tokenizer_class: TokenizerClass,
+    config: Mapping[str, Any],
+    tokens: SpecialTokens,
 ) -> dict[str, Any]:
     """The tokenizer of tokenizer.json, with the parts of the class."""
     state: dict[str, Any] = json.loads(data)
-    old = state["model"]
-    vocabulary = old["vocab"]
+    old_model = state["model"]
+    vocabulary = old_model["vocab"]
     if isinstance(vocabulary, list):  # of a unigram model, with scores
         vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
-    words = {"vocab": vocabulary, "merges": old.get("merges") or []}
-    model = {"type": "BPE", **_model(kind, tokens), **words}
-    return {**state, **kind.parts(config), "model": model, "added_tokens": []}
+    tables = {"vocab": vocabulary, "merges": old_model.get("merges") or []}
+    model = {"type": "BPE", **_bpe_settings(tokenizer_class, tokens), **tables}
+    return {
+        **state,
+        **tokenizer_class.components(config),
+        "model": model,
+        "added_tokens": [],
+    }
 
 
 def _add_tokens(
-    backend: Backend, tokens: SpecialTokens, kind: TokenizerClass | None
+    backend: Backend, tokens: SpecialTokens, tokenizer_class: TokenizerClass | None
 ) -> None:
     """Add the tokens of the files, in transformers' order, on which their ids depend."""
     names = set(tokens.texts.values())
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    known |= {token.content for token in tokens.added}
-    every = (*tokens.named.values(), *tokens.extra)
-    wanted: list[Token] = [*tokens.added]
-    for token in every:
+    known_texts = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known_texts |= {token.content for token in tokens.added}
+    other_tokens = (*tokens.named.values(), *tokens.extra)
+    new_tokens: list[Token] = [*tokens.added]
+    for token in other_tokens:
         # Of equal texts with other flags, the later one is used.
-        if text_of(token) not in known and token not in wanted:
-            wanted.append(token)
+        if token_content(token) not in known_texts and token not in new_tokens:
+            new_tokens.append(token)
     backend.add_tokens(
         [
-            _special(token) if isinstance(token, str) or token.content in names else token
-            for token in wanted
+            _as_special(token)
+            if isinstance(token, str) or token.content in names
+            else token
+            for token in new_tokens
         ]
     )
-    if kind is not None and kind.adds_again == "texts":
-        again = [AddedToken(text_of(token), special=True) for token in every]
-        backend.add_tokens(again)
-    elif kind is not None and kind.adds_again == "tokens":
-        backend.add_special_tokens([_special(token) for token in every])
+    if tokenizer_class is not None and tokenizer_class.adds_again == "texts":
+        repeated = [
+            AddedToken(token_content(token), special=True) for token in other_tokens
+        ]
+        backend.add_tokens(repeated)
+    elif tokenizer_class is not None and tokenizer_class.adds_again == "tokens":
+        backend.add_special_tokens([_as_special(token) for token in other_tokens])
 
 
-def _special(token: Token) -> AddedToken:
+def _as_special(token: Token) -> AddedToken:
     """The token as a special one."""
     if isinstance(token, str):
         return AddedToken(token, special=True)

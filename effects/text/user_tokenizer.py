@@ -34,7 +34,7 @@ class UserTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = copy.copy(tokenizer)
-        self._tokenizer.most = None
+        self._tokenizer.max_chars = None
         self.chat_template = tokenizer.chat_template
         self.bos_token = tokenizer.special_tokens.get("bos_token")
         self.eos_token = tokenizer.special_tokens.get("eos_token")
@@ -42,7 +42,7 @@ class UserTokenizer:
         self.eos_token_id = self._id(self.eos_token)
 
     def _id(self, text: str | None) -> int | None:
-        return None if text is None else self._tokenizer.added(text)
+        return None if text is None else self._tokenizer.added_token_id(text)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises TextError if it is not valid Unicode."""
@@ -57,7 +57,7 @@ class UserTokenizer:
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Tokens in the vocabulary's spelling; empty for ids without a token."""
-        return self._tokenizer.names(ids)
+        return self._tokenizer.token_names(ids)
 
     def apply_chat_template(
         self,
@@ -74,21 +74,21 @@ class UserTokenizer:
         Other arguments are variables of the template. Raises ChatTemplateError.
         """
         _check_arguments(chat_template_kwargs)
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        text = render_chat(self._tokenizer, conversation, how)
+        text = render_chat(self._tokenizer, conversation, options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that are no variables of the template; false and None
     ask for nothing.
     """
     for name in _REFUSED:
-        if given.get(name) not in (None, False):
-            why = f"apply_chat_template: {name} is not supported"
-            raise TypeError(f"{why}; it returns a text, or a list of token ids")
+        if arguments.get(name) not in (None, False):
+            reason = f"apply_chat_template: {name} is not supported"
+            raise TypeError(f"{reason}; it returns a text, or a list of token ids")

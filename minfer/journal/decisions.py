@@ -34,9 +34,9 @@ from minfer.records.state import EngineState, Transition
 Facts = dict[str, Any]
 # Fields of reasons, by their names in journals, that quote errors: these decide nothing.
 _WORDS: Final = {
-    "Voided": ("error",),
+    "Discarded": ("error",),
     "Ignored": ("detail",),
-    "Overruled": ("error", "line"),
+    "PolicyOverride": ("error", "line"),
     "LostBlocks": ("error",),
 }
 
@@ -53,9 +53,9 @@ def facts(before: EngineState, transition: Transition) -> Facts:
     """The decisions of a turn that differ from a steady decode, as JSON types.
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
-    `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
-    `fills`, `opens`, `grows`, `copies`. `moves`, `finished`, `wake` and `reasons` are the
-    rest.
+    `left` and `joined` [place, run id, row], `num_scheduled_tokens` and
+    `max_sampled_tokens` that are not 1, `fills`, `opens`, `grows`, `copies`, `drafts`,
+    `deferred`. `moves`, `finished`, `wake` and `reasons` are the rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -109,8 +109,8 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.run_ids != was:
         changes = _membership(was, plan)
     for name, column in (
-        ("counts", plan.num_scheduled_tokens),
-        ("most", plan.max_sampled_tokens),
+        ("num_scheduled_tokens", plan.num_scheduled_tokens),
+        ("max_sampled_tokens", plan.max_sampled_tokens),
     ):
         if column.count(1) != len(column):
             changes[name] = [[at, column[at]] for at in _not_one(column)]
@@ -136,7 +136,7 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
             for draft in plan.drafts
         ]
     if plan.deferred:
-        changes["apart"] = list(plan.deferred)
+        changes["deferred"] = list(plan.deferred)
     return changes
 
 
@@ -153,7 +153,7 @@ def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
     out = sorted(map(was.index, odd & old))
     places = sorted(map(plan.run_ids.index, odd - old))
     if less(was, out) != less(plan.run_ids, places):
-        return {"gens": list(plan.run_ids)}
+        return {"run_ids": list(plan.run_ids)}
     new = [[at, plan.run_ids[at], plan.rows[at]] for at in places]
     return {"left": [was[at] for at in out], "joined": new}
 

@@ -42,7 +42,7 @@ def listed(parts: Iterable[str], none: str = "none") -> str:
 # --- subjects of each kind of reason ----------------------------------------------------
 
 
-def _held(one: _Reasons) -> str:
+def _blocked(one: _Reasons) -> str:
     text = f"{_who(one)} for {one['cause']}"
     if not one["needs"]:
         return text
@@ -81,12 +81,12 @@ class _Phrases:
 _WORDS: Final = {
     "Admitted": _Phrases("admitted", _who),
     "Preempted": _Phrases("preempted", _preempted),
-    "Held": _Phrases("held", _held),
+    "QueueBlocked": _Phrases("blocked", _blocked),
     "Missed": _Phrases("missed the prefix of", _missed),
     "WindowMissed": _Phrases("missed blocks of a window of", _window_missed),
-    "Voided": _Phrases("discarded", _fields),
+    "Discarded": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
-    "Overruled": _Phrases("overruled the policy in", _fields),
+    "PolicyOverride": _Phrases("overruled the policy in", _fields),
 }
 
 

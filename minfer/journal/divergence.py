@@ -30,11 +30,11 @@ LEGEND: Final = {
     "finished": "[request, sample, reason, output tokens, cached tokens of its prompt]",
     "wake": "seconds",
     "plans": "one entry for each step planned, as far as it differs from the one before",
-    "gens": "generations, in batch order",
-    "left": "generations",
-    "joined": "[place in the batch, generation, device row]",
-    "counts": "[place in the batch, input tokens], where not 1",
-    "most": "[place in the batch, tokens it may yield], where not 1",
+    "run_ids": "runs, in batch order",
+    "left": "runs",
+    "joined": "[place in the batch, run, device row]",
+    "num_scheduled_tokens": "[place in the batch, input tokens], where not 1",
+    "max_sampled_tokens": "[place in the batch, tokens it may yield], where not 1",
     "fills": "[place in the batch, position of the first of its inputs from history]",
     "opens": "[place in the batch, request, sample, table as [first block, how many]]",
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
@@ -42,7 +42,7 @@ LEGEND: Final = {
     "drafts": "[place in the batch, tokens to verify]",
     "moves": "[number, whether to the device, from pages as [first page, how many], to]; "
     "or [number, stored or fetched, how many blocks, pages of the device]",
-    "apart": "places in the batch of rows that are sampled apart",
+    "deferred": "places in the batch of rows with deferred sampling",
 }
 
 

@@ -37,11 +37,11 @@ A file may end anywhere: bytes after the last complete record were never acknowl
 incomplete record before complete ones is damage: a reader finds the next records by their
 first bytes, lengths and checksums, and reports how many turns they are.
 Digests of states are those of `minfer.journal.projection`, which leaves out token ids and
-keys, so that a journal without token ids has the same. Format 2 had others, over the
-records of that time: its journals are replayed by their decisions alone. Formats 3 and 4
-kept more about drafts whose number is fixed: states with running samples are not compared
-there. Classes and fields of records have the names of `minfer.journal.wire_names`, which
-also lists what formats 2 and 3 may have that is not supported any more.
+keys, so that a journal without token ids has the same. Classes and fields of records have
+the names of `minfer.journal.wire_names`.
+
+Format 6 is the first that later versions read: what they add has defaults. Journals of
+formats before it are refused, with the last commit that reads them.
 
 This module has the format; `minfer.journal.writing` makes records of turns, and
 `minfer.journal.reading` turns of records.
@@ -60,12 +60,9 @@ from minfer.values.checks import MOST
 
 MAGIC: Final = b"minfer journal 1\n"
 # Of heads, facts and digests; the number in MAGIC is that of the framing of records.
-FORMAT: Final = 5
-OLDEST: Final = 2  # format that can be replayed
-STATES: Final = 3  # format from which on digests of states are comparable
-# Format from which on the acceptance of each sample's drafts is kept only if their number
-# depends on it.
-LEARNING: Final = 5
+FORMAT: Final = 6
+# the last that reads older formats, 2 to 5
+READS_OLDER: Final = "minfer 0.1.0 (commit 964bfc75)"
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 START: Final = bytes(8)  # the digest before the first turn
 NO_STEP: Final = MOST + 1  # a number that no step has
@@ -89,7 +86,7 @@ class Head:
     turn: int = 0  # the number of its first turn
     digest: bytes = START
     state: EngineState | None = None  # None: the engine's first, or it was not read
-    # of `state`, unless that is the engine's first; format 3 and later
+    # of `state`, unless that is the engine's first
     state_digest: bytes = b""
     format: int = FORMAT
     about: Mapping[str, Any] = field(factory=dict)

@@ -68,7 +68,7 @@ def batches(before: EngineState, facts: Facts) -> list[PlanBatch]:
     # no facts: one plan, equal to the one before it
     for plan in facts.get("plans", [{}]):
         gone = set(plan.get("left", ()))
-        gens = list(plan.get("gens", [gen for gen in gens if gen not in gone]))
+        gens = list(plan.get("run_ids", [gen for gen in gens if gen not in gone]))
         for at, gen, row in plan.get("joined", ()):
             gens.insert(at, gen)
             rows[gen] = row
@@ -86,8 +86,8 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
         batch.rows[name] = {"device row": row}
     for fact, what in (
         ("drafts", "drafts"),
-        ("counts", "input tokens"),
-        ("most", "tokens at most"),
+        ("num_scheduled_tokens", "input tokens"),
+        ("max_sampled_tokens", "tokens at most"),
         ("fills", "first position"),
     ):
         for at, value in plan.get(fact, ()):

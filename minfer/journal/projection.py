@@ -57,7 +57,7 @@ def projected(state: EngineState) -> dict[str, Any]:
             for one in state.fences
         ],
         "failed steps": [[*sample, count] for sample, count in state.faults],
-        "held": None
+        "blocked": None
         if blocked is None
         else {"place": list(blocked.place), "cause": blocked.cause},
         "requests": {name: _live(state.requests[name]) for name in state.requests},
@@ -72,7 +72,7 @@ def _drafting(drafting: Drafting) -> dict[str, Any]:
     proposals = sorted(drafting.proposals.items())
     return {
         "proposed": [[*name, one.known, len(one.tokens)] for name, one in proposals],
-        "learnt": [
+        "acceptance": [
             [*name, *_learnt(one)] for name, one in sorted(drafting.learnt.items())
         ],
         "overall": _learnt(drafting.overall),
@@ -134,13 +134,13 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
     for i, seq in enumerate(run.seqs):
         yield {
             "sequence": _sequence(seq),
-            "generation": run.run_ids[i],
+            "run_id": run.run_ids[i],
             "row": run.rows[i],
             "start": run.starts[i],
-            "base": run.num_known_at_admission[i],
+            "num_known_at_admission": run.num_known_at_admission[i],
             "known": run.known[i],
             "scheduled": run.scheduled[i],
-            "last": run.last_index[i],
+            "last_index": run.last_index[i],
             "leaf": _block(prefix, run.chains[i].leaf),
             **_tables(run.tables[i], run.chains[i]),
         }
@@ -158,12 +158,11 @@ def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
 def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "step": plan.step,
-        "generations": list(plan.run_ids),
+        "run_ids": list(plan.run_ids),
         "rows": list(plan.rows),
         "starts": list(plan.starts),
-        "counts": list(plan.num_scheduled_tokens),
-        "most": list(plan.max_sampled_tokens),
-        "repeat": 1,  # a field of all plans in format 3
+        "num_scheduled_tokens": list(plan.num_scheduled_tokens),
+        "max_sampled_tokens": list(plan.max_sampled_tokens),
     }
 
 

@@ -16,7 +16,7 @@ from minfer.journal.format import (
     FORMAT,
     FRAME,
     MAGIC,
-    OLDEST,
+    READS_OLDER,
     RESULT,
     TICK,
     TURN,
@@ -244,7 +244,7 @@ def _decompressed(data: bytes) -> bytes:
 
 def _bare_head(record: Any, classes: Mapping[str, type]) -> Head:
     """The head in a record, without its state. Raises JournalError for another format."""
-    if not OLDEST <= record["format"] <= FORMAT:
+    if record["format"] != FORMAT:
         raise JournalError(_other_format(record))
     bare = Head(
         config=load(record["config"], classes),
@@ -293,12 +293,14 @@ def _other_format(record: Mapping[str, Any]) -> str:
     """The error for a head of another format; `record` are its fields, which may be
     anything.
     """
-    older = record["format"] < OLDEST
-    what = "it records decisions otherwise" if older else "it is newer"
+    reads = (
+        f"{READS_OLDER}, the last that reads it"
+        if record["format"] < FORMAT
+        else _writer(record.get("about") or {})
+    )
     return (
-        f"this journal has format {record['format']}, and this minfer reads formats "
-        f"{OLDEST} to {FORMAT}: {what}; replay it with "
-        f"{_writer(record.get('about') or {})}"
+        f"this journal has format {record['format']}, and this minfer reads format "
+        f"{FORMAT}; replay it with {reads}"
     )
 
 

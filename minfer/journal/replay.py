@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from minfer.engine import step
 from minfer.journal.decisions import chained, compact, facts
 from minfer.journal.divergence import Divergence, diverged
-from minfer.journal.format import EVERY, LEARNING, STATES, Head, JournalError
+from minfer.journal.format import EVERY, Head, JournalError
 from minfer.journal.projection import state_digest
 from minfer.journal.reading import (
     headless,
@@ -96,21 +96,6 @@ class Journal:
     def config(self) -> EngineConfig:
         """The configuration of the recorded engine."""
         return self.segments[0].head.config
-
-    @property
-    def by_decisions_alone(self) -> bool:
-        """Whether digests of states are of an older format: then only decisions are
-        compared.
-        """
-        return self.segments[0].head.format < STATES
-
-    def _is_comparable(self, state: EngineState) -> bool:
-        """Whether the digest of this state can be compared with one of the journal's
-        format.
-        """
-        how, form = self.config.speculation, self.segments[0].head.format
-        kept_more = form < LEARNING and how is not None and not how.adaptive
-        return not (self.by_decisions_alone or (kept_more and state.requests))
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -229,9 +214,7 @@ class Journal:
         return Turn(number, before, written.events, transition)
 
     def _check(self, state: EngineState, expected: bytes, where: str) -> None:
-        """Compare a whole state with a recorded digest, if possible."""
-        if not self._is_comparable(state):
-            return
+        """Compare a whole state with a recorded digest."""
         self.checked += 1
         found = state_digest(state)
         if found != expected:

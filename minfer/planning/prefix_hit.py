@@ -128,7 +128,7 @@ def pages_needed(
             low = outside(hit * size, group.window, size)
             own = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
             idle = sum(not live(prefix, key) for key in own)
-            held = (hit if config.reserve_windows else len(own)) - idle
+            held = len(own) - idle
         else:
             held = _live_blocks(prefix, keys, hit, g)
         free_of_charge += held * group.pages

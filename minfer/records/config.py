@@ -73,10 +73,6 @@ class EngineConfig:
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
     groups: tuple[CacheGroup, ...] = (CacheGroup(),)  # of layers
-    # Whether admission takes all blocks of the known tokens in groups with a window, too,
-    # as engines did that knew one group: for their journals. Else these are taken chunk
-    # by chunk.
-    reserve_windows: bool = field(default=False, validator=flag)
     # pages that admission leaves free
     watermark: int = field(default=0, validator=number(0))
     # A row with deferred sampling may be planned one token ahead of its known tokens: its
@@ -173,7 +169,6 @@ class EngineConfig:
                 "speculation: a draft model cannot draft for a model whose layers are of "
                 "several cache groups; use lookups or none"
             )
-        by_chunk = any(windows) and not self.reserve_windows
-        object.__setattr__(self, "by_chunk", by_chunk)
+        object.__setattr__(self, "by_chunk", any(windows))
         pages = sum(group.pages for group in groups)
         object.__setattr__(self, "block_pages", pages)

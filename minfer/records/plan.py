@@ -39,8 +39,8 @@ is 1 more
   it is handed over once the host has sent the mask.
 - A row in `deferred` and in `drafts` has drafts from the plan, and a mask for each place:
   for the token after its last one, and for the token after each draft. The core can plan
-  such rows, and kept journals have them; the torch executor refuses them, and the
-  engine's own host proposes no drafts for them.
+  such rows; the torch executor refuses them, and the engine's own host proposes no drafts
+  for them.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """
@@ -187,18 +187,6 @@ class Mask:
 
 
 @frozen
-class Stand:
-    """How many drafts of a row in `deferred` may be accepted: for more there are no
-    masks.
-
-    Only kept journals have it (see above).
-    """
-
-    index: int  # in the plan's columns
-    most: int
-
-
-@frozen
 class SampleDeferred:
     """The host's message to sample the rows in `deferred` of a step now."""
 
@@ -207,5 +195,3 @@ class SampleDeferred:
     # Whether all masks are in memory that the executor lent for this step, one line for
     # each entry of `deferred`. An executor behind a wire lends none.
     written: bool = False
-    # of some rows with drafts; for others all drafts may be accepted
-    stands: tuple[Stand, ...] = ()

@@ -1,6 +1,5 @@
-"""Plans and results as bytes. Unlike the rest of this folder it is used while an engine
-runs: rank 0 sends plans in this form to the other ranks (`items.py` of
-`minfer.effects.execution.ranks`). Results have a form for executors in other processes.
+"""Plans as bytes: the form in which rank 0 sends them to the other ranks (`items.py` of
+`minfer.effects.execution.ranks`).
 
 Theory. A steady decode is five columns of integers, and most other parts of a plan
 (prefill tokens, tables, growth) are integers, too. So a plan is sent as one array of
@@ -10,11 +9,9 @@ of those.
 
     plan      u32 count of words, the words, then JSON or nothing
     words     step, then each section: its length, its words
-    sections  the columns gens, rows, starts, counts, most; apart; then, for fills,
-              drafts, grows, opens and copies: one record after the other
-
-    results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
-              ids; JSON: log-probabilities, pooled vectors, an error
+    sections  the columns run_ids, rows, starts, num_scheduled_tokens,
+              max_sampled_tokens; deferred; then, for fills, drafts, grows, opens and
+              copies: one record after the other
 
 The bytes are trusted as far as the other process is: both are of one engine. Bytes that
 are not a plan raise WireError.
@@ -24,13 +21,11 @@ import json
 import struct
 import sys
 from array import array
-from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
-from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     Copy,
     Draft,
@@ -40,15 +35,10 @@ from minfer.records.plan import (
     Plan,
     PrefillTokens,
     SampleDeferred,
-    Stand,
 )
-from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 from minfer.sampling.reference_sampler import RowSampling
 
 _COUNT: Final = struct.Struct("<I")
-_KIND: Final = struct.Struct("<B")
-_EXECUTED: Final = 0
-_FAILED: Final = 1
 _WORD: Final = 8  # bytes
 
 
@@ -231,8 +221,7 @@ def _sampling_from(fields: dict[str, Any]) -> RowSampling:
 def deferred_to(apart: SampleDeferred) -> bytes:
     """The message to sample the deferred rows, as bytes."""
     masks = [[mask.index, mask.bits.hex(), mask.place] for mask in apart.masks]
-    stands = [[one.index, one.most] for one in apart.stands]
-    return _packed(array("q", (apart.step,)), {"masks": masks, "stands": stands})
+    return _packed(array("q", (apart.step,)), {"masks": masks})
 
 
 def deferred_from(data: bytes) -> SampleDeferred:
@@ -243,55 +232,6 @@ def deferred_from(data: bytes) -> SampleDeferred:
             Mask(index, bytes.fromhex(bits), place)
             for index, bits, place in more["masks"]
         )
-        stands = tuple(Stand(index, most) for index, most in more["stands"])
-        return SampleDeferred(words.one(), masks, stands=stands)
+        return SampleDeferred(words.one(), masks)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this says nothing about sampling: {error!r}") from error
-
-
-# --- results ----------------------------------------------------------------------------
-
-
-def results_to(done: Executed | Failed) -> bytes:
-    """The results of a step as bytes."""
-    if isinstance(done, Failed):
-        error = {"error": done.error}
-        return _KIND.pack(_FAILED) + _packed(array("q", (done.step,)), error)
-    words = array("q", (done.step,))
-    _section(words, tuple(map(len, done.yields)))
-    for tokens in done.yields:
-        words.extend(tokens)
-    fields: dict[str, Any] = {}
-    if done.logprobs:
-        fields["logprobs"] = [[*map(attrs.astuple, row)] for row in done.logprobs]
-    if done.pooled:
-        fields["pooled"] = [
-            b2a_base64(one, newline=False).decode() for one in done.pooled
-        ]
-    return _KIND.pack(_EXECUTED) + _packed(words, fields)
-
-
-def results_from(data: bytes) -> Executed | Failed:
-    """The results encoded in `data`. Raises WireError."""
-    try:
-        (kind,) = _KIND.unpack_from(data)
-        words, more = _unpacked(data[_KIND.size :])
-        step = words.one()
-        if kind == _FAILED:
-            return Failed(step, more["error"])
-        yields = tuple(words.take(size) for size in words.section())
-        logprobs = _logprobs_from(more.get("logprobs", ()))
-        pooled = tuple(map(a2b_base64, more.get("pooled", ())))
-        return Executed(step, yields, logprobs, pooled)
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
-        raise WireError(f"these are no results: {error!r}") from error
-
-
-def _logprobs_from(fields: Any) -> Logprobs:
-    return tuple(
-        tuple(
-            TokenLogprobs(token, logprob, rank, tuple(likeliest), tuple(logprobs))
-            for token, logprob, rank, likeliest, logprobs in row
-        )
-        for row in fields
-    )

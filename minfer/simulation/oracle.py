@@ -77,8 +77,7 @@ def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[byte
     tokens.
     """
     by_place = {mask.place: mask.bits for mask in deferred.masks if mask.index == index}
-    most = min([drafts, *(one.most for one in deferred.stands if one.index == index)])
-    return [by_place.get(place, b"") for place in range(most + 1)]
+    return [by_place.get(place, b"") for place in range(drafts + 1)]
 
 
 @define

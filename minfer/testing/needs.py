@@ -18,7 +18,7 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     pages = pages_at_once(config, -(-known // size))
     for g, group in enumerate(config.groups):
         reads = read_blocks(config, group, hit)
-        saved = hit if config.reserve_windows else len(reads)
+        saved = len(reads)
         for block in reads:
             node = node_of(after.blocks.prefix, group_key(seq.keys[block], g))
             saved -= node is not None and not node.users
@@ -40,7 +40,7 @@ def pages_at_once(config: EngineConfig, blocks: int) -> int:
     total, size = 0, config.block_size
     for group in config.groups:
         most = blocks
-        if group.window and not config.reserve_windows:
+        if group.window:
             positions = range(group.window - 1, group.window - 1 + size)
             spans = [at // size - (at - group.window + 1) // size + 1 for at in positions]
             first = [at // size for at in range(group.sink_tokens)]

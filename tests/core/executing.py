@@ -4,22 +4,19 @@ results in their wire form.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Final
 
 from attrs import frozen
 
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     Draft,
     Mask,
     NewRow,
     Plan,
     SampleDeferred,
-    Stand,
 )
-from minfer.records.plan_wire import plan_from, plan_to, results_from, results_to
+from minfer.records.plan_wire import plan_from, plan_to
 from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
 from minfer.simulation.oracle import Oracle, OracleRow
@@ -68,30 +65,14 @@ class Busy(Oracle):
         super().launch(plan_from(plan_to(plan)) if self.habits.wire else plan)
         if plan.deferred:
             self.seen["sampled apart"] += 1
+            drafts = sum(draft.index in plan.deferred for draft in plan.drafts)
+            self.seen["drafts sampled apart"] += drafts
             # Of 2^31 tokens it is 256 MB; one without bits means the same.
             few = self.vocab <= MASKED
             everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
             masks = (Mask(plan.deferred[0], everything),)
-            reported = SampleDeferred(plan.step, masks, stands=tuple(self._stands(plan)))
+            reported = SampleDeferred(plan.step, masks)
             self.sample(reported)
-
-    def _stands(self, plan: Plan) -> Iterator[Stand]:
-        """The host has masks for only some places of rows that are sampled apart. Draws
-        of its own: seeds keep their worlds.
-        """
-        rng = Random(f"stands {plan.step}")
-        for draft in plan.drafts:
-            if draft.index in plan.deferred:
-                self.seen["drafts sampled apart"] += 1
-                if rng.random() < 0.2:
-                    yield Stand(
-                        draft.index, rng.randrange(plan.num_scheduled_tokens[draft.index])
-                    )
-
-    def collect(self) -> Executed | Failed:
-        """Run the next plan."""
-        done = super().collect()
-        return results_from(results_to(done)) if self.habits.wire else done
 
     def _verified(
         self, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]

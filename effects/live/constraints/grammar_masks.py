@@ -9,7 +9,7 @@ matcher, or gets a new one that reads all its tokens.
 Most masks take some ten microseconds, and those of all rows are made at once, on all
 processors, during the forward that they are for (`begin`). A few take milliseconds: where
 a grammar is ambiguous, or its strings are bounded. Other requests would wait for these.
-So there is one bound, MASK_WAIT, for one mask:
+So there is one bound, MASK_WAIT_SECONDS, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
                                       a used matcher is idle (idle_matchers.py)
@@ -46,12 +46,12 @@ from minfer.effects.live.constraints.sample_grammars import (
 )
 from minfer.effects.live.masks import MaskMaker, StepMasks, no_memory, ready_masks
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
-from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.job_threads import SLOW_WORK_THREADS, JobThreads
 from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Event, Execute, Finish, Pause
@@ -79,7 +79,7 @@ class GrammarMasks(MaskMaker):
             SampleId, SampleGrammar
         ] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
-        self._threads = JobThreads(FOR_SLOW, "minfer-masks")
+        self._threads = JobThreads(SLOW_WORK_THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._not_connected
         self._lend: Callable[[int], Lines | None] = no_memory
         self._barring = TokenBans()
@@ -194,7 +194,7 @@ class GrammarMasks(MaskMaker):
         constraint = request.sampling.structured_outputs
         if (
             constraint is not None
-            and (idle := self._grammars.idle(constraint)) is not None
+            and (idle := self._grammars.take_idle_matcher(constraint)) is not None
         ):
             self._set_matcher(grammar, idle)
             return
@@ -380,7 +380,7 @@ class GrammarMasks(MaskMaker):
                 bits = self._mask_from_new_matcher(evolve(due, back=0, tokens=whole))
                 grammar.consumed = due.length
             grammar.allowed = AllowedTokens(due.length, bits)
-        quick = time.thread_time() - begun <= MASK_WAIT
+        quick = time.thread_time() - begun <= MASK_WAIT_SECONDS
         if quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
@@ -390,7 +390,11 @@ class GrammarMasks(MaskMaker):
         if constraint is None:
             raise AssertionError(f"{grammar.name} has no constraint")
         try:
-            idle = None if grammar.discarded else self._grammars.idle(constraint)
+            idle = (
+                None
+                if grammar.discarded
+                else self._grammars.take_idle_matcher(constraint)
+            )
             self._set_matcher(grammar, idle or self._grammars.get(constraint).matcher())
         except GrammarError as error:
             grammar.failed = error
@@ -402,7 +406,7 @@ class GrammarMasks(MaskMaker):
 
     def _set_matcher(self, grammar: SampleGrammar, matcher: Matcher) -> None:
         ends = self._ends if grammar.request.sampling.ignore_eos else NOTHING
-        grammar.matcher, grammar.never = matcher, ends | self._grammars.never
+        grammar.matcher, grammar.never = matcher, ends | self._grammars.forbidden_tokens
 
 
 def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:

@@ -79,14 +79,14 @@ def _check_template(template: CustomTemplate) -> None:
 
 def _check_defaults(defaults: Mapping[str, Any]) -> None:
     from minfer.effects.text.chat_templates import (
-        OF_REQUESTS,
-        RESERVED,
+        PER_REQUEST_NAMES,
+        RESERVED_NAMES,
         ChatTemplateError,
         check_names,
     )
 
     try:
-        check_names(defaults, _DEFAULTS, RESERVED | OF_REQUESTS)
+        check_names(defaults, _DEFAULTS, RESERVED_NAMES | PER_REQUEST_NAMES)
     except ChatTemplateError as error:
         raise ConfigError(str(error)) from error
     for name, value in defaults.items():

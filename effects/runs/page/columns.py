@@ -50,12 +50,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Loading": ("blocks", "hit", "kind"),
     "Recomputing": ("blocks", "hit", "kind"),
     "LostBlocks": ("blocks", "error"),
-    "Held": ("cause", "needs", "available"),
+    "QueueBlocked": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"),
-    "Voided": ("step", "error", "rows"),
+    "Discarded": ("step", "error", "rows"),
     "Ignored": ("event", "detail"),
-    "Overruled": ("question", "why"),
+    "PolicyOverride": ("question", "why"),
     # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }

@@ -85,10 +85,10 @@ class Metrics(Collector):
 
     def note_end(self, job: OutputProcessor) -> None:
         """Add a request that has ended to the histograms of requests."""
-        lengths = [one.done.length for one in job.samples if one.done]
+        lengths = [one.ending.length for one in job.samples if one.ending]
         for one in job.samples:
             # As in its output: a stop string may be in the last token.
-            why = "stop" if one.stop else one.done.reason if one.done else ""
+            why = "stop" if one.stop_string else one.ending.reason if one.ending else ""
             self.ends[_ENDS.get(why, "error")] += 1
         self._observe("request_prompt_tokens", len(job.request.prompt))
         self._observe("request_generation_tokens", sum(lengths))

@@ -162,9 +162,9 @@ def _state(
 
 def _prompt_figures(job: OutputProcessor) -> JsonObject:
     """The figures of one prompt so far; null where there is none."""
-    made = sum(one.count + len(one.fresh) for one in job.samples)
+    made = sum(one.num_flushed + len(one.new_tokens) for one in job.samples)
     metrics = job.times.metrics(made)
-    first = job.samples[0].done
+    first = job.samples[0].ending
     placed = [
         {
             "replica": one.placed.replica,
@@ -187,7 +187,7 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
         "draft_tokens": metrics.draft_tokens,
         "accepted_draft_tokens": metrics.accepted_draft_tokens,
         "finish_reasons": [
-            "stop" if one.stop else one.done.reason if one.done else None
+            "stop" if one.stop_string else one.ending.reason if one.ending else None
             for one in job.samples
         ],
         **({"replicas": placed} if placed else {}),

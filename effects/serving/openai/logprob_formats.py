@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final, TypedDict
 
 from minfer.effects.serving.protocol import Include
-from minfer.effects.text.logprobs_by_id import text_of
+from minfer.effects.text.logprobs_by_id import decode_token
 from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 
@@ -173,7 +173,7 @@ def join_scores(first: CompletionScores, then: CompletionScores) -> CompletionSc
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> str:
     """A token's text, or vLLM's name for one without."""
-    return text_of(token, tokenizer) or _id_name(token)
+    return decode_token(token, tokenizer) or _id_name(token)
 
 
 def _id_name(token: int) -> str:

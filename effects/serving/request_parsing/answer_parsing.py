@@ -110,7 +110,7 @@ class AnswerParser:
         if not self._parsing.parallel:
             deltas = [one for one in deltas if not getattr(one, "index", 0)]
         self._reasoning.add(choice, output.token_ids, deltas)
-        if any(isinstance(one, CallEnd) and one.whole for one in deltas):
+        if any(isinstance(one, CallEnd) and one.complete for one in deltas):
             self._calling.add(choice)
         if output.finish_reason is not None:
             del self._parsers[choice]

@@ -2,7 +2,8 @@
 
 The bytes of a body are counted as they arrive (`body_counter`). Every bound is generous:
 each body that could be valid passes, and its parts are checked exactly where they are
-read (`Tokenizer.most` for a text, the context for token ids, the fields for the rest).
+read (`Tokenizer.max_chars` for a text, the context for token ids, the fields for
+the rest).
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,7 @@ class Limits:
         return cls(
             body=largest_body(config.max_model_len) if body is None else body,
             context=config.max_model_len,
-            text=None if llm.tokenizer is None else llm.tokenizer.most,
+            text=None if llm.tokenizer is None else llm.tokenizer.max_chars,
             max_running=config.max_num_seqs,
             max_waiting=config.max_waiting,
         )

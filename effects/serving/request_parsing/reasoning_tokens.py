@@ -34,10 +34,12 @@ class _BetweenMarkers:
 
     def __init__(self, tokenizer: Tokenizer, parsing: Parsing, closes: int) -> None:
         self._tokenizer = tokenizer
-        self._opens = tokenizer.added(REASONING[parsing.reasoning].opens)
+        self._opens = tokenizer.added_token_id(REASONING[parsing.reasoning].opens)
         self._closes = closes
         tools = TOOLS.get(parsing.tools)
-        self._calls = {tokenizer.added(one) for one in (tools.opens if tools else ())}
+        self._calls = {
+            tokenizer.added_token_id(one) for one in (tools.opens if tools else ())
+        }
         self._inside = parsing.thinking is not None
         self._done = bool(parsing.begun) and not self._inside
         self._tokens = 0
@@ -74,7 +76,7 @@ class _OnChannel:
     def __init__(self, tokenizer: Tokenizer, message: int) -> None:
         self._tokenizer = tokenizer
         self._message = message
-        self._stops = {tokenizer.added(marker) for marker in harmony.STOPS}
+        self._stops = {tokenizer.added_token_id(marker) for marker in harmony.STOPS}
         self._header: list[int] | None = []  # None: within a message
         self._inside = False
         self.count = 0
@@ -140,12 +142,12 @@ class ReasoningTokens:
 def _counter(parsing: Parsing, tokenizer: Tokenizer) -> _Counter:
     """The counter for one choice."""
     if parsing.reasoning in REASONING:
-        closes = tokenizer.added(REASONING[parsing.reasoning].closes)
+        closes = tokenizer.added_token_id(REASONING[parsing.reasoning].closes)
         if closes is not None:
             return _BetweenMarkers(tokenizer, parsing, closes)
     elif (
         parsing.tools == HARMONY
-        and (message := tokenizer.added(harmony.MESSAGE)) is not None
+        and (message := tokenizer.added_token_id(harmony.MESSAGE)) is not None
     ):
         return _OnChannel(tokenizer, message)
     return _OfText(tokenizer)

@@ -26,7 +26,7 @@ from minfer.effects.serving.request_parsing.structured_fields import (
     client_field,
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.grammar_text import json_rule, rule
+from minfer.effects.text.grammars.grammar_text import constraint_rule, json_rule
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.argument_forms import Callee
 from minfer.effects.text.tools.formats import NONE, Parsing
@@ -215,7 +215,7 @@ def constrain_after_reasoning(
         return None
     param = client_field(constraint.param, answer.field)
     try:
-        rule_text = rule(constraint)
+        rule_text = constraint_rule(constraint)
     except GrammarError as error:
         why = str(error).removeprefix(f"{constraint.param}: ")
         raise ApiError(f"{param}: {why}", param) from None
@@ -233,7 +233,7 @@ def constrain_after_reasoning(
 
 def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
     """A function from the text of a marker to its token id."""
-    return llm.tokenizer.added if llm.tokenizer else lambda _: None
+    return llm.tokenizer.added_token_id if llm.tokenizer else lambda _: None
 
 
 @cache

@@ -47,7 +47,7 @@ class TokenizeBody(StrictObject):
             "count": len(ids),
             "max_model_len": llm.setup.config.max_model_len,
             "tokens": ids,
-            "token_strs": None if tokenizer is None else tokenizer.names(ids),
+            "token_strs": None if tokenizer is None else tokenizer.token_names(ids),
         }
 
     def _ids(self, llm: ModelInfo) -> list[int]:

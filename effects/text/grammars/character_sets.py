@@ -11,10 +11,10 @@ CONTROLS: Final = frozenset(range(32))
 _ESCAPED: Final = frozenset(map(ord, '"\\'))
 _DROPPED: Final = r"\x{1}"
 SURROGATES: Final = range(0xD800, 0xE000)
-BESIDE_SURROGATES: Final = (SURROGATES.start - 1, SURROGATES.stop)
+SURROGATE_NEIGHBOURS: Final = (SURROGATES.start - 1, SURROGATES.stop)
 ALL_CHARACTERS: Final = range(0x110000)
 # What JSON has no escape for but one by number.
-UNNAMED: Final = (CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
+ONLY_NUMBERED: Final = (CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
 
 
 @frozen
@@ -29,7 +29,7 @@ class CharacterSet:
     empty: bool = False  # it holds no character
 
     @property
-    def suspect(self) -> bool:
+    def may_gain_escapes(self) -> bool:
         """Whether it might get escapes of characters that it lacks."""
         return not self.known or not self.ascii >= _ESCAPED
 
@@ -42,18 +42,20 @@ class CharacterSet:
         """The set without U+0001, if that has to go. Raises GrammarError if nothing is
         left then.
         """
-        if not self.suspect or 1 not in self.controls:
+        if not self.may_gain_escapes or 1 not in self.controls:
             return self.text
         if self.text == f"[{_DROPPED}]":
-            why = "a pattern cannot have U+0001 and sets of all other control characters"
-            raise GrammarError(f"{why}; leave U+0001 out")
+            reason = (
+                "a pattern cannot have U+0001 and sets of all other control characters"
+            )
+            raise GrammarError(f"{reason}; leave U+0001 out")
         return f"[{self.text}--{_DROPPED}]"
 
-    def check_named(self, *, dropping: bool) -> None:
+    def check_spellable(self, *, dropping: bool) -> None:
         """Raise GrammarError if no escape but one by number stands for what it holds."""
-        left = self.ascii - {1} if dropping else self.ascii
-        if self.known and not self.beyond and left and left <= UNNAMED:
-            raise unnamed(min(left))
+        remaining = self.ascii - {1} if dropping else self.ascii
+        if self.known and not self.beyond and remaining and remaining <= ONLY_NUMBERED:
+            raise unnamed_error(min(remaining))
 
 
 # What `.` matches for `re`, and for ECMA 262, too.
@@ -63,22 +65,22 @@ NO_LINE_END: Final = CharacterSet(
 )
 
 
-def unnamed(number: int) -> GrammarError:
+def unnamed_error(number: int) -> GrammarError:
     """The error about a control character in a schema whose texts have no escapes by
     number.
     """
-    why = "cannot be written beside patternProperties with additionalProperties"
-    return GrammarError(f"U+{number:04X} {why}; leave one of them out")
+    reason = "cannot be written beside patternProperties with additionalProperties"
+    return GrammarError(f"U+{number:04X} {reason}; leave one of them out")
 
 
 def holds_all(ranges: list[range]) -> bool:
     """Whether these ranges hold all characters."""
     end = 0
-    for one in sorted(ranges, key=lambda one: one.start):
+    for span in sorted(ranges, key=lambda span: span.start):
         end = SURROGATES.stop if end in SURROGATES else end
-        if one.start > end:
+        if span.start > end:
             return False
-        end = max(end, one.stop)
+        end = max(end, span.stop)
     return end >= ALL_CHARACTERS.stop
 
 

@@ -1,7 +1,7 @@
 """Whether no value matches two schemas: then `oneOf` is `anyOf`.
 
-Only what shows at once is taken for a difference: other types, other values of `const`
-and `enum`, and a required property that differs so.
+Only simple differences count: other types, other values of `const` and `enum`, and a
+required property that differs so.
 """
 
 import json
@@ -20,11 +20,12 @@ Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
 
 def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     """Whether each two of these schemas exclude each other; references lead to `root`."""
-    comparison = _Comparison(root)
-    if comparison.discriminated(schemas):
+    comparison = _SchemaComparison(root)
+    if comparison.have_discriminator(schemas):
         return True
     return all(
-        comparison.differ(entry, other) for entry, other in combinations(schemas, 2)
+        comparison.differ(schema, other_schema)
+        for schema, other_schema in combinations(schemas, 2)
     )
 
 
@@ -44,104 +45,117 @@ class _Alternative:
 
 
 @define
-class _Comparison:
+class _SchemaComparison:
     root: Any
-    _left: int = field(default=MAX_COMPARISONS)
+    _comparisons_left: int = field(default=MAX_COMPARISONS)
     _pairs_left: int = field(default=MAX_PAIRS)
     # By the id of a schema, each of which is within the root or the compared ones.
-    _known: dict[int, list[_Alternative]] = field(factory=dict)
+    _alternatives_by_id: dict[int, list[_Alternative]] = field(factory=dict)
 
-    def discriminated(self, schemas: Sequence[Any]) -> bool:
+    def have_discriminator(self, schemas: Sequence[Any]) -> bool:
         """Whether a required property has other values in each of these objects."""
-        said = [self._joined(schema) for schema in schemas]
-        if not said or any(_types(entry) != {"object"} for entry in said):
+        joined_schemas = [self._joined(schema) for schema in schemas]
+        if not joined_schemas or any(
+            _types(joined) != {"object"} for joined in joined_schemas
+        ):
             return False
         return any(
-            _all_differ([self._listed(entry, name) for entry in said])
-            for name in set.intersection(*map(_required, said))
+            _all_differ([self._listed(joined, name) for joined in joined_schemas])
+            for name in set.intersection(*map(_required, joined_schemas))
         )
 
     def _listed(self, schemas: Schemas, name: str) -> frozenset[str] | None:
         """The only values of a property, if they are listed."""
-        said = [
-            part for entry in _property(schemas, name) for part in self._joined(entry)
+        joined = [
+            member
+            for schema in _property(schemas, name)
+            for member in self._joined(schema)
         ]
-        return _values(tuple(said))
+        return _values(tuple(joined))
 
-    def differ(self, entry: Any, other: Any, depth: int = 0) -> bool:
+    def differ(self, schema: Any, other_schema: Any, depth: int = 0) -> bool:
         """Whether no value can match both."""
-        self._left -= 1
-        if depth > MAX_DEPTH or self._left < 0:
+        self._comparisons_left -= 1
+        if depth > MAX_DEPTH or self._comparisons_left < 0:
             return False
-        if entry is False or other is False:
+        if schema is False or other_schema is False:
             return True
-        first = self._alternatives(entry)
-        second = self._alternatives(other)
+        alternatives = self._alternatives(schema)
+        other_alternatives = self._alternatives(other_schema)
         return all(
-            self._parts_differ(left, right, depth) for left in first for right in second
+            self._alternatives_differ(left, right, depth)
+            for left in alternatives
+            for right in other_alternatives
         )
 
     def _alternatives(self, schema: Any) -> list[_Alternative]:
         """The alternatives of a schema, which are computed once."""
-        if (known := self._known.get(id(schema))) is None:
-            made = self._list_alternatives(schema)
-            known = self._known[id(schema)] = list(map(_Alternative.of, made))
-        return known
+        if (alternatives := self._alternatives_by_id.get(id(schema))) is None:
+            schema_lists = self._list_alternatives(schema)
+            alternatives = self._alternatives_by_id[id(schema)] = list(
+                map(_Alternative.of, schema_lists)
+            )
+        return alternatives
 
     def _list_alternatives(self, schema: Any) -> list[Schemas]:
         """What a schema says, and the schemas that it refers to or joins: once for each
         of its alternatives.
         """
-        said = self._joined(schema)
-        words = [word for entry in said for word in ("anyOf", "oneOf") if word in entry]
-        several = next(
-            (entry[words[0]] for entry in said if words and words[0] in entry), None
+        joined = self._joined(schema)
+        words = [
+            word for member in joined for word in ("anyOf", "oneOf") if word in member
+        ]
+        alternatives = next(
+            (member[words[0]] for member in joined if words and words[0] in member), None
         )
-        if not isinstance(several, list):
-            return [said]
-        return [(*said, *self._joined(part)) for part in several]
+        if not isinstance(alternatives, list):
+            return [joined]
+        return [(*joined, *self._joined(alternative)) for alternative in alternatives]
 
     def _joined(self, schema: Any) -> Schemas:
         result: list[Mapping[str, Any]] = []
-        due = [schema]
-        while due and len(result) < MAX_DEPTH:
-            part = due.pop()
-            if not isinstance(part, Mapping):
+        pending = [schema]
+        while pending and len(result) < MAX_DEPTH:
+            current = pending.pop()
+            if not isinstance(current, Mapping):
                 continue
-            result.append(part)
-            due += part["allOf"] if isinstance(part.get("allOf"), list) else []
-            if isinstance(reference := part.get("$ref"), str):
-                due.append(self._target(reference))
+            result.append(current)
+            pending += current["allOf"] if isinstance(current.get("allOf"), list) else []
+            if isinstance(reference := current.get("$ref"), str):
+                pending.append(self._target(reference))
         return tuple(result)
 
     def _target(self, reference: str) -> Any:
-        part = self.root
-        for step in reference.split("/")[1:]:
-            part = part.get(step) if isinstance(part, Mapping) else None
-        return part if reference.startswith("#/") else None
+        target = self.root
+        for key in reference.split("/")[1:]:
+            target = target.get(key) if isinstance(target, Mapping) else None
+        return target if reference.startswith("#/") else None
 
-    def _parts_differ(self, entry: _Alternative, other: _Alternative, depth: int) -> bool:
+    def _alternatives_differ(
+        self, alternative: _Alternative, other_alternative: _Alternative, depth: int
+    ) -> bool:
         self._pairs_left -= 1
         if self._pairs_left < 0:
             return False
-        types = entry.types & other.types
+        types = alternative.types & other_alternative.types
         if not types:
             return True
-        left, right = entry.values, other.values
+        left, right = alternative.values, other_alternative.values
         if left is not None and right is not None and left.isdisjoint(right):
             return True
         return types == {"object"} and any(
             self.differ(first, second, depth + 1)
-            for name in _required(entry.schemas) | _required(other.schemas)
-            for first in _property(entry.schemas, name)
-            for second in _property(other.schemas, name)
+            for name in _required(alternative.schemas)
+            | _required(other_alternative.schemas)
+            for first in _property(alternative.schemas, name)
+            for second in _property(other_alternative.schemas, name)
         )
 
 
 def _all_differ(lists: Sequence[frozenset[str] | None]) -> bool:
-    known = [entry for entry in lists if entry is not None]
-    return len(known) == len(lists) and sum(map(len, known)) == len(
-        frozenset[str]().union(*known)
+    listed = [values for values in lists if values is not None]
+    return len(listed) == len(lists) and sum(map(len, listed)) == len(
+        frozenset[str]().union(*listed)
     )
 
 
@@ -151,17 +165,15 @@ def _types(schemas: Schemas) -> frozenset[str]:
     for schema in schemas:
         kinds = schema.get("type")
         if isinstance(kinds, str | list):
-            several = [kinds] if isinstance(kinds, str) else [*map(str, kinds)]
-            null = ["null"] if schema.get("nullable") is True else []
-            result &= {
-                "number" if entry == "integer" else entry for entry in several + null
-            }
+            names = [kinds] if isinstance(kinds, str) else [*map(str, kinds)]
+            nulls = ["null"] if schema.get("nullable") is True else []
+            result &= {"number" if kind == "integer" else kind for kind in names + nulls}
         elif (values := _values((schema,))) is not None:
-            result &= {_type(json.loads(entry)) for entry in values}
+            result &= {_type_name(json.loads(value)) for value in values}
     return result
 
 
-def _type(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {bool: "boolean", str: "string", list: "array", dict: "object"}
     return "null" if value is None else names.get(type(value), "number")
 
@@ -172,20 +184,20 @@ def _values(schemas: Schemas) -> frozenset[str] | None:
     for schema in schemas:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
-            listed = frozenset(map(_written, values))
+            listed = frozenset(map(_canonical_json, values))
             result = listed if result is None else result & listed
     return result
 
 
-def _written(value: Any) -> str:
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
+def _canonical_json(value: Any) -> str:
+    is_integral = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_integral else value, sort_keys=True)
 
 
 def _required(schemas: Schemas) -> set[str]:
     lists = [schema.get("required") for schema in schemas]
-    names = [entry for names in lists if isinstance(names, list) for entry in names]
-    return {entry for entry in names if isinstance(entry, str)}
+    names = [name for names in lists if isinstance(names, list) for name in names]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _property(schemas: Schemas, name: str) -> Iterator[Any]:

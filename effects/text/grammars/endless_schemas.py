@@ -16,39 +16,41 @@ def find_endless(
     """Returns one of the schemas that needs itself, or None; `target` resolves a
     reference.
     """
-    open_ones, done = set[int](), set[int]()
+    open_ids, done_ids = set[int](), set[int]()
     for schema in schemas:
-        due = [(schema, _needed(schema, target))]
-        open_ones.add(id(schema))
-        while due and id(schema) not in done:
-            current, needed = due[-1]
-            following = next((entry for entry in needed if id(entry) not in done), None)
+        stack = [(schema, _needed_schemas(schema, target))]
+        open_ids.add(id(schema))
+        while stack and id(schema) not in done_ids:
+            current, needed = stack[-1]
+            following = next(
+                (candidate for candidate in needed if id(candidate) not in done_ids), None
+            )
             if following is None:
-                done.add(id(current))
-                open_ones.discard(id(current))
-                due.pop()
-            elif id(following) in open_ones:
+                done_ids.add(id(current))
+                open_ids.discard(id(current))
+                stack.pop()
+            elif id(following) in open_ids:
                 return following
             else:
-                open_ones.add(id(following))
-                due.append((following, _needed(following, target)))
-        open_ones.discard(id(schema))
+                open_ids.add(id(following))
+                stack.append((following, _needed_schemas(following, target)))
+        open_ids.discard(id(schema))
     return None
 
 
-def _needed(
+def _needed_schemas(
     schema: dict[str, Any], target: Callable[[str], Any]
 ) -> Iterator[dict[str, Any]]:
     """The schemas that a schema needs."""
-    result: list[Any] = []
+    candidates: list[Any] = []
     if isinstance(reference := schema.get("$ref"), str):
-        result.append(target(reference))
-    if isinstance(parts := schema.get("allOf"), list):
-        result += parts
-    if isinstance(parts := schema.get("anyOf"), list) and len(parts) == 1:
-        result += parts
+        candidates.append(target(reference))
+    if isinstance(subschemas := schema.get("allOf"), list):
+        candidates += subschemas
+    if isinstance(subschemas := schema.get("anyOf"), list) and len(subschemas) == 1:
+        candidates += subschemas
     properties, required = schema.get("properties"), schema.get("required")
-    whole = schema.get("type") == "object" and isinstance(properties, dict)
-    if whole and isinstance(properties, dict) and isinstance(required, list):
-        result += [properties.get(name) for name in required if isinstance(name, str)]
-    return (entry for entry in result if isinstance(entry, dict))
+    is_object = schema.get("type") == "object" and isinstance(properties, dict)
+    if is_object and isinstance(properties, dict) and isinstance(required, list):
+        candidates += [properties.get(name) for name in required if isinstance(name, str)]
+    return (candidate for candidate in candidates if isinstance(candidate, dict))

@@ -3,10 +3,10 @@
 JSON Schema says that a format is a comment unless a reader asserts it. Those that the
 compiler supports are asserted, and those here; others have no effect.
 
-`PATTERNS` narrows formats of the standard to what parsers take: dates are in the
+`STANDARD_PATTERNS` narrows formats of the standard to what parsers take: dates are in the
 calendar, from the year 1 on; a minute has 60 seconds; a URI has a host that can be one.
-`LIBRARIES` has pydantic's formats. They apply only if the schema has no pattern: zod uses
-some of the same names, with patterns of its own.
+`LIBRARY_PATTERNS` has pydantic's formats. They apply only if the schema has no pattern:
+zod uses some of the same names, with patterns of its own.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from typing import Final
 from minfer.effects.text.grammars.lookaheads import as_one_pattern
 
 # Of the compiler.
-COMPILED: Final = frozenset({"email", "hostname"})
+COMPILER_FORMATS: Final = frozenset({"email", "hostname"})
 
 _YEAR: Final = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR: Final = (
@@ -65,11 +65,12 @@ _HEX: Final = "[0-9a-fA-F]"
 _BASE64: Final = "[A-Za-z0-9+/]"
 _BASE64_URL: Final = "[A-Za-z0-9_-]"
 
-_SPECIAL: Final = ("http", "https", "ws", "wss", "ftp", "file")
-_FREE: Final = r"A-Za-z0-9\-._~!$&'()*+,;=:@"
-_PATH: Final = f"(?:[{_FREE}/]|%{_HEX}{{2}})*"
+_SPECIAL_SCHEMES: Final = ("http", "https", "ws", "wss", "ftp", "file")
+_UNRESERVED: Final = r"A-Za-z0-9\-._~!$&'()*+,;=:@"
+_PATH: Final = f"(?:[{_UNRESERVED}/]|%{_HEX}{{2}})*"
 _QUERY: Final = (
-    rf"(?:\?(?:[{_FREE}/?]|%{_HEX}{{2}})*)?(?:#(?:[{_FREE}/?]|%{_HEX}{{2}})*)?"
+    rf"(?:\?(?:[{_UNRESERVED}/?]|%{_HEX}{{2}})*)?"
+    rf"(?:#(?:[{_UNRESERVED}/?]|%{_HEX}{{2}})*)?"
 )
 _LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME: Final = rf"(?:{_LABEL}\.)*[A-Za-z](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?"
@@ -79,18 +80,19 @@ _AUTHORITY: Final = rf"{_USER}(?:{_NAME}|{_IPV4}|\[{_IPV6}\]){_PORT}"
 
 
 def _other_schemes() -> str:
-    """The schemes other than `_SPECIAL`, in upper and lower case."""
+    """The schemes other than `_SPECIAL_SCHEMES`, in upper and lower case."""
     special = "|".join(
-        "".join(f"[{letter.upper()}{letter}]" for letter in scheme) for scheme in _SPECIAL
+        "".join(f"[{letter.upper()}{letter}]" for letter in scheme)
+        for scheme in _SPECIAL_SCHEMES
     )
-    whole = as_one_pattern(rf"^(?!(?:{special})$)[A-Za-z][A-Za-z0-9+.\-]*$")
-    return whole.removeprefix("^").removesuffix("$")
+    pattern = as_one_pattern(rf"^(?!(?:{special})$)[A-Za-z][A-Za-z0-9+.\-]*$")
+    return pattern.removeprefix("^").removesuffix("$")
 
 
 _URI: Final = (
     rf"(?:(?:https?|wss?|ftp)://{_AUTHORITY}(?:/{_PATH})?|file:///{_PATH}"
     rf"|{_other_schemes()}:"
-    rf"(?://{_AUTHORITY}(?:/{_PATH})?|/?(?:(?:[{_FREE}]|%{_HEX}{{2}})(?:{_PATH}))?))"
+    rf"(?://{_AUTHORITY}(?:/{_PATH})?|/?(?:(?:[{_UNRESERVED}]|%{_HEX}{{2}})(?:{_PATH}))?))"
     rf"{_QUERY}"
 )
 
@@ -99,12 +101,12 @@ def _networks() -> Iterator[str]:
     """IPv4 networks: all bits after the prefix are zero."""
     for prefix in range(33):
         octets, bits = divmod(prefix, 8)
-        parts = [_OCTET] * octets
+        octet_patterns = [_OCTET] * octets
         if bits:
             values = range(0, 256, 2 ** (8 - bits))
-            parts.append(f"(?:{'|'.join(map(str, values))})")
-        parts += ["0"] * (4 - len(parts))
-        yield "\\.".join(parts) + f"/{prefix}"
+            octet_patterns.append(f"(?:{'|'.join(map(str, values))})")
+        octet_patterns += ["0"] * (4 - len(octet_patterns))
+        yield "\\.".join(octet_patterns) + f"/{prefix}"
 
 
 _IPV4_NETWORK: Final = f"(?:{_IPV4}|{'|'.join(_networks())})"
@@ -124,32 +126,34 @@ def _uuid(version: object = _HEX, variant: str = _HEX) -> str:
     )
 
 
-def _whole(pattern: str) -> str:
+def _anchored(pattern: str) -> str:
     return f"^(?:{pattern})$"
 
 
-PATTERNS: Final = {
-    "date": _whole(_DATE),
-    "date-time": _whole(f"{_DATE}T{_TIME}"),
-    "time": _whole(_TIME),
-    "duration": _whole(_DURATION),
-    "ipv4": _whole(_IPV4),
-    "ipv6": _whole(_IPV6),
-    "uri": _whole(_URI),
-    "uuid": _whole(_uuid()),
+STANDARD_PATTERNS: Final = {
+    "date": _anchored(_DATE),
+    "date-time": _anchored(f"{_DATE}T{_TIME}"),
+    "time": _anchored(_TIME),
+    "duration": _anchored(_DURATION),
+    "ipv4": _anchored(_IPV4),
+    "ipv6": _anchored(_IPV6),
+    "uri": _anchored(_URI),
+    "uuid": _anchored(_uuid()),
 }
-LIBRARIES: Final = {
-    "base64": _whole(f"(?:{_BASE64}{{4}})*(?:{_BASE64}{{2}}==|{_BASE64}{{3}}=)?"),
-    "base64url": _whole(
+LIBRARY_PATTERNS: Final = {
+    "base64": _anchored(f"(?:{_BASE64}{{4}})*(?:{_BASE64}{{2}}==|{_BASE64}{{3}}=)?"),
+    "base64url": _anchored(
         f"(?:{_BASE64_URL}{{4}})*(?:{_BASE64_URL}{{2}}==|{_BASE64_URL}{{3}}=)?"
     ),
-    "fraction": _whole("-?[0-9]+(?:/[1-9][0-9]*)?"),
-    "ipv4interface": _whole(_IPV4_INTERFACE),
-    "ipv4network": _whole(_IPV4_NETWORK),
-    "ipv6interface": _whole(_IPV6_INTERFACE),
-    "ipv6network": _whole(_IPV6_NETWORK),
-    "ipvanyaddress": _whole(f"{_IPV4}|{_IPV6}"),
-    "ipvanyinterface": _whole(f"{_IPV4_INTERFACE}|{_IPV6_INTERFACE}"),
-    "ipvanynetwork": _whole(f"{_IPV4_NETWORK}|{_IPV6_NETWORK}"),
-    **{f"uuid{version}": _whole(_uuid(version, "[89abAB]")) for version in range(1, 9)},
+    "fraction": _anchored("-?[0-9]+(?:/[1-9][0-9]*)?"),
+    "ipv4interface": _anchored(_IPV4_INTERFACE),
+    "ipv4network": _anchored(_IPV4_NETWORK),
+    "ipv6interface": _anchored(_IPV6_INTERFACE),
+    "ipv6network": _anchored(_IPV6_NETWORK),
+    "ipvanyaddress": _anchored(f"{_IPV4}|{_IPV6}"),
+    "ipvanyinterface": _anchored(f"{_IPV4_INTERFACE}|{_IPV6_INTERFACE}"),
+    "ipvanynetwork": _anchored(f"{_IPV4_NETWORK}|{_IPV6_NETWORK}"),
+    **{
+        f"uuid{version}": _anchored(_uuid(version, "[89abAB]")) for version in range(1, 9)
+    },
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Seconds for which one mask, or one token of a matcher, may delay a step. The masks of a
 # request that exceeds it are made by threads, and its rows skip steps until they are
 # there.
-MASK_WAIT: Final = 5e-3
+MASK_WAIT_SECONDS: Final = 5e-3
 
 
 class GrammarError(ValueError):
@@ -89,17 +89,18 @@ class MatcherUpdate:
     """
 
     matcher: Matcher
-    back: int
+    num_rollback: int
     tokens: tuple[int, ...]
     line: int = 0
-    slow: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT
+    slow: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT_SECONDS
 
 
 class Compiler(Protocol):
     """Compiles constraints for one vocabulary."""
 
     words: int  # of a line
-    never: frozenset[int]  # tokens that no output may have, whatever the masks allow
+    # Tokens that no output may have, whatever the masks allow.
+    forbidden_tokens: frozenset[int]
 
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: "Lines"
@@ -109,7 +110,7 @@ class Compiler(Protocol):
         Uses all processors; other threads run meanwhile.
 
         Lines are contiguous. Lines with errors allow nothing, except for tokens in
-        `never`.
+        `forbidden_tokens`.
         """
         ...
 

@@ -19,9 +19,16 @@ from minfer.sampling.structured import StructuredOutputs
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
 # Characters: translating takes time by their square, and holds Python's lock throughout.
-MOST_GBNF: Final = 8192
-_SLASH: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # what ends a regular expression
-_WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+MAX_GBNF_CHARS: Final = 8192
+# What ends a regular expression.
+_REGEX_END: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_ESCAPED_IN_REGEX: Final = {
+    "/": r"\/",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\\\n": r"\n",
+    "\\\r": r"\r",
+}
 TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
@@ -49,11 +56,13 @@ def to_grammar_text(
                 "lark", f"start: ONE\nONE: {_alternatives(constraint.choice or ())}"
             )
         case "grammar":
-            return GrammarText("lark", _as_lark(constraint.text, param))
+            return GrammarText("lark", _to_lark(constraint.text, param))
         case "json_object":
             return GrammarText("json", '{"type": "object"}')
         case "structural_tag":
-            return GrammarText("lark", _tags(constraint.text, param, compiled=compiled))
+            return GrammarText(
+                "lark", _structural_tags(constraint.text, param, compiled=compiled)
+            )
         case _:
             return GrammarText(
                 "json", check_schema(constraint.text, param, compiled=compiled)
@@ -72,7 +81,7 @@ def _whole_regex(text: str, param: str) -> str:
         raise GrammarError(f"{param}: {error}", param) from None
 
 
-def rule(constraint: StructuredOutputs) -> str:
+def constraint_rule(constraint: StructuredOutputs) -> str:
     """A constraint as a part of a rule of Lark. Raises GrammarError."""
     grammar = to_grammar_text(constraint, compiled=False)
     match grammar.kind:
@@ -81,8 +90,8 @@ def rule(constraint: StructuredOutputs) -> str:
                 grammar.text, whitespace=not constraint.disable_any_whitespace
             )
         case "regex":
-            text = _SLASH.sub(
-                lambda found: _WRITTEN.get(found[0], found[0]), grammar.text
+            text = _REGEX_END.sub(
+                lambda match: _ESCAPED_IN_REGEX.get(match[0], match[0]), grammar.text
             )
             return f"/{text}/"
     return f"%lark {{\n{grammar.text}\n}}"
@@ -95,10 +104,10 @@ def json_rule(schema: str, *, whitespace: bool = True) -> str:
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": False}
     if whitespace:
         options["whitespace_pattern"] = WHITESPACE
-    made = json.loads(schema)
-    if isinstance(made, dict):
-        made[OPTIONS] = {**made.get(OPTIONS, {}), **options}
-    return f"%json {json.dumps(made)}"
+    parsed = json.loads(schema)
+    if isinstance(parsed, dict):
+        parsed[OPTIONS] = {**parsed.get(OPTIONS, {}), **options}
+    return f"%json {json.dumps(parsed)}"
 
 
 def _alternatives(texts: tuple[str, ...]) -> str:
@@ -110,32 +119,32 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _as_lark(text: str, param: str) -> str:
+def _to_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
-    if "::=" not in text or any(map(_is_larks, text.splitlines())):
+    if "::=" not in text or any(map(_is_lark, text.splitlines())):
         return check_lark(text, param)
-    if len(text) > MOST_GBNF:
-        why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
-        raise GrammarError(f"{param}: {why}; write it in Lark", param)
+    if len(text) > MAX_GBNF_CHARS:
+        reason = f"has {len(text)} characters, of at most {MAX_GBNF_CHARS} in GBNF"
+        raise GrammarError(f"{param}: {reason}; write it in Lark", param)
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        made = gbnf_to_lark(text)
+        lark = gbnf_to_lark(text)
     # It has an error of its own, and raises others for what it does not expect.
     except Exception as error:
         raise GrammarError(
             f"{param}: cannot be translated from GBNF to Lark: {error}", param
         ) from None
-    return check_lark(made, param)
+    return check_lark(lark, param)
 
 
-def _is_larks(line: str) -> bool:
+def _is_lark(line: str) -> bool:
     """Whether a line can only be Lark's: its options, or its rule of where to start."""
     line = line.lstrip()
     if line.startswith("%"):
         return True
-    rest = line.removeprefix("start").lstrip()
-    return line.startswith("start") and rest[:1] == ":" and rest[:3] != "::="
+    after_name = line.removeprefix("start").lstrip()
+    return line.startswith("start") and after_name[:1] == ":" and after_name[:3] != "::="
 
 
 # --- structural tags --------------------------------------------------------------------
@@ -149,12 +158,12 @@ class _Tag:
     end: str
 
 
-def _tags(text: str, param: str, *, compiled: bool) -> str:
+def _structural_tags(text: str, param: str, *, compiled: bool) -> str:
     """Free text with tags in it, as Lark. Raises GrammarError."""
     try:
         tags = [
-            _tag(one, i, text, param, compiled=compiled)
-            for i, one in enumerate(_structures(text))
+            _structural_tag(structure, index, text, param, compiled=compiled)
+            for index, structure in enumerate(_structures(text))
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, GrammarError):
@@ -164,44 +173,46 @@ def _tags(text: str, param: str, *, compiled: bool) -> str:
             f'TEXT, "schema": SCHEMA, "end": TEXT}}, ...], "triggers": [TEXT, ...]}}',
             param,
         ) from None
-    names = " | ".join(f"tag_{i}" for i in range(len(tags)))
+    names = " | ".join(f"tag_{index}" for index in range(len(tags)))
     lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{TEXT}/"]
-    for i, tag in enumerate(tags):
-        parts = [tag.begin[len(tag.trigger) :], tag.end]
-        begin, end = (quote(part) if part else "" for part in parts)
+    for index, tag in enumerate(tags):
+        texts = [tag.begin[len(tag.trigger) :], tag.end]
+        begin, end = (quote(text) if text else "" for text in texts)
         lines += [
-            f"head_{i}[lazy]: TEXT {quote(tag.trigger)}",
-            f"tag_{i}: head_{i} {begin} {json_rule(tag.schema)} {end}",
+            f"head_{index}[lazy]: TEXT {quote(tag.trigger)}",
+            f"tag_{index}: head_{index} {begin} {json_rule(tag.schema)} {end}",
         ]
     return "\n".join(lines)
 
 
 def _structures(text: str) -> list[dict[str, Any]]:
-    given = json.loads(text)
-    if given["type"] != "structural_tag" or set(given) - {
+    description = json.loads(text)
+    if description["type"] != "structural_tag" or set(description) - {
         *("type", "structures", "triggers")
     }:
         raise ValueError
-    found: list[dict[str, Any]] = given["structures"]
-    if not found or not all(map(str.__len__, given["triggers"])):
+    structures: list[dict[str, Any]] = description["structures"]
+    if not structures or not all(map(str.__len__, description["triggers"])):
         raise ValueError
-    return found
+    return structures
 
 
-def _tag(
-    one: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
+def _structural_tag(
+    structure: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
 ) -> _Tag:
     where = f"structures[{number}]"
-    begin, end = one["begin"], one["end"]
-    if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
+    begin, end = structure["begin"], structure["end"]
+    if set(structure) - {"begin", "schema", "end"} or not isinstance(end, str):
         raise ValueError
     triggers = json.loads(text)["triggers"]
-    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    trigger = next(
+        (candidate for candidate in triggers if begin.startswith(candidate)), None
+    )
     if trigger is None:
-        why = f"{param}: {where}: begins with none of the triggers"
-        raise GrammarError(why, param)
+        reason = f"{param}: {where}: begins with none of the triggers"
+        raise GrammarError(reason, param)
     try:
-        schema_text = json.dumps(one["schema"])
+        schema_text = json.dumps(structure["schema"])
         schema = check_schema(schema_text, f"{where}.schema", compiled=compiled)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None

@@ -22,14 +22,15 @@ from minfer.sampling.structured import StructuredOutputs
 # As many as an engine has rows by default: where fewer are kept and outputs end at about
 # the same time, the next ones wait for new matchers. One takes 0.3 to 0.5 MB with an
 # ordinary schema, 0.8 with twenty tools (12,500 characters), and up to 10 MB where texts
-# have bounds within bounds. Each counts once, and once more for so many characters; and
-# of few constraints any are kept.
-CAPACITY: Final = 256
-CHARACTERS: Final = 24_576
-CONSTRAINTS: Final = 16
-# Of outputs, after which a matcher serves no more. With ordinary schemas it does not grow
-# after the first 256 tokens.
-TOKENS: Final = 16_384
+# have bounds within bounds. A matcher's weight is 1, and 1 more for each
+# CHARACTERS_PER_WEIGHT characters of its constraint. At most MAX_CONSTRAINTS constraints
+# have matchers here.
+MAX_TOTAL_WEIGHT: Final = 256
+CHARACTERS_PER_WEIGHT: Final = 24_576
+MAX_CONSTRAINTS: Final = 16
+# Tokens of outputs after which a matcher is dropped. With ordinary schemas it does not
+# grow after the first 256 tokens.
+MAX_SERVED_TOKENS: Final = 16_384
 
 
 class IdleMatchers:
@@ -38,54 +39,57 @@ class IdleMatchers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The constraint that was used last comes last.
-        self._kept: OrderedDict[StructuredOutputs, list[Matcher]] = OrderedDict()
-        self._used = 0  # of the room
+        self._matchers: OrderedDict[StructuredOutputs, list[Matcher]] = OrderedDict()
+        self._total_weight = 0
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(map(len, self._kept.values()))
+            return sum(map(len, self._matchers.values()))
 
     def put(self, constraint: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
-        """Keep a matcher that is free again, after an output of so many tokens; others
-        are dropped where room is short.
+        """Keep a matcher that is free again, after an output of `tokens` tokens;
+        others are dropped if the total weight is too large.
         """
         matcher.served += tokens
-        if matcher.served > TOKENS:
+        if matcher.served > MAX_SERVED_TOKENS:
             return
         try:
             matcher.restart()
         except GrammarError:  # its output ended with an error
             return
         with self._lock:
-            self._kept.setdefault(constraint, []).append(matcher)
-            self._kept.move_to_end(constraint)
-            self._used += _size(constraint)
-            while self._used > CAPACITY or len(self._kept) > CONSTRAINTS:
-                self._drop(next(iter(self._kept)))
+            self._matchers.setdefault(constraint, []).append(matcher)
+            self._matchers.move_to_end(constraint)
+            self._total_weight += _weight(constraint)
+            while (
+                self._total_weight > MAX_TOTAL_WEIGHT
+                or len(self._matchers) > MAX_CONSTRAINTS
+            ):
+                self._drop(next(iter(self._matchers)))
 
     def take(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher for a new output, reset; None if there is none."""
         with self._lock:
-            if constraint not in self._kept:
+            if constraint not in self._matchers:
                 return None
-            self._kept.move_to_end(constraint)
+            self._matchers.move_to_end(constraint)
             return self._drop(constraint)
 
     def clear(self) -> None:
         """Drop all."""
         with self._lock:
-            self._kept.clear()
-            self._used = 0
+            self._matchers.clear()
+            self._total_weight = 0
 
     def _drop(self, constraint: StructuredOutputs) -> Matcher:
         """Remove one matcher; the caller holds the lock."""
-        own = self._kept[constraint]
-        matcher = own.pop()
-        self._used -= _size(constraint)
-        if not own:
-            del self._kept[constraint]
+        matchers = self._matchers[constraint]
+        matcher = matchers.pop()
+        self._total_weight -= _weight(constraint)
+        if not matchers:
+            del self._matchers[constraint]
         return matcher
 
 
-def _size(constraint: StructuredOutputs) -> int:
-    return 1 + len(constraint.text) // CHARACTERS
+def _weight(constraint: StructuredOutputs) -> int:
+    return 1 + len(constraint.text) // CHARACTERS_PER_WEIGHT

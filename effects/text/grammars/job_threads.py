@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 Result = TypeVar("Result")
 Job = Callable[[], None]
 # For slow work: the driver, and the library's parallel calls, need the other processors.
-FOR_SLOW: Final = max(1, min(8, (cpu_count() or 1) // 2))
+SLOW_WORK_THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 
 
 class JobThreads:
@@ -33,11 +33,11 @@ class JobThreads:
 
     def submit(self, work: Callable[..., Result], *args: object) -> "Future[Result]":
         """Have a thread do it at its turn. After the end it is cancelled."""
-        done: Future[Result] = Future()
+        future: Future[Result] = Future()
         with self._lock:
-            self._queue.append((done, partial(_run_job, done, partial(work, *args))))
+            self._queue.append((future, partial(_run_job, future, partial(work, *args))))
         self._start_jobs()
-        return done
+        return future
 
     def close(self) -> None:
         """Cancel the queue; jobs that have begun end by themselves."""
@@ -48,37 +48,37 @@ class JobThreads:
 
     def _start_jobs(self, ended: int = 0) -> None:
         """Begin as many jobs as there are free threads; `ended` jobs have ended."""
-        left = list[Future[Any]]()
+        cancelled = list[Future[Any]]()
         with self._lock:
             self._busy -= ended
             while self._queue and self._busy < self._count and not self._closed:
-                done, job = self._queue.popleft()
+                future, job = self._queue.popleft()
                 try:
                     self._pool.submit(self._run, job)
                 except RuntimeError:  # the program ends, or it is being closed
                     self._closed = True
-                    left.append(done)
+                    cancelled.append(future)
                 else:
                     self._busy += 1
             if self._closed:
-                left += [done for done, _ in self._queue]
+                cancelled += [future for future, _ in self._queue]
                 self._queue.clear()
-        for done in left:
-            done.cancel()
-            done.set_running_or_notify_cancel()  # wakes threads in `wait`, too
+        for future in cancelled:
+            future.cancel()
+            future.set_running_or_notify_cancel()  # wakes threads in `wait`, too
 
     def _run(self, job: Job) -> None:
         job()
         self._start_jobs(ended=1)
 
 
-def _run_job(done: "Future[Result]", work: Callable[[], Result]) -> None:
+def _run_job(future: "Future[Result]", work: Callable[[], Result]) -> None:
     """As an executor does a job, unless it was cancelled meanwhile."""
-    if not done.set_running_or_notify_cancel():
+    if not future.set_running_or_notify_cancel():
         return
     try:
         result = work()
     except BaseException as error:  # the waiter gets it, of whatever type it is
-        done.set_exception(error)
+        future.set_exception(error)
     else:
-        done.set_result(result)
+        future.set_result(result)

@@ -34,35 +34,41 @@ class JointPatterns:
 
     def _count(self, schema: dict[str, Any]) -> int:
         """The count of a schema, after those of the schemas that it adds."""
-        due, entered = [schema], set[int]()
-        while due:
-            current = due[-1]
+        stack, entered = [schema], set[int]()
+        while stack:
+            current = stack[-1]
             added = [*self._joint(current), *_alternatives(current)]
             if id(current) not in self._counts and id(current) not in entered:
                 entered.add(id(current))
-                due += [part for part in added if id(part) not in entered]
+                stack += [
+                    subschema for subschema in added if id(subschema) not in entered
+                ]
                 continue
-            due.pop()
+            stack.pop()
             if id(current) not in self._counts:
                 self._counts[id(current)] = self._sum(current)
         return self._counts[id(schema)]
 
     def _sum(self, schema: dict[str, Any]) -> int:
         # A schema that is an alternative within itself adds nothing there.
-        joint = sum(self._counts.get(id(part), 0) for part in self._joint(schema))
-        counts = (self._counts.get(id(part), 0) for part in _alternatives(schema))
-        own = int(isinstance(schema.get("pattern"), str))
-        return own + joint + max(counts, default=0)
+        joint = sum(
+            self._counts.get(id(subschema), 0) for subschema in self._joint(schema)
+        )
+        counts = (
+            self._counts.get(id(subschema), 0) for subschema in _alternatives(schema)
+        )
+        own_pattern = int(isinstance(schema.get("pattern"), str))
+        return own_pattern + joint + max(counts, default=0)
 
     def _joint(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
         """The schemas that must hold beside a schema's own keywords."""
-        reference, parts = schema.get("$ref"), schema.get("allOf")
+        reference, subschemas = schema.get("$ref"), schema.get("allOf")
         joint = [self.target(reference)] if isinstance(reference, str) else []
-        joint += parts if isinstance(parts, list) else []
-        return [part for part in joint if isinstance(part, dict)]
+        joint += subschemas if isinstance(subschemas, list) else []
+        return [subschema for subschema in joint if isinstance(subschema, dict)]
 
 
 def _alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = schema.get("anyOf")
-    listed = parts if isinstance(parts, list) else []
-    return [part for part in listed if isinstance(part, dict)]
+    subschemas = schema.get("anyOf")
+    listed = subschemas if isinstance(subschemas, list) else []
+    return [subschema for subschema in listed if isinstance(subschema, dict)]

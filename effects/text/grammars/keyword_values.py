@@ -4,7 +4,11 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from minfer.effects.text.grammars.formats import COMPILED, LIBRARIES, PATTERNS
+from minfer.effects.text.grammars.formats import (
+    COMPILER_FORMATS,
+    LIBRARY_PATTERNS,
+    STANDARD_PATTERNS,
+)
 from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
 
 Made = TypeVar("Made")
@@ -27,27 +31,27 @@ def require(schema: dict[str, Any], word: str, value: Any) -> None:
         schema[word] = value
 
 
-def require_all(schema: dict[str, Any], other: Any) -> None:
+def require_all(schema: dict[str, Any], other_schema: Any) -> None:
     """Add another schema, which must hold as well. Raises GrammarError likewise."""
-    parts = schema.get("allOf", [])
-    if not isinstance(parts, list):
+    subschemas = schema.get("allOf", [])
+    if not isinstance(subschemas, list):
         raise GrammarError("allOf must be a list of schemas")
-    schema["allOf"] = [*parts, other]
+    schema["allOf"] = [*subschemas, other_schema]
 
 
 def read_format(schema: dict[str, Any]) -> None:
     """Replace a format by its pattern, unless it is the compiler's."""
-    if not isinstance(name := schema.get("format"), str) or name in COMPILED:
+    if not isinstance(name := schema.get("format"), str) or name in COMPILER_FORMATS:
         return
     del schema["format"]
-    pattern = PATTERNS.get(name)
+    pattern = STANDARD_PATTERNS.get(name)
     if pattern is None and "pattern" not in schema:
-        pattern = LIBRARIES.get(name)
+        pattern = LIBRARY_PATTERNS.get(name)
     if pattern is not None:
         require(schema, "pattern", pattern)
 
 
-def translated(translate: Callable[..., Made], word: str, *patterns: str) -> Made:
+def translate_keyword(translate: Callable[..., Made], word: str, *patterns: str) -> Made:
     """Returns the result of `translate` for patterns. Raises KeywordError, which names
     their keyword.
     """
@@ -57,7 +61,7 @@ def translated(translate: Callable[..., Made], word: str, *patterns: str) -> Mad
         raise KeywordError(str(error), word) from None
 
 
-def steps_of(reference: str) -> list[str]:
+def pointer_keys(reference: str) -> list[str]:
     """The keys of a reference's path (a JSON pointer)."""
     steps = unquote(reference).split("/")[1:]
     return [step.replace("~1", "/").replace("~0", "~") for step in steps]

@@ -14,15 +14,15 @@ from attrs import define, field, frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
-OTHERS: Final = 1 << 128  # the characters beyond ASCII
-EVERY: Final = (OTHERS << 1) - 1
+NON_ASCII: Final = 1 << 128  # the characters beyond ASCII
+ALL_CHARS: Final = (NON_ASCII << 1) - 1
 MAX_WORK: Final = 300_000  # parts of all languages: they take some tenths of a second
 
 
-def too_large() -> GrammarError:
+def too_large_error() -> GrammarError:
     """The error about a pattern that takes too much work."""
-    what = "look-aheads in a pattern, or lengths beside it,"
-    return GrammarError(f"{what} are too large; leave them out")
+    causes = "look-aheads in a pattern, or lengths beside it,"
+    return GrammarError(f"{causes} are too large; leave them out")
 
 
 @frozen(eq=False)
@@ -31,10 +31,10 @@ class Language:
 
     number: int  # by which languages are ordered
     kind: str  # "set", "cat", "or", "and", "not", "repeat"
-    parts: tuple["Language", ...] = ()
+    operands: tuple["Language", ...] = ()
     chars: int = 0  # of a set
-    least: int = 0  # of a repetition
-    most: int | None = None
+    min_count: int = 0  # of a repetition
+    max_count: int | None = None
     nullable: bool = False  # whether it has the empty text
     text: str = ""  # a set as the pattern had it, if it is not one of `chars`
 
@@ -45,7 +45,7 @@ class Languages:
 
     _made: dict[object, Language] = field(factory=dict)
     _work: int = 0  # parts of all languages
-    _derived: dict[tuple[Language, int], Language] = field(factory=dict)
+    _derivatives: dict[tuple[Language, int], Language] = field(factory=dict)
 
     # --- how languages are made ---------------------------------------------------------
 
@@ -68,89 +68,97 @@ class Languages:
     @property
     def everything(self) -> Language:
         """All texts."""
-        return self.repeat(self.chars(EVERY), 0, None)
+        return self.repeat(self.chars(ALL_CHARS), 0, None)
 
-    def cat(self, *parts: Language) -> Language:
+    def concatenate(self, *languages: Language) -> Language:
         """Texts of these, one after the other."""
-        flat = [entry for language in parts for entry in _flat("cat", language)]
+        flat = [operand for language in languages for operand in _flat("cat", language)]
         if self.nothing in flat:
             return self.nothing
         if len(flat) == 1:
             return flat[0]
         return self._make(
-            "cat", tuple(flat), nullable=all(entry.nullable for entry in flat)
+            "cat", tuple(flat), nullable=all(operand.nullable for operand in flat)
         )
 
-    def either(self, parts: Iterable[Language]) -> Language:
+    def union(self, languages: Iterable[Language]) -> Language:
         """Texts of any of these."""
         flat = dict.fromkeys(
-            entry for language in parts for entry in _flat("or", language)
+            operand for language in languages for operand in _flat("or", language)
         )
         if self.everything in flat:
             return self.everything
-        sets = [entry for entry in flat if entry.kind == "set" and not entry.text]
+        sets = [operand for operand in flat if operand.kind == "set" and not operand.text]
         if len(sets) > 1:
             chars = 0
-            for entry in sets:
-                chars |= entry.chars
-                del flat[entry]
+            for operand in sets:
+                chars |= operand.chars
+                del flat[operand]
             flat[self.chars(chars)] = None
         if len(flat) == 1:
             return next(iter(flat))
-        nullable = any(entry.nullable for entry in flat)
+        nullable = any(operand.nullable for operand in flat)
         return self._make("or", _ordered(flat), nullable=nullable)
 
-    def both(self, parts: Iterable[Language]) -> Language:
+    def intersection(self, languages: Iterable[Language]) -> Language:
         """Texts that are in all of these."""
         flat = dict.fromkeys(
-            entry for language in parts for entry in _flat("and", language)
+            operand for language in languages for operand in _flat("and", language)
         )
         flat.pop(self.everything, None)
         if self.nothing in flat:
             return self.nothing
         if self.empty in flat:
-            return self.empty if all(entry.nullable for entry in flat) else self.nothing
+            return (
+                self.empty if all(operand.nullable for operand in flat) else self.nothing
+            )
         if not flat:
             return self.everything
         if len(flat) == 1:
             return next(iter(flat))
-        nullable = all(entry.nullable for entry in flat)
+        nullable = all(operand.nullable for operand in flat)
         return self._make("and", _ordered(flat), nullable=nullable)
 
-    def other_than(self, language: Language) -> Language:
+    def complement(self, language: Language) -> Language:
         """Texts that are not in this one."""
         if language is self.nothing:
             return self.everything
         if language is self.everything:
             return self.nothing
         if language.kind == "not":
-            return language.parts[0]
+            return language.operands[0]
         return self._make("not", (language,), nullable=not language.nullable)
 
-    def repeat(self, language: Language, least: int, most: int | None) -> Language:
-        """`least` to `most` texts of this language, one after the other."""
-        if most == 0 or language is self.empty:
+    def repeat(
+        self, language: Language, min_count: int, max_count: int | None
+    ) -> Language:
+        """`min_count` to `max_count` texts of this language, one after the other."""
+        if max_count == 0 or language is self.empty:
             return self.empty
         if language is self.nothing:
-            return self.nothing if least else self.empty
-        if (least, most) == (1, 1):
+            return self.nothing if min_count else self.empty
+        if (min_count, max_count) == (1, 1):
             return language
-        nullable = least == 0 or language.nullable
+        nullable = min_count == 0 or language.nullable
         return self._make(
-            "repeat", (language,), nullable=nullable, least=least, most=most
+            "repeat",
+            (language,),
+            nullable=nullable,
+            min_count=min_count,
+            max_count=max_count,
         )
 
     def _make(
-        self, kind: str, parts: tuple[Language, ...] = (), **fields: object
+        self, kind: str, operands: tuple[Language, ...] = (), **fields: object
     ) -> Language:
-        key = (kind, tuple(map(id, parts)), *fields.items())
-        self._work += 1 + len(parts)
+        key = (kind, tuple(map(id, operands)), *fields.items())
+        self._work += 1 + len(operands)
         if self._work > MAX_WORK:
-            raise too_large()
-        if (known := self._made.get(key)) is None:
-            known = Language(len(self._made), kind, parts, **fields)  # type: ignore[arg-type]  # by name
-            self._made[key] = known
-        return known
+            raise too_large_error()
+        if (language := self._made.get(key)) is None:
+            language = Language(len(self._made), kind, operands, **fields)  # type: ignore[arg-type]  # by name
+            self._made[key] = language
+        return language
 
     # --- what follows a character -------------------------------------------------------
 
@@ -159,50 +167,54 @@ class Languages:
         distinguish.
         """
         key = (language, chars)
-        if (known := self._derived.get(key)) is None:
-            known = self._derived[key] = self._derive(language, chars)
-        return known
+        if (derivative := self._derivatives.get(key)) is None:
+            derivative = self._derivatives[key] = self._derive(language, chars)
+        return derivative
 
     def _derive(self, language: Language, chars: int) -> Language:
-        parts = language.parts
+        operands = language.operands
         match language.kind:
             case "set":
                 return self.empty if language.chars & chars else self.nothing
             case "or":
-                return self.either(self.derivative(entry, chars) for entry in parts)
+                return self.union(self.derivative(operand, chars) for operand in operands)
             case "and":
-                return self.both(self.derivative(entry, chars) for entry in parts)
+                return self.intersection(
+                    self.derivative(operand, chars) for operand in operands
+                )
             case "not":
-                return self.other_than(self.derivative(parts[0], chars))
+                return self.complement(self.derivative(operands[0], chars))
             case "repeat":
-                upper = None if language.most is None else language.most - 1
-                rest = self.repeat(parts[0], max(language.least - 1, 0), upper)
-                return self.cat(self.derivative(parts[0], chars), rest)
-        begun = []
-        for index, factor in enumerate(parts):
-            begun.append(self.cat(self.derivative(factor, chars), *parts[index + 1 :]))
-            if not factor.nullable:
+                upper = None if language.max_count is None else language.max_count - 1
+                rest = self.repeat(operands[0], max(language.min_count - 1, 0), upper)
+                return self.concatenate(self.derivative(operands[0], chars), rest)
+        alternatives = []
+        for index, operand in enumerate(operands):
+            alternatives.append(
+                self.concatenate(self.derivative(operand, chars), *operands[index + 1 :])
+            )
+            if not operand.nullable:
                 break
-        return self.either(begun)
+        return self.union(alternatives)
 
 
 def _flat(kind: str, language: Language) -> tuple[Language, ...]:
-    return language.parts if language.kind == kind else (language,)
+    return language.operands if language.kind == kind else (language,)
 
 
-def _ordered(parts: Iterable[Language]) -> tuple[Language, ...]:
+def _ordered(languages: Iterable[Language]) -> tuple[Language, ...]:
     """Parts in one order, so that the same ones are the same language."""
-    return tuple(sorted(parts, key=lambda entry: entry.number))
+    return tuple(sorted(languages, key=lambda language: language.number))
 
 
-def sets_of(language: Language) -> Iterator[Language]:
+def nested_sets(language: Language) -> Iterator[Language]:
     """All sets in a language."""
-    due, result = [language], set[Language]()
-    while due:
-        current = due.pop()
-        if current in result:
+    pending, visited = [language], set[Language]()
+    while pending:
+        current = pending.pop()
+        if current in visited:
             continue
-        result.add(current)
-        due += current.parts
+        visited.add(current)
+        pending += current.operands
         if current.kind == "set":
             yield current

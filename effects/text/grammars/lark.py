@@ -24,20 +24,20 @@ from attrs import frozen
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
-# Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
-# which threads get, is over at 2,500.
-MOST_DEEP: Final = 1000
+# The number of rules, and for each the depth of its nested brackets. A thread's stack of
+# 8 MiB overflows at 2,500.
+MAX_RULES_AND_BRACKETS: Final = 1000
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _SCHEMA: Final = "%json"
-_LONGEST: Final = 64  # characters of a name that an error shows
-# What is passed over whole, and a name of a token. None of it is tried again from within
-# if it has no end: it ends with the text.
-_WORD: Final = re.compile(
+_MAX_SHOWN_CHARS: Final = 64  # characters of a name that an error shows
+# Texts, comments and patterns, which are skipped, and names of tokens. If the closing
+# quote or slash is missing, the rest of the grammar is skipped.
+_SPECIAL_WORD: Final = re.compile(
     r"""
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)     # a text
     | (?://|\#)[^\n]*+                 # a comment
     | /(?:\\.|[^/\\])*+(?:/|\\?\Z)     # a regular expression
-    | %json\s*+                        # a schema is behind it
+    | %json\s*+                        # a schema comes after it
     | <[^<>\[\s][^<>\s]*+>             # a name of a token
     """,
     re.VERBOSE | re.DOTALL,
@@ -45,38 +45,40 @@ _WORD: Final = re.compile(
 
 
 @frozen
-class _LarkPart:
+class _LarkPiece:
     """A part of a grammar."""
 
     text: str
-    kind: str = ""  # how a word begins; empty: the text between words
+    kind: str = ""  # the beginning of a special word; empty: other text
 
 
 def check_lark(text: str, param: str) -> str:
     """A grammar that can be handed on. Raises GrammarError, which names the field."""
-    made = []
-    deep = _Depth()
-    for part in _parts(text, param):
-        if not part.kind:
-            deep.read(part.text)
-        made.append(part.text)
-    if deep.total > MOST_DEEP:
-        why = f"has {deep.total} rules and brackets within each other, of at most"
-        raise GrammarError(f"{param}: {why} {MOST_DEEP}; make it smaller", param)
-    return "".join(made)
+    texts = []
+    depth = _Depth()
+    for piece in _pieces(text, param):
+        if not piece.kind:
+            depth.read(piece.text)
+        texts.append(piece.text)
+    if depth.total > MAX_RULES_AND_BRACKETS:
+        reason = f"has {depth.total} rules and brackets within each other, of at most"
+        raise GrammarError(
+            f"{param}: {reason} {MAX_RULES_AND_BRACKETS}; make it smaller", param
+        )
+    return "".join(texts)
 
 
 def to_compiled_lark(text: str, ids: Mapping[str, int], param: str) -> str:
     """A grammar that was checked, as the compiler gets it: with tokens by their ids, and
     nothing forced. Raises GrammarError.
     """
-    made = []
-    for part in _parts(text, param, compiled=True):
-        if part.kind == "<" and part.text not in ids:
-            why = f"{param}: the model has no marker {part.text[:_LONGEST]!r}"
-            raise GrammarError(why, param)
-        made.append(f"<[{ids[part.text]}]>" if part.kind == "<" else part.text)
-    return f"{''.join(made)}\n{_NO_FORCING}\n"
+    texts = []
+    for piece in _pieces(text, param, compiled=True):
+        if piece.kind == "<" and piece.text not in ids:
+            reason = f"{param}: the model has no marker {piece.text[:_MAX_SHOWN_CHARS]!r}"
+            raise GrammarError(reason, param)
+        texts.append(f"<[{ids[piece.text]}]>" if piece.kind == "<" else piece.text)
+    return f"{''.join(texts)}\n{_NO_FORCING}\n"
 
 
 class _Depth:
@@ -84,18 +86,18 @@ class _Depth:
 
     def __init__(self) -> None:
         self.total = 0
-        self._open = self._most = 0
+        self._open = self._deepest = 0
 
     def read(self, text: str) -> None:
         """Parse the text between words."""
-        for one in _SIGNS.findall(text):
-            if one == ":":
+        for sign in _SIGNS.findall(text):
+            if sign == ":":
                 self.total += 1
-                self._open = self._most = 0
-            elif one in "([":
+                self._open = self._deepest = 0
+            elif sign in "([":
                 self._open += 1
-                if self._open > self._most:
-                    self._most = self._open
+                if self._open > self._deepest:
+                    self._deepest = self._open
                     self.total += 1
             else:
                 self._open -= 1
@@ -104,33 +106,33 @@ class _Depth:
 _SIGNS: Final = re.compile(r"[:()\[\]]")
 
 
-def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPart]:
-    at = 0
-    while (word := _WORD.search(text, at)) is not None:
-        yield _LarkPart(text[at : word.start()])
-        at = word.end()
+def _pieces(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPiece]:
+    position = 0
+    while (word := _SPECIAL_WORD.search(text, position)) is not None:
+        yield _LarkPiece(text[position : word.start()])
+        position = word.end()
         if word[0].startswith(_SCHEMA):
-            schema, at = _schema(text, at, param, compiled=compiled)
-            yield _LarkPart(f"{_SCHEMA} {schema}", _SCHEMA)
+            schema, position = _read_schema(text, position, param, compiled=compiled)
+            yield _LarkPiece(f"{_SCHEMA} {schema}", _SCHEMA)
         else:
-            yield _LarkPart(word[0], word[0][0])
-    yield _LarkPart(text[at:])
+            yield _LarkPiece(word[0], word[0][0])
+    yield _LarkPiece(text[position:])
 
 
-def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int]:
+def _read_schema(text: str, start: int, param: str, *, compiled: bool) -> tuple[str, int]:
     """A schema as it is enforced, and where it ends; in the compiler's words, if it is to
     be `compiled` next.
     """
     try:
-        schema, end = json.JSONDecoder().raw_decode(text, at)
+        schema, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError) as error:
-        why = f"{param}: what is behind {_SCHEMA} is not valid JSON: {error}"
-        raise GrammarError(why, param) from None
+        reason = f"{param}: what is behind {_SCHEMA} is not valid JSON: {error}"
+        raise GrammarError(reason, param) from None
     options = schema.pop(OPTIONS, {}) if isinstance(schema, dict) else {}
     if not isinstance(options, dict) or options.get("lenient"):
-        why = f"{param}: lenient schemas are not enforced; leave it out"
-        raise GrammarError(why, param)
-    made = json.loads(check_schema(json.dumps(schema), param, compiled=compiled))
+        reason = f"{param}: lenient schemas are not enforced; leave it out"
+        raise GrammarError(reason, param)
+    checked = json.loads(check_schema(json.dumps(schema), param, compiled=compiled))
     if options:
-        made[OPTIONS] = {**options, **made.get(OPTIONS, {})}
-    return json.dumps(made), end
+        checked[OPTIONS] = {**options, **checked.get(OPTIONS, {})}
+    return json.dumps(checked), end

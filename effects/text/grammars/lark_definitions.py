@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from minfer.effects.text.grammars.escaped_patterns import literal
+from minfer.effects.text.grammars.escaped_patterns import literal_pattern
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
 _TOKEN: Final = re.compile(
@@ -33,8 +33,8 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_HEX: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
-MAX_SHOWN: Final = 32  # characters that an error shows
+_BYTE_ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+MAX_SHOWN_CHARS: Final = 32  # characters that an error shows
 _MAX_NAMES: Final = 1000
 
 
@@ -64,49 +64,49 @@ class LarkGrammar:
     ignored: list[list[LarkToken]] = field(factory=list)
 
 
-def refused(text: str) -> GrammarError:
+def refused_word(text: str) -> GrammarError:
     """The error about a word of a grammar."""
-    why = f"{text[:MAX_SHOWN]!r} in a grammar cannot be enforced within a call"
-    return GrammarError(f"{why}; leave it out, or write it otherwise")
+    reason = f"{text[:MAX_SHOWN_CHARS]!r} in a grammar cannot be enforced within a call"
+    return GrammarError(f"{reason}; leave it out, or write it otherwise")
 
 
 def read_lark(definition: str) -> LarkGrammar:
     """The definitions of a grammar. Raises GrammarError."""
     grammar = LarkGrammar()
     for line in _lines(definition):
-        first, *rest = line
+        first, *tokens = line
         if first.kind == "statement":
-            _read_statement(grammar, first.text, rest)
+            _read_statement(grammar, first.text, tokens)
         elif first.kind == "name":
-            _read_definition(grammar, first.text.lstrip("!?"), rest)
+            _read_definition(grammar, first.text.lstrip("!?"), tokens)
         else:
-            raise refused(first.text)
+            raise refused_word(first.text)
     return grammar
 
 
-def _read_statement(grammar: LarkGrammar, word: str, rest: list[LarkToken]) -> None:
-    if word == "%ignore" and rest:
-        grammar.ignored.append(rest)
-    elif word == "%import" and rest and rest[0].kind == "path":
-        path = rest[0].text
-        alias = [token.text for token in rest[1:] if token.kind == "alias"]
+def _read_statement(grammar: LarkGrammar, word: str, tokens: list[LarkToken]) -> None:
+    if word == "%ignore" and tokens:
+        grammar.ignored.append(tokens)
+    elif word == "%import" and tokens and tokens[0].kind == "path":
+        path = tokens[0].text
+        alias = [token.text for token in tokens[1:] if token.kind == "alias"]
         name = alias[0].removeprefix("->").strip() if alias else path.split(".")[1]
         grammar.imports[name] = path
-    elif word == "%import" and rest and rest[0].text == "common":
-        names = [token.text for token in rest[1:] if token.kind == "name"]
+    elif word == "%import" and tokens and tokens[0].text == "common":
+        names = [token.text for token in tokens[1:] if token.kind == "name"]
         grammar.imports |= {name: f"common.{name}" for name in names}
     else:
-        raise refused(word)
+        raise refused_word(word)
 
 
-def _read_definition(grammar: LarkGrammar, name: str, rest: list[LarkToken]) -> None:
-    if rest and rest[0].kind == "priority":
-        rest = rest[1:]
-    if not rest or rest[0].text != ":":
-        raise refused(rest[0].text if rest else name)
+def _read_definition(grammar: LarkGrammar, name: str, tokens: list[LarkToken]) -> None:
+    if tokens and tokens[0].kind == "priority":
+        tokens = tokens[1:]
+    if not tokens or tokens[0].text != ":":
+        raise refused_word(tokens[0].text if tokens else name)
     if name in grammar.definitions:
-        raise GrammarError(f"defines {name[:MAX_SHOWN]!r} twice")
-    grammar.definitions[name] = Definition(name, rest[1:])
+        raise GrammarError(f"defines {name[:MAX_SHOWN_CHARS]!r} twice")
+    grammar.definitions[name] = Definition(name, tokens[1:])
     if len(grammar.definitions) > _MAX_NAMES:
         raise GrammarError(f"has more than {_MAX_NAMES} rules and terminals")
 
@@ -114,15 +114,15 @@ def _read_definition(grammar: LarkGrammar, name: str, rest: list[LarkToken]) -> 
 def _lines(definition: str) -> Iterator[list[LarkToken]]:
     """The definitions and statements: a line that begins with a bar continues another."""
     line: list[LarkToken] = []
-    fresh = False
+    at_line_start = False
     for token in _tokens(definition):
         if token.kind == "line":
-            fresh = True
+            at_line_start = True
             continue
-        if fresh and line and token.text != "|":
+        if at_line_start and line and token.text != "|":
             yield line
             line = []
-        fresh = False
+        at_line_start = False
         line.append(token)
     if line:
         yield line
@@ -145,12 +145,14 @@ def _tokens(definition: str) -> Iterator[LarkToken]:
 
 def _unquoted(word: str) -> str:
     """The text of a literal, which has the escapes of JSON, and those of bytes."""
-    written = _HEX.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
+    written = _BYTE_ESCAPE.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
     try:
         text: str = json.loads(written)
         text.encode()
     except ValueError:  # a lone surrogate cannot be encoded
-        raise GrammarError(f"{word[:MAX_SHOWN]} is no text in Lark's form") from None
+        raise GrammarError(
+            f"{word[:MAX_SHOWN_CHARS]} is no text in Lark's form"
+        ) from None
     return text
 
 
@@ -158,5 +160,5 @@ def _range(low: str, high: str) -> str:
     """A pattern of the characters between two."""
     ends = [_unquoted(low), _unquoted(high)]
     if any(len(end) != 1 for end in ends):
-        raise refused(f"{low}..{high}")
-    return f"[{literal(ends[0])}-{literal(ends[1])}]"
+        raise refused_word(f"{low}..{high}")
+    return f"[{literal_pattern(ends[0])}-{literal_pattern(ends[1])}]"

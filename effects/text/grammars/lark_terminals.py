@@ -9,7 +9,7 @@ compiler's lexer would read such a text word by word, each as long as it can be:
 JSON the backslash of a line break might as well begin a quote within the line, and the
 lexer cannot go back. As one terminal, a text is one word. So rules become terminals;
 their texts and patterns are written with JSON's escapes where these are wanted, and what
-`%ignore` names may be before and behind each of a rule's words.
+`%ignore` names may be before and after each of a rule's words.
 
 Terminals cannot contain themselves. So within JSON a grammar with recursive rules stays a
 grammar, if its words have no escapes; else it is refused, and so are the compiler's
@@ -27,20 +27,20 @@ from attrs import frozen
 from minfer.effects.text.grammars.character_sets import CharacterSet, character
 from minfer.effects.text.grammars.escaped_patterns import (
     escape_text,
-    literal,
+    literal_pattern,
     write_pattern,
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_definitions import (
-    MAX_SHOWN,
+    MAX_SHOWN_CHARS,
     Definition,
     LarkGrammar,
     LarkToken,
     read_lark,
-    refused,
+    refused_word,
 )
 from minfer.effects.text.grammars.lark_ends import check_ends
-from minfer.effects.text.grammars.patterns import pattern_parts
+from minfer.effects.text.grammars.patterns import pattern_pieces
 from minfer.sampling.structured import MAX_CONSTRAINT
 
 # Lark's library, as far as its texts have characters that JSON escapes.
@@ -66,47 +66,49 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     """A grammar as terminals whose names begin with `prefix`, of which the first is the
     whole: with JSON's escapes, if texts are to be `escaped`. Raises GrammarError.
     """
-    grammar = _checked(definition)
+    grammar = _read_checked(definition)
     if name := _recursive_name(grammar):
-        raise _recursive(name)
+        raise _recursion_error(name)
     names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
     ignored = f"{prefix}{len(names)}" if grammar.ignored else ""
     new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
-    writer = _Writer(new_names, escaped, ignored)
+    writer = _TerminalWriter(new_names, escaped, ignored)
     lines = [writer.definition(grammar.definitions.pop("start"))]
-    lines += [writer.definition(entry) for entry in grammar.definitions.values()]
+    lines += [
+        writer.definition(definition) for definition in grammar.definitions.values()
+    ]
     lines += [writer.imported(name, path) for name, path in grammar.imports.items()]
     if ignored:
-        ways = " | ".join(writer.body(body) for body in grammar.ignored)
-        lines.append(f"{ignored}: ({ways})*")
+        alternatives = " | ".join(writer.body(body) for body in grammar.ignored)
+        lines.append(f"{ignored}: ({alternatives})*")
     return lines
 
 
-def _nested(grammar: LarkGrammar) -> str:
+def _nested_grammar(grammar: LarkGrammar) -> str:
     """A grammar with rules that contain themselves, as a part of another grammar's rule.
     Words must be the same with JSON's escapes as without: else the lexer could not tell
     where they end. Of white space that is ignored, blanks are left.
     """
     names: dict[str, str] = {}
-    due = ["start"]
-    while due:
-        name = due.pop()
+    pending = ["start"]
+    while pending:
+        name = pending.pop()
         if name not in names:
             names[name] = f"rule_{len(names)}" if _is_rule(name) else f"W{len(names)}"
-            due += _names_of(grammar, name)
+            pending += _names_of(grammar, name)
     names["start"] = "start"
-    escaped, bare = (_Writer(names, written) for written in (True, False))
+    escaped, bare = (_TerminalWriter(names, written) for written in (True, False))
     lines = []
     for name in names:
         if (definition := grammar.definitions.get(name)) is not None:
-            line, other = escaped.definition(definition), bare.definition(definition)
+            line, bare_line = escaped.definition(definition), bare.definition(definition)
         elif name in grammar.imports:
             path = grammar.imports[name]
-            line, other = escaped.imported(name, path), bare.imported(name, path)
+            line, bare_line = escaped.imported(name, path), bare.imported(name, path)
         else:
-            raise _undefined(name)
-        if line != other:
-            raise _recursive(_recursive_name(grammar))
+            raise _undefined_error(name)
+        if line != bare_line:
+            raise _recursion_error(_recursive_name(grammar))
         lines.append(line)
     if any(_has_blank(token, grammar) for token in _ignored_words(grammar)):
         lines.append("%ignore / /")
@@ -123,8 +125,8 @@ class TextGrammar:
     def check(self) -> None:
         """Raise GrammarError if the text cannot be enforced within JSON."""
         if len(self.definition) > MAX_CONSTRAINT:
-            why = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
-            raise GrammarError(f"{why}; make it smaller")
+            reason = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
+            raise GrammarError(f"{reason}; make it smaller")
         if not self.nested():
             self.terminals("", escaped=True)
 
@@ -134,11 +136,11 @@ class TextGrammar:
         """
         if self.syntax != "lark":
             return ""
-        grammar = _checked(self.definition)
+        grammar = _read_checked(self.definition)
         if not _recursive_name(grammar):
             return ""
         check_ends(grammar)
-        return _nested(grammar)
+        return _nested_grammar(grammar)
 
     def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
         """The text as terminals, the first of which is the whole. Raises GrammarError."""
@@ -150,44 +152,53 @@ class TextGrammar:
 # --- checks -----------------------------------------------------------------------------
 
 
-def _checked(definition: str) -> LarkGrammar:
+def _read_checked(definition: str) -> LarkGrammar:
     """A grammar that begins, and ignores only white space. Raises GrammarError."""
     grammar = read_lark(definition)
     if "start" not in grammar.definitions:
         raise GrammarError("has no rule 'start'")
     if not all(_is_space(token, grammar) for token in _ignored_words(grammar)):
-        why = "what '%ignore' names, other than white space, cannot be enforced within"
-        raise GrammarError(f"{why} a call; put it into the rules")
+        reason = "what '%ignore' names, other than white space, cannot be enforced within"
+        raise GrammarError(f"{reason} a call; put it into the rules")
     return grammar
 
 
-def _recursive(name: str) -> GrammarError:
-    why = f"the rule {name[:MAX_SHOWN]!r} contains itself, which cannot be enforced"
+def _recursion_error(name: str) -> GrammarError:
+    reason = (
+        f"the rule {name[:MAX_SHOWN_CHARS]!r} contains itself, which cannot be enforced"
+    )
     return GrammarError(
-        f"{why} beside words with quotes, backslashes or control characters; write a "
+        f"{reason} beside words with quotes, backslashes or control characters; write a "
         "repetition"
     )
 
 
 def _recursive_name(grammar: LarkGrammar) -> str:
     """The name of a definition within itself; empty if there is none."""
-    done: set[str] = set()
+    done_names: set[str] = set()
     path: dict[str, Iterator[str]] = {}
     for start in grammar.definitions:
-        due = [start]
-        while due:
-            name = due[-1]
-            if name not in path and name not in done:
+        stack = [start]
+        while stack:
+            name = stack[-1]
+            if name not in path and name not in done_names:
                 path[name] = iter(_names_of(grammar, name))
-            within = next((one for one in path.get(name, ()) if one not in done), None)
-            if within is None:
+            inner = next(
+                (
+                    candidate
+                    for candidate in path.get(name, ())
+                    if candidate not in done_names
+                ),
+                None,
+            )
+            if inner is None:
                 path.pop(name, None)
-                done.add(name)
-                due.pop()
-            elif within in path:
-                return within
+                done_names.add(name)
+                stack.pop()
+            elif inner in path:
+                return inner
             else:
-                due.append(within)
+                stack.append(inner)
     return ""
 
 
@@ -199,16 +210,16 @@ def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
 
 def _ignored_words(grammar: LarkGrammar) -> Iterator[LarkToken]:
     """The words of what is ignored, and of the definitions that it names."""
-    due = [token for body in grammar.ignored for token in body]
+    pending = [token for body in grammar.ignored for token in body]
     seen: set[str] = set()
-    while due:
-        token = due.pop()
+    while pending:
+        token = pending.pop()
         definition = grammar.definitions.get(token.text)
         if token.kind != "name" or definition is None:
             yield token
         elif token.text not in seen:
             seen.add(token.text)
-            due += definition.body
+            pending += definition.body
 
 
 def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
@@ -217,7 +228,7 @@ def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
         case "text":
             return _SPACES.issuperset(token.text)
         case "pattern":
-            return all(map(_is_space_part, pattern_parts(token.text)))
+            return all(map(_is_space_piece, pattern_pieces(token.text)))
         case "name":
             return grammar.imports.get(token.text) in _COMMON_SPACES
     return token.kind in ("sign", "times")
@@ -229,23 +240,23 @@ def _has_blank(token: LarkToken, grammar: LarkGrammar) -> bool:
             return " " in token.text
         case "pattern":
             return any(
-                part == character(ord(" "))
-                if isinstance(part, str)
-                else ord(" ") in part.ascii
-                for part in pattern_parts(token.text)
+                piece == character(ord(" "))
+                if isinstance(piece, str)
+                else ord(" ") in piece.ascii
+                for piece in pattern_pieces(token.text)
             )
     return grammar.imports.get(token.text) in ("common.WS", "common.WS_INLINE")
 
 
-def _is_space_part(part: str | CharacterSet) -> bool:
-    if isinstance(part, CharacterSet):
-        spaces = part.ascii.issubset(map(ord, _SPACES))
-        return spaces and part.known and not part.beyond
-    return part == character(ord(" ")) or part[0] in "()|*+?{"
+def _is_space_piece(piece: str | CharacterSet) -> bool:
+    if isinstance(piece, CharacterSet):
+        spaces = piece.ascii.issubset(map(ord, _SPACES))
+        return spaces and piece.known and not piece.beyond
+    return piece == character(ord(" ")) or piece[0] in "()|*+?{"
 
 
-def _undefined(name: str) -> GrammarError:
-    return GrammarError(f"does not define {name[:MAX_SHOWN]!r}")
+def _undefined_error(name: str) -> GrammarError:
+    return GrammarError(f"does not define {name[:MAX_SHOWN_CHARS]!r}")
 
 
 def _is_rule(name: str) -> bool:
@@ -256,7 +267,7 @@ def _is_rule(name: str) -> bool:
 
 
 @frozen
-class _Writer:
+class _TerminalWriter:
     """Writes terminals under new names."""
 
     names: Mapping[str, str]
@@ -264,7 +275,7 @@ class _Writer:
     ignored: str = ""  # the terminal of what is ignored; empty: nothing is
 
     def definition(self, definition: Definition) -> str:
-        """A definition as a terminal. What is ignored may be behind each word of a rule,
+        """A definition as a terminal. What is ignored may be after each word of a rule,
         and before the first.
         """
         body = self.body(definition.body, spaced=_is_rule(definition.name))
@@ -280,7 +291,7 @@ class _Writer:
         return f"{self.names[name]}: {self._pattern(pattern)}"
 
     def body(self, tokens: list[LarkToken], *, spaced: bool = False) -> str:
-        """What is behind a definition's colon."""
+        """What is after a definition's colon."""
         words = []
         for token in tokens:
             word = self._word(token)
@@ -297,7 +308,7 @@ class _Writer:
     def _word(self, token: LarkToken) -> str:
         match token.kind:
             case "text" if token.flags and token.text:
-                return self._pattern(f"(?i:{literal(token.text)})")
+                return self._pattern(f"(?i:{literal_pattern(token.text)})")
             case "text":
                 text = escape_text(token.text) if self.escaped else token.text
                 return json.dumps(text, ensure_ascii=False)
@@ -308,14 +319,14 @@ class _Writer:
             case "name" if token.text in self.names:
                 return self.names[token.text]
             case "name":
-                raise _undefined(token.text)
+                raise _undefined_error(token.text)
             case "alias":
                 return ""
             case "times":
                 return token.text
             case "sign" if token.text not in ":,":
                 return token.text
-        raise refused(token.text)
+        raise refused_word(token.text)
 
     def _pattern(self, pattern: str) -> str:
         return f"/{write_pattern(pattern, escaped=self.escaped)}/"

@@ -28,8 +28,8 @@ from minfer.effects.text.grammars.lark import to_compiled_lark
 from minfer.effects.text.grammars.llguidance_matcher import (
     Companions,
     LlguidanceMatcher,
-    check,
-    cut,
+    raise_if_failed,
+    shorten_error,
 )
 from minfer.effects.text.grammars.mask_lines import Lines
 from minfer.effects.text.grammars.parallel_masks import ParallelMasks
@@ -60,8 +60,8 @@ SLICES: Final = (
     "[a-z]{1,8}",
     *(_QUOTED + lengths for lengths in ("{1,3}", "{1,6}", "{1,10}", "{1,30}", "+")),
 )
-NOTHING_MUCH: Final = 'start: "a"'  # a grammar, whichever
-NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
+COMPANION_GRAMMAR: Final = 'start: "a"'  # any grammar will do
+NO_END_TEXT: Final = "<|no end of sequence|>"  # the text of a token that stands for one
 
 
 class LlguidanceCompiler(Compiler):
@@ -70,7 +70,7 @@ class LlguidanceCompiler(Compiler):
     def __init__(self, tokenizer: str, vocab_size: int, ends: Iterable[int]) -> None:
         import llguidance  # when the first constraint needs it
 
-        ends = sorted({one for one in ends if one < vocab_size})
+        ends = sorted({token for token in ends if token < vocab_size})
         self.limits = llguidance.LLParserLimits(
             **LIMITS,  # type: ignore[arg-type]  # of which all are whole numbers
             verbose_errors=False,
@@ -78,8 +78,8 @@ class LlguidanceCompiler(Compiler):
         self.stand_in: int | None = None
         make = partial(llguidance.LLTokenizer, slices=list(SLICES))
         try:
-            words = without_markers(tokenizer)
-            tokenizer, self._ids = words.text, words.ids
+            vocabulary = without_markers(tokenizer)
+            tokenizer, self._ids = vocabulary.text, vocabulary.ids
             if not ends:  # it needs one
                 tokenizer = _with_end_token(tokenizer, vocab_size, make)
                 self.stand_in = make(tokenizer, eos_token=[0]).vocab_size - 1
@@ -90,13 +90,14 @@ class LlguidanceCompiler(Compiler):
         # Any error about a tokenizer that it cannot read.
         except Exception as error:
             raise GrammarError(
-                f"this model's tokenizer cannot be used with grammars: {cut(error)}"
+                f"this model's tokenizer cannot be used with grammars: "
+                f"{shorten_error(error)}"
             ) from None
         self._parallel = ParallelMasks(self.vocabulary.vocab_size)
         self.words = self._parallel.words
-        self._companions = Companions(partial(self._matcher, NOTHING_MUCH))
+        self._companions = Companions(partial(self._matcher, COMPANION_GRAMMAR))
         stands_in = self.stand_in is not None
-        self.never = frozenset(ends) if stands_in else frozenset[int]()
+        self.forbidden_tokens = frozenset(ends) if stands_in else frozenset[int]()
 
     @override
     def compile(self, constraint: StructuredOutputs) -> "LlguidanceGrammar":
@@ -115,7 +116,7 @@ class LlguidanceCompiler(Compiler):
         # Any error of the library, also a panic of its own language: the constraint is
         # its cause.
         except BaseException as error:
-            raise GrammarError(f"{param}: {cut(error)}", param) from None
+            raise GrammarError(f"{param}: {shorten_error(error)}", param) from None
         return grammar
 
     @override
@@ -140,8 +141,8 @@ def _with_end_token(
     if count >= vocab_size:
         return tokenizer
     data = json.loads(tokenizer)
-    none = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    end = {"id": count, "content": NO_END, "special": True, **none}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    end = {"id": count, "content": NO_END_TEXT, "special": True, **flags}
     data["added_tokens"] = [*(data.get("added_tokens") or ()), end]
     return json.dumps(data)
 
@@ -161,7 +162,7 @@ class LlguidanceGrammar(Grammar):
     @override
     def matcher(self) -> "LlguidanceMatcher":
         inner = self._make()
-        check(inner)
+        raise_if_failed(inner)
         return LlguidanceMatcher(inner, self._companions)
 
 

@@ -16,27 +16,27 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.automata import MAX_PATTERN, pattern_of
+from minfer.effects.text.grammars.automata import MAX_PATTERN_CHARS, pattern_of
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.languages import (
-    OTHERS,
+    NON_ASCII,
     Language,
     Languages,
-    sets_of,
-    too_large,
+    nested_sets,
+    too_large_error,
 )
 from minfer.effects.text.grammars.pattern_reader import (
     Assertion,
     Chars,
     Group,
-    Item,
+    PatternItem,
     PatternReader,
     Repeated,
-    asserts,
-    refused,
+    has_assertion,
+    pattern_item_error,
 )
 
-_AHEAD: Final = re.compile(r"\(\?[=!]")
+_LOOKAHEAD: Final = re.compile(r"\(\?[=!]")
 
 
 @lru_cache(maxsize=256)
@@ -44,11 +44,11 @@ def without_lookaheads(pattern: str) -> tuple[str, ...]:
     """Returns patterns that together match the same texts as `pattern`. Raises
     GrammarError for look-aheads that cannot be translated.
     """
-    if _AHEAD.search(pattern) is None:
+    if _LOOKAHEAD.search(pattern) is None:
         return (pattern,)
-    made, whole = _translate(pattern)
-    parts = whole.parts if whole.kind == "and" else (whole,)
-    return tuple(f"^(?:{pattern_of(made, entry)})$" for entry in parts)
+    languages, language = _translate(pattern)
+    operands = language.operands if language.kind == "and" else (language,)
+    return tuple(f"^(?:{pattern_of(languages, operand)})$" for operand in operands)
 
 
 @lru_cache(maxsize=256)
@@ -56,10 +56,10 @@ def as_one_pattern(*patterns: str) -> str:
     """One pattern without look-aheads, which matches where all of these do. Raises
     GrammarError.
     """
-    if len(patterns) == 1 and _AHEAD.search(patterns[0]) is None:
+    if len(patterns) == 1 and _LOOKAHEAD.search(patterns[0]) is None:
         return patterns[0]
-    made, whole = _translate(*patterns)
-    return f"^(?:{pattern_of(made, whole)})$"
+    languages, language = _translate(*patterns)
+    return f"^(?:{pattern_of(languages, language)})$"
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -67,21 +67,23 @@ def matches(pattern: str, text: str) -> bool:
     Raises GrammarError if that cannot be decided.
     """
     languages, language = _translate(pattern)
-    if any(entry.text for entry in sets_of(language)):
+    if any(char_set.text for char_set in nested_sets(language)):
         raise GrammarError("a pattern of names has characters beyond ASCII")
-    for letter in text:
+    for char in text:
         language = languages.derivative(
-            language, 1 << ord(letter) if letter.isascii() else OTHERS
+            language, 1 << ord(char) if char.isascii() else NON_ASCII
         )
     return language.nullable
 
 
 def _translate(*patterns: str) -> tuple[Languages, Language]:
-    if sum(map(len, patterns)) > MAX_PATTERN:
-        raise too_large()
-    made = _Translation()
+    if sum(map(len, patterns)) > MAX_PATTERN_CHARS:
+        raise too_large_error()
+    translation = _Translation()
     groups = [PatternReader(pattern).read() for pattern in patterns]
-    return made.languages, made.languages.both(map(made.anywhere, groups))
+    return translation.languages, translation.languages.intersection(
+        map(translation.anywhere, groups)
+    )
 
 
 @define
@@ -92,75 +94,85 @@ class _Translation:
 
     def anywhere(self, group: Group) -> Language:
         """The texts in which a group matches anywhere."""
-        every = self.languages.everything
+        everything = self.languages.everything
         result = []
         for items in group.alternatives:
-            begins = bool(items) and items[0] == Assertion("^")
-            matched = _at_beginning(items) if begins else items
-            made = self._sequence(matched, every, forbidden=False)
-            result.append(made if begins else self.languages.cat(every, made))
-        return self.languages.either(result)
+            is_anchored = bool(items) and items[0] == Assertion("^")
+            matched = _at_beginning(items) if is_anchored else items
+            language = self._sequence(matched, everything, forbidden=False)
+            result.append(
+                language
+                if is_anchored
+                else self.languages.concatenate(everything, language)
+            )
+        return self.languages.union(result)
 
     def _sequence(
-        self, items: Sequence[Item], rest: Language, *, forbidden: bool
+        self, items: Sequence[PatternItem], rest: Language, *, forbidden: bool
     ) -> Language:
         """Texts of the items, and then of the rest."""
         for item in reversed(items):
-            rest = self._before(item, rest, forbidden=forbidden)
+            rest = self._item_then(item, rest, forbidden=forbidden)
         return rest
 
-    def _before(self, item: Item, rest: Language, *, forbidden: bool) -> Language:
+    def _item_then(
+        self, item: PatternItem, rest: Language, *, forbidden: bool
+    ) -> Language:
         """Texts of an item, and then of the rest."""
-        made = self.languages
+        languages = self.languages
         match item:
             case Assertion("$"):
-                return made.both([rest, made.empty])
+                return languages.intersection([rest, languages.empty])
             case Assertion("^"):
-                raise refused("^", "anchor")
-            case Assertion(kind, within) if within is not None:
-                negative = kind == "!"
+                raise pattern_item_error("^", "anchor")
+            case Assertion(kind, group) if group is not None:
+                is_negative = kind == "!"
                 ahead = self._alternatives(
-                    within, made.everything, forbidden=forbidden != negative
+                    group, languages.everything, forbidden=forbidden != is_negative
                 )
-                return made.both([rest, made.other_than(ahead) if negative else ahead])
-            case Group() if asserts(item):
+                return languages.intersection(
+                    [rest, languages.complement(ahead) if is_negative else ahead]
+                )
+            case Group() if has_assertion(item):
                 return self._alternatives(item, rest, forbidden=forbidden)
-            case Repeated(within, 0, 1) if asserts(within):
-                begun = self._before(within, rest, forbidden=forbidden)
-                return made.either([begun, rest])
-            case Repeated(within, _, _) if asserts(within):
-                raise refused("(?", "repetition")
-        return made.cat(self._plain(item, forbidden=forbidden), rest)
+            case Repeated(group, 0, 1) if has_assertion(group):
+                with_item = self._item_then(group, rest, forbidden=forbidden)
+                return languages.union([with_item, rest])
+            case Repeated(group, _, _) if has_assertion(group):
+                raise pattern_item_error("(?", "repetition")
+        return languages.concatenate(
+            self._without_assertions(item, forbidden=forbidden), rest
+        )
 
     def _alternatives(self, group: Group, rest: Language, *, forbidden: bool) -> Language:
-        return self.languages.either(
+        return self.languages.union(
             self._sequence(items, rest, forbidden=forbidden)
             for items in group.alternatives
         )
 
-    def _plain(self, item: Item, *, forbidden: bool) -> Language:
+    def _without_assertions(self, item: PatternItem, *, forbidden: bool) -> Language:
         """The texts of an item without assertions."""
-        made = self.languages
+        languages = self.languages
         match item:
             case Chars():
-                if item.least is None:
-                    return made.chars(0, item.text)
-                return made.chars(item.most if forbidden else item.least)
+                if item.in_both is None:
+                    return languages.chars(0, item.text)
+                return languages.chars(item.in_either if forbidden else item.in_both)
             case Repeated():
-                language = self._plain(item.item, forbidden=forbidden)
-                return made.repeat(language, item.least, item.most)
+                language = self._without_assertions(item.item, forbidden=forbidden)
+                return languages.repeat(language, item.min_count, item.max_count)
             case Group():
-                return self._alternatives(item, made.empty, forbidden=forbidden)
+                return self._alternatives(item, languages.empty, forbidden=forbidden)
         raise AssertionError("assertions are handled before")
 
 
-def _at_beginning(items: Sequence[Item]) -> tuple[Item, ...]:
+def _at_beginning(items: Sequence[PatternItem]) -> tuple[PatternItem, ...]:
     """Items at the beginning of a text, without the anchors that hold there."""
-    result: list[Item] = []
+    result: list[PatternItem] = []
     for index, item in enumerate(items):
         if not isinstance(item, Assertion) or item.kind == "$":
             return (*result, *items[index:])
-        if item.within is not None:
-            within = Group(tuple(map(_at_beginning, item.within.alternatives)))
-            result.append(Assertion(item.kind, within))
+        if item.group is not None:
+            group = Group(tuple(map(_at_beginning, item.group.alternatives)))
+            result.append(Assertion(item.kind, group))
     return tuple(result)

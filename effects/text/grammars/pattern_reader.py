@@ -11,10 +11,10 @@ from typing import Final
 from attrs import define, frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.languages import EVERY, OTHERS, too_large
+from minfer.effects.text.grammars.languages import ALL_CHARS, NON_ASCII, too_large_error
 
 MAX_DEPTH: Final = 20  # groups within each other
-_MOST_DIGITS: Final = 9  # of a number of repetitions
+_MAX_DIGITS: Final = 9  # of a number of repetitions
 _TOKEN: Final = re.compile(
     r"""
     (?P<times>[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??
@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
 _SET_TOKEN: Final = re.compile(
     r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pP]\{[^{}]*\}|u\{[^{}]*\}|.)|.", re.DOTALL
 )
-_BY_LETTER: Final = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
+_NUMBER_OF_ESCAPE: Final = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _NO_LINE_END: Final = r"[^\n\r\u2028\u2029]"
 
 
@@ -46,13 +46,14 @@ _LINE_ENDS: Final = _bits([10, 13])
 
 @frozen
 class Chars:
-    """A set of characters: `least` has those of both dialects, `most` those of either.
-    If `least` is None, the set is given by `text` only, as it is not of ASCII alone.
+    """A set of characters: `in_both` has those of both dialects, `in_either` those of
+    either. If `in_both` is None, the set is given by `text` only, as it is not of ASCII
+    alone.
     """
 
     text: str
-    least: int | None
-    most: int = 0
+    in_both: int | None
+    in_either: int = 0
 
 
 @frozen
@@ -60,26 +61,26 @@ class Assertion:
     """A look-ahead, a beginning or an end."""
 
     kind: str  # "=", "!", "^" or "$"
-    within: "Group | None" = None
+    group: "Group | None" = None
 
 
 @frozen
 class Group:
     """Alternatives, each a sequence."""
 
-    alternatives: tuple[tuple["Item", ...], ...]
+    alternatives: tuple[tuple["PatternItem", ...], ...]
 
 
 @frozen
 class Repeated:
     """An item, several times."""
 
-    item: "Item"
-    least: int
-    most: int | None
+    item: "PatternItem"
+    min_count: int
+    max_count: int | None
 
 
-Item = Chars | Assertion | Group | Repeated
+PatternItem = Chars | Assertion | Group | Repeated
 
 
 @define
@@ -87,71 +88,76 @@ class PatternReader:
     """Reads a pattern."""
 
     _text: str
-    _at: int = 0
+    _position: int = 0
     _depth: int = 0
-    _any: bool = False  # whether a dot is any character
+    _dot_matches_all: bool = False  # whether a dot is any character
 
     def read(self) -> Group:
         """The whole pattern. Raises GrammarError."""
         group = self._group()
-        if self._at < len(self._text):
-            raise refused(self._text[self._at :], "bracket")
+        if self._position < len(self._text):
+            raise pattern_item_error(self._text[self._position :], "bracket")
         return group
 
     def _group(self) -> Group:
         """Alternatives, up to a bracket that closes them."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise too_large()
-        alternatives: list[tuple[Item, ...]] = []
-        items: list[Item] = []
-        while (match := _TOKEN.match(self._text, self._at)) and match[0] != ")":
-            self._at = match.end()
+            raise too_large_error()
+        alternatives: list[tuple[PatternItem, ...]] = []
+        items: list[PatternItem] = []
+        while (match := _TOKEN.match(self._text, self._position)) and match[0] != ")":
+            self._position = match.end()
             if match[0] == "|":
                 alternatives.append(tuple(items))
                 items = []
             elif match.lastgroup == "times":
                 if not items or isinstance(items[-1], Assertion | Repeated):
-                    raise refused(match[0], "repetition")
-                items.append(Repeated(items.pop(), *_times(match["times"])))
+                    raise pattern_item_error(match[0], "repetition")
+                items.append(Repeated(items.pop(), *_read_repetition(match["times"])))
             else:
                 items.append(self._item(match))
         self._depth -= 1
         return Group((*alternatives, tuple(items)))
 
-    def _item(self, match: re.Match[str]) -> Item:
+    def _item(self, match: re.Match[str]) -> PatternItem:
         text = match[0]
         match match.lastgroup:
             case "open":
-                outer, self._any = self._any, self._any or text == "(?s:"
+                outer_any, self._dot_matches_all = (
+                    self._dot_matches_all,
+                    self._dot_matches_all or text == "(?s:",
+                )
                 group = self._group()
-                self._any = outer
-                if not self._text.startswith(")", self._at):
-                    raise refused(text, "bracket")
-                self._at += 1
-                ahead = text[2:] in ("=", "!")
-                return Assertion(text[2:], group) if ahead else group
+                self._dot_matches_all = outer_any
+                if not self._text.startswith(")", self._position):
+                    raise pattern_item_error(text, "bracket")
+                self._position += 1
+                is_lookahead = text[2:] in ("=", "!")
+                return Assertion(text[2:], group) if is_lookahead else group
             case "set":
                 return _read_set(text)
             case "escape":
                 return _read_escape(text)
         if text in "^$":
             return Assertion(text)
-        if text == "." and self._any:
-            return Chars("(?s:.)", EVERY, EVERY)
+        if text == "." and self._dot_matches_all:
+            return Chars("(?s:.)", ALL_CHARS, ALL_CHARS)
         if text == ".":
-            chars = EVERY & ~_LINE_ENDS
+            chars = ALL_CHARS & ~_LINE_ENDS
             return Chars(_NO_LINE_END, chars, chars)
         return _character(text, ord(text))
 
 
-def _times(text: str) -> tuple[int, int | None]:
+def _read_repetition(text: str) -> tuple[int, int | None]:
     if text in "*+?":
         return int(text == "+"), 1 if text == "?" else None
-    least, comma, most = text[1:-1].partition(",")
-    if max(len(least), len(most)) > _MOST_DIGITS:
-        raise too_large()
-    return int(least), (int(most) if most else None) if comma else int(least)
+    min_count, comma, max_count = text[1:-1].partition(",")
+    if max(len(min_count), len(max_count)) > _MAX_DIGITS:
+        raise too_large_error()
+    return int(min_count), (int(max_count) if max_count else None) if comma else int(
+        min_count
+    )
 
 
 def _character(text: str, number: int) -> Chars:
@@ -165,45 +171,45 @@ def _read_escape(text: str) -> Chars:
     if letter.lower() in _CLASSES:
         chars = _CLASSES[letter.lower()]
         if letter.isupper():
-            chars = ~chars & (OTHERS - 1)
-        return Chars(text, chars, chars | OTHERS)
+            chars = ~chars & (NON_ASCII - 1)
+        return Chars(text, chars, chars | NON_ASCII)
     if letter in "xu" and len(text) > 2 and text[2] != "{":
         return _character(text, int(text[2:], 16))
-    if letter in _BY_LETTER:
-        return _character(text, _BY_LETTER[letter])
+    if letter in _NUMBER_OF_ESCAPE:
+        return _character(text, _NUMBER_OF_ESCAPE[letter])
     if letter in "pPu":
         return Chars(text, None)
     if letter.isalnum():
-        raise refused(text, "escape")
+        raise pattern_item_error(text, "escape")
     return _character(text, ord(letter))
 
 
 def _read_set(text: str) -> Chars:
     negated = text.startswith("[^")
     if not negated and any(
-        f"\\{entry}" in text and f"\\{entry.upper()}" in text for entry in "dsw"
+        f"\\{letter}" in text and f"\\{letter.upper()}" in text for letter in "dsw"
     ):
-        return Chars(text, EVERY, EVERY)
+        return Chars(text, ALL_CHARS, ALL_CHARS)
     tokens = _SET_TOKEN.findall(text[1 + negated : -1])
-    least = most = 0
+    in_both = in_either = 0
     index = 0
     while index < len(tokens):
         first = _member(tokens[index])
-        if first.least is None:
+        if first.in_both is None:
             return Chars(text, None)
         index += 1
         if tokens[index : index + 1] == ["-"] and index + 1 < len(tokens):
             last = _member(tokens[index + 1])
-            if last.least is None:
+            if last.in_both is None:
                 return Chars(text, None)
-            low, high = first.least.bit_length(), last.least.bit_length()
+            low, high = first.in_both.bit_length(), last.in_both.bit_length()
             first = _range(text, low - 1, high - 1)
             index += 2
-        least |= first.least or 0
-        most |= first.most
+        in_both |= first.in_both or 0
+        in_either |= first.in_either
     if negated:
-        return Chars(text, EVERY & ~most, EVERY & ~least)
-    return Chars(text, least, most)
+        return Chars(text, ALL_CHARS & ~in_either, ALL_CHARS & ~in_both)
+    return Chars(text, in_both, in_either)
 
 
 def _member(token: str) -> Chars:
@@ -212,30 +218,30 @@ def _member(token: str) -> Chars:
 
 def _range(text: str, low: int, high: int) -> Chars:
     if low > high:
-        raise refused(text, "range")
+        raise pattern_item_error(text, "range")
     chars = _bits(range(low, high + 1))
     return Chars(text, chars, chars)
 
 
-def refused(text: str, kind: str) -> GrammarError:
+def pattern_item_error(text: str, kind: str) -> GrammarError:
     """The error about a part of a pattern."""
     return GrammarError(
         f"the {kind} {text[:16]!r} in a pattern with look-aheads cannot be enforced"
     )
 
 
-def asserts(item: Item) -> bool:
+def has_assertion(item: PatternItem) -> bool:
     """Whether there is an assertion in an item."""
-    return any(isinstance(entry, Assertion) for entry in within(item))
+    return any(isinstance(nested, Assertion) for nested in nested_items(item))
 
 
-def within(item: Item) -> Iterator[Item]:
+def nested_items(item: PatternItem) -> Iterator[PatternItem]:
     """An item, and all that is in it."""
     yield item
     match item:
         case Repeated():
-            yield from within(item.item)
+            yield from nested_items(item.item)
         case Group():
             for items in item.alternatives:
-                for entry in items:
-                    yield from within(entry)
+                for child in items:
+                    yield from nested_items(child)

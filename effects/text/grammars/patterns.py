@@ -31,11 +31,11 @@ from attrs import evolve
 from minfer.effects.text.grammars.character_sets import (
     ALL_CHARACTERS,
     ASCII,
-    BESIDE_SURROGATES,
     CONTROLS,
     NO_LINE_END,
     NO_LINE_FEED,
-    UNNAMED,
+    ONLY_NUMBERED,
+    SURROGATE_NEIGHBOURS,
     CharacterSet,
     character,
     holds_all,
@@ -44,18 +44,18 @@ from minfer.effects.text.grammars.character_sets import (
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
 _WITHOUT_LINE_FEED: Final = CONTROLS - {ord("\n")}
-_LONGEST: Final = 16  # characters that an error shows
+_MAX_SHOWN_CHARS: Final = 16  # characters that an error shows
 _CHARACTER: Final = r"""
     \\x[0-9A-Fa-f]{2} | \\u[0-9A-Fa-f]{4} | \\U[0-9A-Fa-f]{8}
     | \\[xu]\{[0-9A-Fa-f]{1,6}\}       # a character by its number
     | \\[pP](?:\{[^{}]*\}|[A-Za-z])    # a property of Unicode
-    | \\[0-9]{2,}                      # a number of what came before, or in octal
+    | \\[0-9]{2,}                      # a back-reference, or a number in octal
     | \\.                              # any other escape
     | .
 """
 _SET_FLAGS: Final = re.compile(r"\(\?([A-Za-z-]*)[:)]")
-_WITHIN: Final = re.compile(_CHARACTER, re.VERBOSE | re.DOTALL)
-_OUTSIDE: Final = re.compile(
+_SET_CHARACTER: Final = re.compile(_CHARACTER, re.VERBOSE | re.DOTALL)
+_PATTERN_TOKEN: Final = re.compile(
     rf"""
     (?P<repeated>[*+?]|\{{[0-9]*,?[0-9]*\}})
     | (?P<flags>\(\?[A-Za-z-]*[:)])
@@ -67,8 +67,8 @@ _OUTSIDE: Final = re.compile(
 _FLAGS: Final = frozenset("is-")
 # What `re` takes for another case of other characters than Rust does: sets without one
 # case do not hold the others where case is ignored.
-_CASES: Final = r"\u0130\u0131\u0390\u03B0\u1FD3\u1FE3\uFB05\uFB06"
-_BY_LETTER: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
+_OTHER_CASES: Final = r"\u0130\u0131\u0390\u03B0\u1FD3\u1FE3\uFB05\uFB06"
+_NUMBER_OF_ESCAPE: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _SPACES: Final = r"\x09-\x0D\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _MORE_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\uFEFF"
 # Short names of general categories, and of groups of these.
@@ -81,7 +81,7 @@ _CATEGORIES: Final = frozenset(
     for letter in ("", *letters)
 )
 # Escapes that stand for sets: what both `re` and ECMA 262 mean, and what either does.
-_BOTH: Final = {
+_IN_BOTH_DIALECTS: Final = {
     "d": "0-9",
     "w": "0-9A-Za-z_",
     "s": _SPACES,
@@ -89,7 +89,7 @@ _BOTH: Final = {
     "W": r"[^\p{L}\p{N}_]",
     "S": f"[^{_MORE_SPACES}]",
 }
-_EITHER: Final = {
+_IN_EITHER_DIALECT: Final = {
     "d": r"\p{Nd}",
     "w": r"\p{L}\p{N}_",
     "s": _MORE_SPACES,
@@ -97,11 +97,11 @@ _EITHER: Final = {
     "W": "[^0-9A-Za-z_]",
     "S": f"[^{_SPACES}]",
 }
-_AS_RE: Final = {
-    **_EITHER,
+_IN_RE: Final = {
+    **_IN_EITHER_DIALECT,
     "s": rf"{_SPACES}\x1C-\x1F\x85",
-    "D": _BOTH["D"],
-    "W": _BOTH["W"],
+    "D": _IN_BOTH_DIALECTS["D"],
+    "W": _IN_BOTH_DIALECTS["W"],
     "S": rf"[^{_SPACES}\x1C-\x1F\x85]",
 }
 
@@ -111,136 +111,146 @@ def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True
     match may come, too, and texts have no escapes by number then. What it matches has
     JSON's `escapes`, or is no JSON. Raises GrammarError.
     """
-    parts = [*pattern_parts(pattern, decides=decides)]
-    sets = [one for one in parts if isinstance(one, CharacterSet)]
-    held = frozenset[int]().union(*(one.controls for one in sets if one.suspect))
-    dropping = escapes and held >= _WITHOUT_LINE_FEED
-    for one in sets if decides else ():
-        one.check_named(dropping=dropping)
-    return "".join([_written(one, dropping=dropping) for one in parts])
+    pieces = [*pattern_pieces(pattern, decides=decides)]
+    sets = [char_set for char_set in pieces if isinstance(char_set, CharacterSet)]
+    controls = frozenset[int]().union(
+        *(char_set.controls for char_set in sets if char_set.may_gain_escapes)
+    )
+    dropping = escapes and controls >= _WITHOUT_LINE_FEED
+    for char_set in sets if decides else ():
+        char_set.check_spellable(dropping=dropping)
+    return "".join([_final_text(piece, dropping=dropping) for piece in pieces])
 
 
-def _written(part: str | CharacterSet, *, dropping: bool) -> str:
-    if isinstance(part, str):
-        return part
-    return part.without_dropped() if dropping else part.text
+def _final_text(piece: str | CharacterSet, *, dropping: bool) -> str:
+    if isinstance(piece, str):
+        return piece
+    return piece.without_dropped() if dropping else piece.text
 
 
-def pattern_parts(pattern: str, *, decides: bool = False) -> Iterator[str | CharacterSet]:
+def pattern_pieces(
+    pattern: str, *, decides: bool = False
+) -> Iterator[str | CharacterSet]:
     """The sets of a pattern, and the texts between them. Raises GrammarError."""
-    at, repeated = 0, False
+    position, repeated = 0, False
     flags = "".join(_SET_FLAGS.findall(pattern))
     ignoring, dotall = "i" in flags, "s" in flags
     if ignoring and decides:
         raise refused_part("(?i", "flag")
-    while at < len(pattern):
-        if pattern[at] == "[":
-            part, at = _set(pattern, at + 1, decides=decides)
-            if ignoring and part.text.startswith("[^"):
-                part = evolve(part, text=f"[^{_CASES}{part.text[2:]}")
+    while position < len(pattern):
+        if pattern[position] == "[":
+            char_set, position = _read_set(pattern, position + 1, decides=decides)
+            if ignoring and char_set.text.startswith("[^"):
+                char_set = evolve(char_set, text=f"[^{_OTHER_CASES}{char_set.text[2:]}")
             repeated = False
-            yield part
+            yield char_set
             continue
-        if (match := _OUTSIDE.match(pattern, at)) is None:
+        if (match := _PATTERN_TOKEN.match(pattern, position)) is None:
             raise AssertionError("it takes any character")
-        at = match.end()
+        position = match.end()
         kind = match.lastgroup
         if kind == "repeated" and repeated and match[0] != "?":
-            raise refused_part(pattern[at - 2 : at], "repetition")
+            raise refused_part(pattern[position - 2 : position], "repetition")
         if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
             raise refused_part(match[0], "flag")
         if kind == "handed" and match[0] in ("(?<=", "(?<!"):
             raise refused_part(match[0], "look-behind")
         repeated = kind == "repeated"
         if kind == "character":
-            yield _single_token(match[0], decides=decides)
+            yield _character_outside_sets(match[0], decides=decides)
         elif match[0] == "." and not dotall:
             yield NO_LINE_FEED if decides else NO_LINE_END
-        elif decides and match[0] == "$":  # `re` finds a last line break behind it
-            yield from (_single_token("\n", decides=True), "?$")
+        elif decides and match[0] == "$":  # `re` finds a last line break after it
+            yield from (_character_outside_sets("\n", decides=True), "?$")
         else:
             yield match[0]
 
 
-def _single_token(token: str, *, decides: bool) -> str | CharacterSet:
+def _character_outside_sets(token: str, *, decides: bool) -> str | CharacterSet:
     """A character, or an escape of several, outside of sets."""
-    if (several := _repetition(token, negated=False, decides=decides)) is not None:
-        return CharacterSet(f"[{several.text}]", several.ascii, several.known)
-    number = _number(token, within=False)
-    if number not in UNNAMED | CONTROLS:
+    if (char_set := _class_escape(token, negated=False, decides=decides)) is not None:
+        return CharacterSet(f"[{char_set.text}]", char_set.ascii, char_set.known)
+    number = _number(token, in_set=False)
+    if number not in ONLY_NUMBERED | CONTROLS:
         return character(number)
     return CharacterSet(f"[{character(number)}]", frozenset({number}))
 
 
-def _set(pattern: str, at: int, *, decides: bool) -> tuple[CharacterSet, int]:
-    """The set behind a bracket, and where it ends. A bracket that closes it comes behind
+def _read_set(pattern: str, position: int, *, decides: bool) -> tuple[CharacterSet, int]:
+    """The set after a bracket, and where it ends. A bracket that closes it comes after
     at least one member.
     """
-    negated = pattern.startswith("^", at)
-    begin = at = at + negated
+    negated = pattern.startswith("^", position)
+    begin = position = position + negated
     members: list[CharacterSet] = []
     tokens = set()
-    while at == begin or not pattern.startswith("]", at):
-        tokens.add(pattern[at : at + 2])
-        member, at = _member(pattern, at, negated=negated, decides=decides)
+    while position == begin or not pattern.startswith("]", position):
+        tokens.add(pattern[position : position + 2])
+        member, position = _read_member(
+            pattern, position, negated=negated, decides=decides
+        )
         members.append(member)
-    ranges = [span for one in members for span in one.ranges]
+    ranges = [span for member in members for span in member.ranges]
     if any(
         f"\\{letter}" in tokens and f"\\{letter.upper()}" in tokens for letter in "dsw"
     ):
         ranges.append(ALL_CHARACTERS)
-    text = "".join([one.text for one in members])
+    text = "".join([member.text for member in members])
     if not text:  # surrogates alone, of which no text has any
         text, ranges, negated = r"\x{0}-\x{10FFFF}", [ALL_CHARACTERS], not negated
-    held = frozenset[int]().union(*(one.ascii for one in members))
-    known = all(one.known for one in members)
+    ascii_held = frozenset[int]().union(*(member.ascii for member in members))
+    known = all(member.known for member in members)
     if negated:
-        if all(any(one in span for span in ranges) for one in BESIDE_SURROGATES):
-            text += range_text(*BESIDE_SURROGATES)
-        left, empty = ASCII - held, holds_all(ranges)
-        return CharacterSet(f"[^{text}]", left, known, beyond=True, empty=empty), at + 1
-    beyond = any(one.beyond for one in members)
-    return CharacterSet(f"[{text}]", held, known, beyond), at + 1
+        if all(any(number in span for span in ranges) for number in SURROGATE_NEIGHBOURS):
+            text += range_text(*SURROGATE_NEIGHBOURS)
+        remaining, empty = ASCII - ascii_held, holds_all(ranges)
+        return CharacterSet(
+            f"[^{text}]", remaining, known, beyond=True, empty=empty
+        ), position + 1
+    beyond = any(member.beyond for member in members)
+    return CharacterSet(f"[{text}]", ascii_held, known, beyond), position + 1
 
 
-def _member(
-    pattern: str, at: int, *, negated: bool, decides: bool
+def _read_member(
+    pattern: str, position: int, *, negated: bool, decides: bool
 ) -> tuple[CharacterSet, int]:
     """A member of a set, without its brackets, and where it ends."""
-    token, at = _read_token(pattern, at)
-    if (several := _repetition(token, negated=negated, decides=decides)) is not None:
-        return several, at
-    low = high = _number(token, within=True)
-    if pattern.startswith("-", at) and not pattern.startswith("-]", at):
-        token, at = _read_token(pattern, at + 1)
-        high = _number(token, within=True)
+    token, position = _read_token(pattern, position)
+    if (char_set := _class_escape(token, negated=negated, decides=decides)) is not None:
+        return char_set, position
+    low = high = _number(token, in_set=True)
+    if pattern.startswith("-", position) and not pattern.startswith("-]", position):
+        token, position = _read_token(pattern, position + 1)
+        high = _number(token, in_set=True)
     if low > high:
         raise refused_part(f"{chr(low)}-{chr(high)}", "range")
     spanned = range(low, high + 1)
-    held, beyond = ASCII.intersection(spanned), high not in ASCII
-    return CharacterSet(range_text(low, high), held, beyond=beyond, ranges=(spanned,)), at
+    ascii_held, beyond = ASCII.intersection(spanned), high not in ASCII
+    return CharacterSet(
+        range_text(low, high), ascii_held, beyond=beyond, ranges=(spanned,)
+    ), position
 
 
-def _read_token(pattern: str, at: int) -> tuple[str, int]:
+def _read_token(pattern: str, position: int) -> tuple[str, int]:
     """A character, or an escape, within a set, and where it ends."""
-    match = _WITHIN.match(pattern, at)
+    match = _SET_CHARACTER.match(pattern, position)
     if match is None:
         raise GrammarError("a pattern ends within a set: a bracket is not closed")
     return match[0], match.end()
 
 
-def _repetition(token: str, *, negated: bool, decides: bool) -> CharacterSet | None:
+def _class_escape(token: str, *, negated: bool, decides: bool) -> CharacterSet | None:
     """A token for several characters, as members of a set; None if it is one."""
     letter = token[1:2] if token[0] == "\\" else ""
     if letter in ("p", "P"):
         return _property(token)
-    if not letter or letter not in _BOTH:
+    if not letter or letter not in _IN_BOTH_DIALECTS:
         return None
-    table = _EITHER if negated else _BOTH
-    text = (_AS_RE if decides else table)[letter]
+    table = _IN_EITHER_DIALECT if negated else _IN_BOTH_DIALECTS
+    text = (_IN_RE if decides else table)[letter]
     # Of ASCII, `re` has more spaces than ECMA 262.
-    more = decides or negated != letter.isupper()
-    return CharacterSet(text, _ascii_of(token, re.NOFLAG if more else re.ASCII))
+    is_unicode = decides or negated != letter.isupper()
+    return CharacterSet(text, _ascii_of(token, re.NOFLAG if is_unicode else re.ASCII))
 
 
 def _property(token: str) -> CharacterSet:
@@ -250,23 +260,25 @@ def _property(token: str) -> CharacterSet:
     name = token[2:].strip("{}")
     if name not in _CATEGORIES:
         return CharacterSet(token, frozenset(), known=False, beyond=True)
-    held = [
-        one
-        for one in (*ASCII, *BESIDE_SURROGATES)
-        if category(chr(one)).startswith(name) == (token[1] == "p")
+    members = [
+        number
+        for number in (*ASCII, *SURROGATE_NEIGHBOURS)
+        if category(chr(number)).startswith(name) == (token[1] == "p")
     ]
-    ranges = tuple(range(one, one + 1) for one in BESIDE_SURROGATES if one in held)
-    return CharacterSet(token, ASCII.intersection(held), beyond=True, ranges=ranges)
+    ranges = tuple(
+        range(number, number + 1) for number in SURROGATE_NEIGHBOURS if number in members
+    )
+    return CharacterSet(token, ASCII.intersection(members), beyond=True, ranges=ranges)
 
 
 @cache
 def _ascii_of(escape: str, flags: re.RegexFlag) -> frozenset[int]:
-    """The ASCII characters that one of the escapes in `_BOTH` stands for."""
+    """The ASCII characters that one of the escapes in `_IN_BOTH_DIALECTS` stands for."""
     matches = re.compile(escape, flags).match
     return frozenset(number for number in ASCII if matches(chr(number)))
 
 
-def _number(token: str, *, within: bool) -> int:
+def _number(token: str, *, in_set: bool) -> int:
     """The character of a token. Raises GrammarError for another escape, such as a
     position or a reference to earlier text.
     """
@@ -277,10 +289,10 @@ def _number(token: str, *, within: bool) -> int:
         number = int(token[2:].strip("{}"), 16)
         if number <= 0x10FFFF:
             return number
-    elif letter == "b" and within:
+    elif letter == "b" and in_set:
         return ord("\b")
-    elif token[1:] in _BY_LETTER:
-        return _BY_LETTER[letter]
+    elif token[1:] in _NUMBER_OF_ESCAPE:
+        return _NUMBER_OF_ESCAPE[letter]
     elif letter and not letter.isalnum():
         return ord(letter)
     raise refused_part(token, "escape")
@@ -288,4 +300,6 @@ def _number(token: str, *, within: bool) -> int:
 
 def refused_part(text: str, kind: str) -> GrammarError:
     """The error about a part of a pattern."""
-    return GrammarError(f"the {kind} {text[:_LONGEST]!r} in a pattern cannot be enforced")
+    return GrammarError(
+        f"the {kind} {text[:_MAX_SHOWN_CHARS]!r} in a pattern cannot be enforced"
+    )

@@ -8,15 +8,15 @@ from attrs import define, field
 from minfer.effects.text.grammars.grammar_library import KeywordError
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
+    pointer_keys,
     read_format,
-    steps_of,
-    translated,
+    translate_keyword,
 )
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
 
 MAX_DEPTH: Final = 4  # references, and alternatives within each other
 _ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
-_OF_NAMES: Final = frozenset({"enum", "const", "pattern", "format"})
+_NAME_KEYWORDS: Final = frozenset({"enum", "const", "pattern", "format"})
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "type": ((str, list), "a text or a list of texts"),
     "enum": (list, "a list"),
@@ -44,18 +44,18 @@ class PropertyNames:
         """Whether a name is allowed. Raises KeywordError if that cannot be known."""
         if self.listed is not None:
             return name in self.listed
-        return not self.pattern or translated(
+        return not self.pattern or translate_keyword(
             matches, "propertyNames", self.pattern, name
         )
 
     @staticmethod
     def of(schema: Any, root: Any) -> "PropertyNames | None":
         """The names that a schema allows, if there is one pattern of them."""
-        return _Reading(root).names(schema)
+        return _NameReader(root).names(schema)
 
 
 @define
-class _Reading:
+class _NameReader:
     """Reads which names schemas within one root allow, of each schema once."""
 
     root: Any
@@ -66,7 +66,7 @@ class _Reading:
         """The names that a schema allows, if there is one pattern of them."""
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
-        result = _resolved(schema, self.root)
+        result = _resolve(schema, self.root)
         if result is None or depth > MAX_DEPTH:
             return None
         if id(result) not in self._known:
@@ -75,70 +75,78 @@ class _Reading:
         return self._known[id(result)]
 
     def _read(self, schema: Mapping[str, Any], depth: int) -> PropertyNames | None:
-        said = {word: entry for word, entry in schema.items() if word not in COMMENTS}
-        several = said.pop("anyOf", None) or said.pop("oneOf", None)
-        if isinstance(several, list):
-            if said not in _ANY_NAME:
+        keywords = {word: value for word, value in schema.items() if word not in COMMENTS}
+        alternatives = keywords.pop("anyOf", None) or keywords.pop("oneOf", None)
+        if isinstance(alternatives, list):
+            if keywords not in _ANY_NAME:
                 return None
-            return _any_of([self.names(entry, depth + 1) for entry in several])
-        _check_types(said)
-        kinds = said.pop("type", "string")
-        if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+            return _any_of(
+                [self.names(alternative, depth + 1) for alternative in alternatives]
+            )
+        _check_types(keywords)
+        types = keywords.pop("type", "string")
+        if "string" not in (types if isinstance(types, list) else [types]):
             return PropertyNames([])
-        return _said_of_names(said)
+        return _names_by_keywords(keywords)
 
 
-def _check_types(said: Mapping[str, Any]) -> None:
+def _check_types(keywords: Mapping[str, Any]) -> None:
     """Raise KeywordError for a keyword with a value of another type."""
-    for word, (kinds, what) in _TYPES.items():
-        if word in said and not isinstance(said[word], kinds):
-            message = f"{word} in propertyNames must be {what}"
+    for word, (types, expected) in _TYPES.items():
+        if word in keywords and not isinstance(keywords[word], types):
+            message = f"{word} in propertyNames must be {expected}"
             raise KeywordError(message, "propertyNames")
 
 
 def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
     """The names that any of these allow."""
-    if any(entry is not None and entry.all for entry in names):
+    if any(allowed is not None and allowed.all for allowed in names):
         return PropertyNames()
     lists = [
-        entry.listed for entry in names if entry is not None and entry.listed is not None
+        allowed.listed
+        for allowed in names
+        if allowed is not None and allowed.listed is not None
     ]
     if len(lists) < len(names):
         return None
-    return PropertyNames([*dict.fromkeys(name for entry in lists for name in entry)])
+    return PropertyNames([*dict.fromkeys(name for listed in lists for name in listed)])
 
 
-def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
+def _names_by_keywords(keywords: dict[str, Any]) -> PropertyNames | None:
     """The names that a schema's own keywords allow."""
-    if said.keys() - _OF_NAMES.union(_LENGTHS):
+    if keywords.keys() - _NAME_KEYWORDS.union(_LENGTHS):
         return None
-    read_format(said)
-    if "format" in said:  # one of the compiler's
+    read_format(keywords)
+    if "format" in keywords:  # one of the compiler's
         return None
-    patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
-    patterns += [entry["pattern"] for entry in said.get("allOf", [])]
-    lengths = [said.get(word) for word in _LENGTHS]
-    if not all(entry is None or (type(entry) is int and entry >= 0) for entry in lengths):
+    patterns = [keywords["pattern"]] if isinstance(keywords.get("pattern"), str) else []
+    patterns += [subschema["pattern"] for subschema in keywords.get("allOf", [])]
+    lengths = [keywords.get(word) for word in _LENGTHS]
+    if not all(
+        length is None or (type(length) is int and length >= 0) for length in lengths
+    ):
         return None
-    least, most = ("" if entry is None else entry for entry in lengths)
-    if least or most != "":
-        patterns.append(f"^(?s:.{{{least or 0},{most}}})$")
-    pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
+    minimum, maximum = ("" if length is None else length for length in lengths)
+    if minimum or maximum != "":
+        patterns.append(f"^(?s:.{{{minimum or 0},{maximum}}})$")
+    pattern = (
+        translate_keyword(as_one_pattern, "propertyNames", *patterns) if patterns else ""
+    )
     names = PropertyNames(None, pattern)
-    values = said.get("enum", [said["const"]] if "const" in said else None)
+    values = keywords.get("enum", [keywords["const"]] if "const" in keywords else None)
     if not isinstance(values, list):
         return names
-    texts = dict.fromkeys(entry for entry in values if isinstance(entry, str))
-    return PropertyNames([entry for entry in texts if names.has(entry)])
+    texts = dict.fromkeys(value for value in values if isinstance(value, str))
+    return PropertyNames([text for text in texts if names.has(text)])
 
 
-def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:
+def _resolve(schema: Any, root: Any) -> Mapping[str, Any] | None:
     """A schema, or the one that it refers to."""
     for _ in range(MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or len(schema) > 1 or reference[:2] != "#/":
             break
         schema = root
-        for step in steps_of(reference):
+        for step in pointer_keys(reference):
             schema = schema.get(step) if isinstance(schema, dict) else None
     return schema if isinstance(schema, dict) else None

@@ -24,17 +24,17 @@ from minfer.effects.text.grammars.disjoint_schemas import all_disjoint
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
+    pointer_keys,
     read_format,
     require,
     require_all,
-    steps_of,
-    translated,
+    translate_keyword,
 )
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, without_lookaheads
 from minfer.effects.text.grammars.property_names import PropertyNames
 
 # By keyword: the value that has no effect, and is dropped.
-_IDLE: Final = {
+_NO_EFFECT: Final = {
     "uniqueItems": False,
     "unevaluatedProperties": True,
     "unevaluatedItems": True,
@@ -47,22 +47,22 @@ _IDLE: Final = {
 }
 # The largest number below 2^62 that is kept exactly.
 LARGEST_BOUND: Final = 2**62 - 2**9
-_LOWER: Final = ("minimum", "exclusiveMinimum")
-_UPPER: Final = ("maximum", "exclusiveMaximum")
+_LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum")
+_UPPER_BOUNDS: Final = ("maximum", "exclusiveMaximum")
 
 
 def referred_names(schema: Any) -> frozenset[str]:
     """All keys in the paths of a schema's references."""
-    result, due = set[str](), [schema]
-    while due:
-        value = due.pop()
+    names, pending = set[str](), [schema]
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            due += value
+            pending += value
         elif isinstance(value, dict):
-            due += value.values()
-            if isinstance(refers := value.get("$ref"), str):
-                result.update(steps_of(refers))
-    return frozenset(result)
+            pending += value.values()
+            if isinstance(reference := value.get("$ref"), str):
+                names.update(pointer_keys(reference))
+    return frozenset(names)
 
 
 @define
@@ -93,17 +93,17 @@ class Rewriting:
         _split_pattern(schema)
         self._name_properties(schema)
         self._exclude(schema)
-        for word, idle in _IDLE.items():
+        for word, idle in _NO_EFFECT.items():
             if word in schema and _same(schema[word], idle):
                 del schema[word]
 
     def _exclude(self, schema: dict[str, Any]) -> None:
-        parts = schema.get("oneOf")
-        if not isinstance(parts, list) or "oneOf" in self._referred:
+        alternatives = schema.get("oneOf")
+        if not isinstance(alternatives, list) or "oneOf" in self._referred:
             return
-        if all_disjoint(parts, self.root):
+        if all_disjoint(alternatives, self.root):
             del schema["oneOf"]
-            require(schema, "anyOf", parts)
+            require(schema, "anyOf", alternatives)
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
         """Replace `propertyNames` by `properties`, or by one pattern of
@@ -123,16 +123,16 @@ class Rewriting:
         properties = schema.get("properties", {})
         if not isinstance(properties, dict):
             return
-        others = schema.get("additionalProperties", True)
+        other_values = schema.get("additionalProperties", True)
         allowed = {
-            name: entry if names.has(name) else False
-            for name, entry in properties.items()
+            name: subschema if names.has(name) else False
+            for name, subschema in properties.items()
         }
         if names.listed is not None:
-            new = [name for name in names.listed if name not in allowed]
-            allowed |= dict.fromkeys(new, self._shared(others))
-        elif others is not False:
-            schema["patternProperties"] = {names.pattern: others}
+            new_names = [name for name in names.listed if name not in allowed]
+            allowed |= dict.fromkeys(new_names, self._shared(other_values))
+        elif other_values is not False:
+            schema["patternProperties"] = {names.pattern: other_values}
         schema["properties"] = allowed
         schema["additionalProperties"] = False
 
@@ -153,10 +153,10 @@ def _allow_null(schema: dict[str, Any]) -> None:
     nullable = schema.pop("nullable", False)
     if not isinstance(nullable, bool):
         raise GrammarError("nullable must be true or false")
-    kinds = schema.get("type")
-    if nullable and isinstance(kinds, str | list):
-        several = kinds if isinstance(kinds, list) else [kinds]
-        schema["type"] = several if "null" in several else [*several, "null"]
+    stated_types = schema.get("type")
+    if nullable and isinstance(stated_types, str | list):
+        types = stated_types if isinstance(stated_types, list) else [stated_types]
+        schema["type"] = types if "null" in types else [*types, "null"]
 
 
 def _forbid(schema: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def _bound_items(schema: dict[str, Any]) -> None:
 
 def _keep_bounds_small(schema: dict[str, Any]) -> None:
     """Replace bounds that are larger than the compiler's numbers."""
-    for words, sign in ((_LOWER, -1), (_UPPER, 1)):
+    for words, sign in ((_LOWER_BOUNDS, -1), (_UPPER_BOUNDS, 1)):
         for word in words:
             bound = schema.get(word)
             if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -184,30 +184,30 @@ def _keep_bounds_small(schema: dict[str, Any]) -> None:
 
 def _split_pattern(schema: dict[str, Any]) -> None:
     if isinstance(pattern := schema.get("pattern"), str):
-        first, *others = translated(without_lookaheads, "pattern", pattern)
+        first, *other_patterns = translate_keyword(without_lookaheads, "pattern", pattern)
         schema["pattern"] = first
-        for entry in others:
-            require(schema, "pattern", entry)
+        for other_pattern in other_patterns:
+            require(schema, "pattern", other_pattern)
     named = schema.get("patternProperties")
     if isinstance(named, dict):
         schema["patternProperties"] = {
-            translated(as_one_pattern, "patternProperties", pattern): entry
-            for pattern, entry in named.items()
+            translate_keyword(as_one_pattern, "patternProperties", pattern): subschema
+            for pattern, subschema in named.items()
         }
 
 
-def _same(value: Any, idle: Any) -> bool:
+def _same(value: Any, default: Any) -> bool:
     """Whether two values are equal and of one type: true is not 1."""
-    return type(value) is type(idle) and value == idle
+    return type(value) is type(default) and value == default
 
 
-def every_part(schemas: Sequence[Any]) -> Iterator[Any]:
+def nested_values(schemas: Sequence[Any]) -> Iterator[Any]:
     """Values, and all nested values."""
-    due = [*schemas]
-    while due:
-        value = due.pop()
+    pending = [*schemas]
+    while pending:
+        value = pending.pop()
         yield value
         if isinstance(value, list):
-            due += value
+            pending += value
         elif isinstance(value, dict):
-            due += value.values()
+            pending += value.values()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import define
 
 from minfer.effects.text.grammars.grammar_library import KeywordError
-from minfer.effects.text.grammars.rewriting import every_part
+from minfer.effects.text.grammars.rewriting import nested_values
 
 _MAX_SHOWN_DIGITS: Final = 32  # of a number in an error
 # The compiler stores numbers as doubles, and integers in 64 bits. Beyond these it hangs,
@@ -25,24 +25,24 @@ class Multiples:
 
     def add(self, number: Any) -> None:
         """Add a value. Raises KeywordError if all together have too many remainders."""
-        counts = isinstance(number, int | float) and not isinstance(number, bool)
-        if counts and number:
-            together = lcm(self._remainders, _hard_part(number))
-            if together > _MAX_REMAINDERS:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if is_number and number:
+            combined = lcm(self._remainders, _hard_part(number))
+            if combined > _MAX_REMAINDERS:
                 reason = (
                     f"multiples of {number} cannot be told apart; leave multipleOf out"
                 )
                 raise KeywordError(reason, "multipleOf")
-            self._remainders = together
+            self._remainders = combined
 
 
 def check_numbers(word: str, value: Any) -> None:
     """Raise KeywordError for a number that the compiler would round, or cannot keep."""
-    for entry in every_part([value]):
-        if not isinstance(entry, int | float) or isinstance(entry, bool):
+    for number in nested_values([value]):
+        if not isinstance(number, int | float) or isinstance(number, bool):
             continue
-        if abs(entry) >= _MAX_NUMBER:
-            digits = str(entry)
+        if abs(number) >= _MAX_NUMBER:
+            digits = str(number)
             shown = (
                 digits
                 if len(digits) <= _MAX_SHOWN_DIGITS
@@ -50,8 +50,8 @@ def check_numbers(word: str, value: Any) -> None:
             )
             reason = f"the number {shown} is too large; at most 2^62 can be enforced"
             raise KeywordError(reason, word)
-        if isinstance(entry, int) and float(entry) != entry:
-            reason = f"the number {entry} has more digits than can be enforced"
+        if isinstance(number, int) and float(number) != number:
+            reason = f"the number {number} has more digits than can be enforced"
             raise KeywordError(reason, word)
 
 
@@ -62,7 +62,11 @@ def check_counts(schema: dict[str, Any]) -> None:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return
-    if all(name in required for name, entry in properties.items() if entry is not False):
+    if all(
+        name in required
+        for name, subschema in properties.items()
+        if subschema is not False
+    ):
         return
     minimum = schema.get("minProperties", 0)
     maximum = schema.get("maxProperties")

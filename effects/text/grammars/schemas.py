@@ -16,20 +16,20 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from minfer.effects.text.grammars.character_sets import UNNAMED, unnamed
+from minfer.effects.text.grammars.character_sets import ONLY_NUMBERED, unnamed_error
 from minfer.effects.text.grammars.endless_schemas import find_endless
 from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
 from minfer.effects.text.grammars.joint_patterns import JointPatterns
-from minfer.effects.text.grammars.keyword_values import COMMENTS, require, steps_of
+from minfer.effects.text.grammars.keyword_values import COMMENTS, pointer_keys, require
 from minfer.effects.text.grammars.patterns import rewrite_pattern
-from minfer.effects.text.grammars.rewriting import Rewriting, every_part
+from minfer.effects.text.grammars.rewriting import Rewriting, nested_values
 from minfer.effects.text.grammars.schema_numbers import (
     Multiples,
     check_counts,
     check_numbers,
 )
 
-_VALUES: Final = frozenset(
+_VALUE_KEYWORDS: Final = frozenset(
     {
         *("$ref", "type", "enum", "const", "required", "pattern", "format"),
         *("minLength", "maxLength", "minimum", "maximum", "multipleOf"),
@@ -37,19 +37,36 @@ _VALUES: Final = frozenset(
         *("minProperties", "maxProperties"),
     }
 )
-_SCHEMA: Final = frozenset({"additionalProperties", "additionalItems", "items"})
-_SCHEMAS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
-_NAMED: Final = frozenset({"$defs", "definitions", "properties", "patternProperties"})
+_SCHEMA_KEYWORDS: Final = frozenset({"additionalProperties", "additionalItems", "items"})
+_SCHEMA_LIST_KEYWORDS: Final = frozenset(
+    {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
+)
+_SCHEMA_MAP_KEYWORDS: Final = frozenset(
+    {"$defs", "definitions", "properties", "patternProperties"}
+)
 _IDENTIFIERS: Final = frozenset({"$anchor", "$id", "$schema"})
-_KNOWN: Final = _VALUES | _SCHEMA | _SCHEMAS | _NAMED | COMMENTS | _IDENTIFIERS
+_KNOWN_KEYWORDS: Final = (
+    _VALUE_KEYWORDS
+    | _SCHEMA_KEYWORDS
+    | _SCHEMA_LIST_KEYWORDS
+    | _SCHEMA_MAP_KEYWORDS
+    | COMMENTS
+    | _IDENTIFIERS
+)
 # The compiler's own, by which a schema could have it ignore what it cannot enforce.
 OPTIONS: Final = "x-guidance"
 # Escapes within texts, where patterns decide about names: a name that may be written as
 # "\u0061", too, would not be taken for one that a pattern matches.
-_ONE_SPELLING: Final = 'nrbtf\\"'
-_DEEPEST: Final = 100  # objects and lists within each other
-_MOST_DIGITS: Final = 9  # of a position in a list
-_SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
+_ALLOWED_ESCAPES: Final = 'nrbtf\\"'
+_MAX_DEPTH: Final = 100  # objects and lists within each other
+_MAX_POSITION_DIGITS: Final = 9  # of a position in a list
+_CHECKED_KEYWORDS: Final = _VALUE_KEYWORDS - {
+    "$ref",
+    "type",
+    "required",
+    "pattern",
+    "format",
+}
 # What to do about a keyword that cannot be enforced, where it is not obvious.
 _REMEDIES: Final = {
     "uniqueItems": "leave it out, or set maxItems to 1",
@@ -66,10 +83,10 @@ _REMEDIES: Final = {
 
 
 @frozen
-class _SchemaPart:
+class _SchemaPlace:
     """A part of a schema, and where it is."""
 
-    part: Any
+    schema: Any
     path: str
     depth: int = 0
 
@@ -90,23 +107,23 @@ def check_schema(
     try:
         json.dumps(schema, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        why = "has a lone surrogate, which is half of a character; remove it"
-        raise GrammarError(f"{param}: {why}", param) from None
+        reason = "has a lone surrogate, which is half of a character; remove it"
+        raise GrammarError(f"{param}: {reason}", param) from None
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
-    whole = {} if schema is True else schema
-    check = _Check(whole, param, lenient, Rewriting.of(whole))
-    parts = check.all_parts()
-    made = json.dumps(whole)
+    root = {} if schema is True else schema
+    check = _SchemaCheck(root, param, lenient, Rewriting.of(root))
+    places = check.all_parts()
+    result = json.dumps(root)
     if compiled:
-        check.put_patterns(parts)
-        made = json.dumps(whole)
-    return made
+        check.translate_patterns(places)
+        result = json.dumps(root)
+    return result
 
 
 @define
-class _Check:
+class _SchemaCheck:
     """The check of one schema, which is changed in place."""
 
     root: Any
@@ -115,36 +132,36 @@ class _Check:
     rewriting: Rewriting
     multiples: Multiples = field(factory=Multiples)
 
-    def all_parts(self) -> list[_SchemaPart]:
+    def all_parts(self) -> list[_SchemaPlace]:
         """A schema and all in it, after a check of keywords. Raises GrammarError."""
-        due, found = [_SchemaPart(self.root, "")], dict[int, _SchemaPart]()
-        while due:
-            place = due.pop()
-            if id(place.part) in found:  # references lead to it
+        pending, visited = [_SchemaPlace(self.root, "")], dict[int, _SchemaPlace]()
+        while pending:
+            place = pending.pop()
+            if id(place.schema) in visited:  # references lead to it
                 continue
-            found[id(place.part)] = place
-            due += self._try(place, self._parts)
-        parts = [place for place in found.values() if isinstance(place.part, dict)]
-        self._check_endless(parts)
+            visited[id(place.schema)] = place
+            pending += self._try(place, self._check_part)
+        places = [place for place in visited.values() if isinstance(place.schema, dict)]
+        self._check_endless(places)
         joint = JointPatterns(self._part_at)
-        for place in parts:
-            self._try(place, lambda place: joint.check(place.part))
-        decides = _decides(parts)
-        for place in parts:
-            self._try(place, partial(_compiled_patterns, decides=decides))
+        for place in places:
+            self._try(place, lambda place: joint.check(place.schema))
+        decides = _any_decides(places)
+        for place in places:
+            self._try(place, partial(_compile_patterns, decides=decides))
             if decides:
-                self._try(place, _check_named)
-        return parts
+                self._try(place, _check_spellable)
+        return places
 
-    def put_patterns(self, parts: list[_SchemaPart]) -> None:
+    def translate_patterns(self, places: list[_SchemaPlace]) -> None:
         """Translate all patterns of a checked schema for the compiler."""
-        decides = _decides(parts)
-        for place in parts:
-            place.part.update(_compiled_patterns(place, decides=decides))
+        decides = _any_decides(places)
+        for place in places:
+            place.schema.update(_compile_patterns(place, decides=decides))
         if decides:
-            self.root[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
+            self.root[OPTIONS] = {"json_allowed_escapes": _ALLOWED_ESCAPES}
 
-    def _try(self, place: _SchemaPart, step: Callable[[_SchemaPart], Any]) -> Any:
+    def _try(self, place: _SchemaPlace, step: Callable[[_SchemaPlace], Any]) -> Any:
         """Call a step. A lenient check drops the keywords that the step refuses; else
         GrammarError is raised.
         """
@@ -153,77 +170,80 @@ class _Check:
                 return step(place)
             except GrammarError as error:
                 if self.lenient and isinstance(error, KeywordError):
-                    _drop(place.part, error.word)
+                    _drop_keyword(place.schema, error.word)
                     continue
-                where = f" (at {place.path})" if place.path else ""
-                raise GrammarError(f"{self.param}: {error}{where}", self.param) from None
+                location = f" (at {place.path})" if place.path else ""
+                raise GrammarError(
+                    f"{self.param}: {error}{location}", self.param
+                ) from None
 
-    def _parts(self, place: _SchemaPart) -> list[_SchemaPart]:
+    def _check_part(self, place: _SchemaPlace) -> list[_SchemaPlace]:
         """The schemas within one, after a check of its keywords."""
-        schema = place.part
+        schema = place.schema
         if isinstance(schema, bool):
             return []
         if not isinstance(schema, dict):
             raise GrammarError("a schema must be an object, true or false")
-        if place.depth > _DEEPEST:
-            raise GrammarError(f"is nested deeper than {_DEEPEST} levels")
+        if place.depth > _MAX_DEPTH:
+            raise GrammarError(f"is nested deeper than {_MAX_DEPTH} levels")
         self.rewriting.rewrite(schema)
         for word, value in schema.items():
             _check_word(word)
-            if word in _SAYS:
+            if word in _CHECKED_KEYWORDS:
                 check_numbers(word, value)
         check_counts(schema)
         self.multiples.add(schema.get("multipleOf"))
-        within = [
-            (f"{place.path}{path}", subschema) for path, subschema in _within(schema)
+        subschemas = [
+            (f"{place.path}{path}", subschema) for path, subschema in _subschemas(schema)
         ]
-        parts = [
-            _SchemaPart(subschema, path, place.depth + 1) for path, subschema in within
+        places = [
+            _SchemaPlace(subschema, path, place.depth + 1)
+            for path, subschema in subschemas
         ]
-        return [*parts, *self._target(place)]
+        return [*places, *self._referred_place(place)]
 
-    def _target(self, place: _SchemaPart) -> list[_SchemaPart]:
+    def _referred_place(self, place: _SchemaPlace) -> list[_SchemaPlace]:
         """The schema that a schema refers to by position, wherever it is."""
-        refers = place.part.get("$ref")
-        if not isinstance(refers, str) or not refers.startswith("#/"):
+        reference = place.schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
             return []
-        part = self._part_at(refers)
-        if part is ...:
+        target = self._part_at(reference)
+        if target is ...:
             raise GrammarError(
-                f"$ref {refers[:64]!r} does not exist; define it, or drop it"
+                f"$ref {reference[:64]!r} does not exist; define it, or drop it"
             )
-        return [_SchemaPart(part, refers[:64], place.depth)]
+        return [_SchemaPlace(target, reference[:64], place.depth)]
 
     def _part_at(self, reference: str) -> Any:
         """What a reference by position leads to; an ellipsis for nothing."""
         if reference != "#" and not reference.startswith("#/"):
             return ...
-        part = self.root
-        for name in steps_of(reference):
-            if isinstance(part, dict):
-                part = part.get(name, ...)
-            elif isinstance(part, list) and _is_position(name, part):
-                part = part[int(name)]
+        target = self.root
+        for name in pointer_keys(reference):
+            if isinstance(target, dict):
+                target = target.get(name, ...)
+            elif isinstance(target, list) and _is_position(name, target):
+                target = target[int(name)]
             else:
-                part = ...
-        return part
+                target = ...
+        return target
 
-    def _check_endless(self, parts: list[_SchemaPart]) -> None:
+    def _check_endless(self, places: list[_SchemaPlace]) -> None:
         """Raise GrammarError for a schema whose values would contain themselves."""
-        endless = find_endless([entry.part for entry in parts], self._part_at)
+        endless = find_endless([place.schema for place in places], self._part_at)
         if endless is not None:
-            place = next(entry for entry in parts if entry.part is endless)
+            place = next(candidate for candidate in places if candidate.schema is endless)
             message = "has no value, as each would have to be within itself; let it end"
-            where = f" (at {place.path})" if place.path else ""
-            raise GrammarError(f"{self.param}: {message}{where}", self.param)
+            location = f" (at {place.path})" if place.path else ""
+            raise GrammarError(f"{self.param}: {message}{location}", self.param)
 
 
 def _is_position(name: str, items: list[Any]) -> bool:
-    short = name.isdecimal() and len(name) <= _MOST_DIGITS
+    short = name.isdecimal() and len(name) <= _MAX_POSITION_DIGITS
     return short and int(name) < len(items)
 
 
-def _drop(schema: dict[str, Any], word: str) -> None:
+def _drop_keyword(schema: dict[str, Any], word: str) -> None:
     """Drop a keyword, so that more is allowed."""
     value = schema.pop(word)
     if word == "oneOf":
@@ -232,27 +252,29 @@ def _drop(schema: dict[str, Any], word: str) -> None:
         schema["additionalProperties"] = True
 
 
-def _decides(parts: list[_SchemaPart]) -> bool:
-    return any(_decides_by_patterns(place.part) for place in parts)
+def _any_decides(places: list[_SchemaPlace]) -> bool:
+    return any(_decides_by_patterns(place.schema) for place in places)
 
 
 def _decides_by_patterns(schema: dict[str, Any]) -> bool:
     """Whether it depends on a name's pattern what its value may be."""
-    others = schema.get("additionalProperties") is not False
-    return bool(schema.get("patternProperties")) and others
+    has_others = schema.get("additionalProperties") is not False
+    return bool(schema.get("patternProperties")) and has_others
 
 
-def _check_named(place: _SchemaPart) -> None:
+def _check_spellable(place: _SchemaPlace) -> None:
     """Raise GrammarError for texts that need escapes by number."""
-    schema = place.part
+    schema = place.schema
     values = [schema.get(word) for word in ("const", "enum", "required")]
     properties = schema.get("properties")
     names = [*properties] if isinstance(properties, dict) else []
-    for one in every_part([*values, names]):
-        texts = one if isinstance(one, dict) else [one]
+    for value in nested_values([*values, names]):
+        texts = value if isinstance(value, dict) else [value]
         for text in texts:
-            if isinstance(text, str) and (odd := UNNAMED.intersection(map(ord, text))):
-                raise unnamed(min(odd))
+            if isinstance(text, str) and (
+                unnamed_codes := ONLY_NUMBERED.intersection(map(ord, text))
+            ):
+                raise unnamed_error(min(unnamed_codes))
 
 
 def _check_word(word: str) -> None:
@@ -262,18 +284,18 @@ def _check_word(word: str) -> None:
             "the keyword 'oneOf' cannot be enforced, as its parts do not exclude each"
         )
         raise KeywordError(f"{message} other; say anyOf instead", word)
-    if word not in _KNOWN and not extension:
+    if word not in _KNOWN_KEYWORDS and not extension:
         remedy = _REMEDIES.get(word, "leave it out, or say it otherwise")
         raise KeywordError(
             f"the keyword {word[:64]!r} cannot be enforced; {remedy}", word
         )
 
 
-def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:
+def _compile_patterns(place: _SchemaPlace, *, decides: bool) -> dict[str, Any]:
     """The patterns of a schema in the compiler's language. Raises GrammarError."""
-    schema = place.part
+    schema = place.schema
 
-    def made(pattern: str, word: str) -> str:
+    def rewrite(pattern: str, word: str) -> str:
         if ends_in_escape(pattern):
             raise KeywordError("a pattern ends with a single backslash", word)
         try:
@@ -281,16 +303,18 @@ def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:
         except GrammarError as error:
             raise KeywordError(str(error), word) from None
 
-    found: dict[str, Any] = {}
+    patterns_by_word: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):
-        found["pattern"] = made(pattern, "pattern")
+        patterns_by_word["pattern"] = rewrite(pattern, "pattern")
     word = "patternProperties"
     if isinstance(named := schema.get(word), dict):
-        patterns = {made(pattern, word): one for pattern, one in named.items()}
+        patterns = {
+            rewrite(pattern, word): subschema for pattern, subschema in named.items()
+        }
         if len(patterns) < len(named):
             raise KeywordError(f"two patterns of {word} mean the same", word)
-        found[word] = patterns
-    return found
+        patterns_by_word[word] = patterns
+    return patterns_by_word
 
 
 def ends_in_escape(pattern: str) -> bool:
@@ -298,11 +322,13 @@ def ends_in_escape(pattern: str) -> bool:
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
-def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for word, value in schema.items():
-        if word in _SCHEMAS and isinstance(value, list):
-            yield from ((f"/{word}/{i}", one) for i, one in enumerate(value))
-        elif word in _SCHEMA:
+        if word in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            yield from ((f"/{word}/{i}", subschema) for i, subschema in enumerate(value))
+        elif word in _SCHEMA_KEYWORDS:
             yield f"/{word}", value
-        elif word in _NAMED and isinstance(value, dict):
-            yield from ((f"/{word}/{name[:64]}", one) for name, one in value.items())
+        elif word in _SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+            yield from (
+                (f"/{word}/{name[:64]}", subschema) for name, subschema in value.items()
+            )

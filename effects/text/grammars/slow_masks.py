@@ -1,10 +1,10 @@
-"""Detection of masks in a call that take longer than MASK_WAIT.
+"""Detection of masks in a call that take longer than MASK_WAIT_SECONDS.
 
 Theory. The library makes the masks of a step in one call, on all processors, and does not
 report how long each took. But it writes each line once its mask is there: so a thread
-looks every MASK_WAIT which lines were not written yet. While no more lines are left than
-there are processors, each of them is being made; so those that are left at the next look,
-too, take that long. Before that, lines may only have waited for a processor.
+checks every MASK_WAIT_SECONDS which lines were not written yet. While no more lines are
+left than there are processors, each of them is being made; so those that are left at the
+next check, too, take that long. Before that, lines may only have waited for a processor.
 
 The thread ends when there were no calls for a while.
 """
@@ -18,13 +18,13 @@ from typing import Final
 
 from attrs import define
 
-from minfer.effects.text.grammars.grammar_library import MASK_WAIT
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT_SECONDS
 from minfer.effects.text.grammars.mask_lines import Lines
 
 UNWRITTEN: Final = 0x5A5AA5A5  # the first word of a line whose mask is not there yet
 # Threads that make masks: a processor in five is left to others, as the library does.
-THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
-QUIET: Final = 200  # looks without a call, after which the thread ends
+MASK_THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
+MAX_IDLE_CHECKS: Final = 200  # without a call; then the thread ends
 
 
 @define(eq=False)
@@ -32,31 +32,33 @@ class WatchedCall:
     """The masks of a step, while they are made."""
 
     lines: Lines
-    left: Sequence[int]  # lines that were not written when they were looked at
-    looked: bool = False
+    unwritten: Sequence[int]  # lines that were not written at the last check
+    was_checked: bool = False
     slow: frozenset[int] = frozenset()
 
-    def look(self) -> None:
-        """See which lines were written since the last time."""
-        begun = self.looked and len(self.left) <= THREADS
-        self.looked = True
-        self.left = [line for line in self.left if self.lines[line, 0] == UNWRITTEN]
-        if begun:
-            self.slow |= frozenset(self.left)
+    def check_lines(self) -> None:
+        """Note which lines were written since the last check."""
+        all_started = self.was_checked and len(self.unwritten) <= MASK_THREADS
+        self.was_checked = True
+        self.unwritten = [
+            line for line in self.unwritten if self.lines[line, 0] == UNWRITTEN
+        ]
+        if all_started:
+            self.slow |= frozenset(self.unwritten)
 
 
 class MaskWatch:
-    """Looks at calls, one at a time."""
+    """Watches calls, one at a time."""
 
     def __init__(self) -> None:
         self._call: WatchedCall | None = None
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, lines: Lines, due: Sequence[int]) -> Iterator[WatchedCall]:
-        """Look while a call writes the lines that are `due`."""
-        lines[due, 0] = UNWRITTEN
-        call = self._call = WatchedCall(lines, due)
+    def watch(self, lines: Lines, line_numbers: Sequence[int]) -> Iterator[WatchedCall]:
+        """Watch a call while it writes the lines of these numbers."""
+        lines[line_numbers, 0] = UNWRITTEN
+        call = self._call = WatchedCall(lines, line_numbers)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name="minfer-late-masks", daemon=True
@@ -69,9 +71,9 @@ class MaskWatch:
 
     def _run(self) -> None:
         quiet = 0
-        while quiet < QUIET:
-            time.sleep(MASK_WAIT)
+        while quiet < MAX_IDLE_CHECKS:
+            time.sleep(MASK_WAIT_SECONDS)
             call = self._call
             quiet = quiet + 1 if call is None else 0
             if call is not None:
-                call.look()
+                call.check_lines()

@@ -36,10 +36,10 @@ from minfer.sampling.structured import StructuredOutputs
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.mask_lines import Lines
 
-KEPT: Final = 256  # grammars: constraints, and that they compile
-THREADS: Final = 2
-MOST_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
-SHARE: Final = 2  # a client's share of these: one in so many
+MAX_GRAMMARS: Final = 256  # grammars: constraints, and that they compile
+COMPILE_THREADS: Final = 2
+MAX_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
+CLIENT_SHARE: Final = 2  # a client may have MAX_WAITING // CLIENT_SHARE of these
 
 
 @define(eq=False)
@@ -61,13 +61,13 @@ class Grammars:
         self._compiler: Compiler | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()  # never held while a future is resolved
-        self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+        self._grammars: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
         self._jobs: dict[StructuredOutputs, _Compilation] = {}
         self._queue = JobQueue[_Compilation]()
         self._pool: JobThreads | None = None
         self._idle = IdleMatchers()
 
-    def warm(self) -> None:
+    def load(self) -> None:
         """Read the vocabulary, which other threads have to wait for. Raises
         GrammarError.
         """
@@ -78,8 +78,8 @@ class Grammars:
         future has the result, or a GrammarError. To cancel it is to leave.
         """
         with self._lock:
-            if (known := self._known(constraint)) is not None:
-                return known
+            if (cached := self._cached(constraint)) is not None:
+                return cached
             job = self._jobs.setdefault(constraint, _Compilation(constraint))
             wait: Future[Grammar] = Future()
             running, queued = job.running, None
@@ -96,20 +96,20 @@ class Grammars:
         be waiting for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
-            known = self._known(constraint)
+            future = self._cached(constraint)
             job = None
-            if known is None:
+            if future is None:
                 job = self._jobs.setdefault(constraint, _Compilation(constraint))
-                known = job.done
+                future = job.done
                 if job.running:
                     job = None
                 else:
                     self._start(job)
         if job is not None:
             self._run(job)
-        return known.result()
+        return future.result()
 
-    def idle(self, constraint: StructuredOutputs) -> Matcher | None:
+    def take_idle_matcher(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher of this constraint, for a new output, which costs next to no
         time; None if there is none.
         """
@@ -118,7 +118,7 @@ class Grammars:
     def release_matcher(
         self, constraint: StructuredOutputs, matcher: Matcher, tokens: int
     ) -> None:
-        """Keep a matcher for another output; its own has ended after so many tokens."""
+        """Keep a matcher for another output; its own has ended after `tokens` tokens."""
         self._idle.put(constraint, matcher, tokens)
 
     @property
@@ -127,9 +127,9 @@ class Grammars:
         return self._loaded().words
 
     @property
-    def never(self) -> frozenset[int]:
+    def forbidden_tokens(self) -> frozenset[int]:
         """As `Compiler` says."""
-        return self._loaded().never
+        return self._loaded().forbidden_tokens
 
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: "Lines"
@@ -143,24 +143,27 @@ class Grammars:
         with self._lock:
             return len(self._jobs)
 
-    def crowded(self, client: str) -> bool:
+    def is_full_for(self, client: str) -> bool:
         """Whether a server should refuse more of a client: the queue is full, or the
         client's share of it.
         """
         with self._lock:
-            own = self._queue.count(client)
-            return own >= MOST_WAITING // SHARE or len(self._queue) >= MOST_WAITING
+            num_waiting = self._queue.count(client)
+            return (
+                num_waiting >= MAX_WAITING // CLIENT_SHARE
+                or len(self._queue) >= MAX_WAITING
+            )
 
-    def knows(self, constraint: StructuredOutputs) -> bool:
+    def is_compiled(self, constraint: StructuredOutputs) -> bool:
         """Whether a constraint is compiled already."""
         with self._lock:
-            return constraint in self._kept
+            return constraint in self._grammars
 
     def close(self) -> None:
         """Drop all, and cancel what waits; what is being compiled ends by itself."""
         with self._lock:
             pool, self._pool = self._pool, None
-            self._kept.clear()
+            self._grammars.clear()
             self._idle.clear()
             waits = [wait for job in self._jobs.values() for wait in job.waits]
         for wait in waits:
@@ -168,13 +171,13 @@ class Grammars:
         if pool is not None:
             pool.close()
 
-    # --- what holds the lock when it is called ------------------------------------------
+    # --- called with the lock held ------------------------------------------------------
 
-    def _known(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
+    def _cached(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
         """The result of a constraint, marked as the most recently used."""
-        if (known := self._kept.get(constraint)) is not None:
-            self._kept.move_to_end(constraint)
-        return known
+        if (future := self._grammars.get(constraint)) is not None:
+            self._grammars.move_to_end(constraint)
+        return future
 
     def _start(self, job: _Compilation) -> None:
         """Mark a job as compiling, and take it out of the queue."""
@@ -183,7 +186,7 @@ class Grammars:
             if queued is not None:
                 self._queue.remove(queued)
 
-    # --- what takes it ------------------------------------------------------------------
+    # --- take the lock ------------------------------------------------------------------
 
     def _remove_waiter(self, job: _Compilation, wait: "Future[Grammar]") -> None:
         """Remove a waiter that has left, and a job without waiters."""
@@ -199,16 +202,18 @@ class Grammars:
         """Have a thread take the next job."""
         with self._lock:
             if self._pool is None:
-                self._pool = JobThreads(THREADS, "minfer-grammars")
+                self._pool = JobThreads(COMPILE_THREADS, "minfer-grammars")
             pool = self._pool
-        pool.submit(self._next).add_done_callback(partial(self._on_cancelled_turn, pool))
+        pool.submit(self._run_next).add_done_callback(
+            partial(self._on_cancelled_turn, pool)
+        )
 
     def _on_cancelled_turn(self, pool: JobThreads, turn: "Future[None]") -> None:
         """Close the store if the program ends before a turn: no other turn will come."""
         if turn.cancelled() and pool is self._pool:
             self.close()
 
-    def _next(self) -> None:
+    def _run_next(self) -> None:
         """Compile the job at the head of the queue, if it is not empty by now."""
         with self._lock:
             if (job := self._queue.take()) is None:
@@ -227,9 +232,9 @@ class Grammars:
         with self._lock:
             del self._jobs[job.constraint]
             if error is None or isinstance(error, GrammarError):
-                self._kept[job.constraint] = job.done
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+                self._grammars[job.constraint] = job.done
+            if len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
             waits = tuple(job.waits)
         for wait in waits:
             if not wait.set_running_or_notify_cancel():

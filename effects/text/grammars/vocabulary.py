@@ -27,11 +27,11 @@ def without_markers(tokenizer: str) -> GrammarVocabulary:
     """
     data = json.loads(tokenizer)
     ids, names = dict[str, int](), dict[str, str]()
-    for one in data.get("added_tokens") or ():
-        name = one["content"]
-        if one["special"] or (name.startswith("<") and name.endswith(">")):
-            one["content"], one["special"] = f"<|no text: {one['id']}|>", True
-            ids[name], names[name] = one["id"], one["content"]
+    for token in data.get("added_tokens") or ():
+        name = token["content"]
+        if token["special"] or (name.startswith("<") and name.endswith(">")):
+            token["content"], token["special"] = f"<|no text: {token['id']}|>", True
+            ids[name], names[name] = token["id"], token["content"]
     _rename(data["model"], names)
     return GrammarVocabulary(json.dumps(data), ids)
 
@@ -44,6 +44,6 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
             if name in words:
                 words[new] = words.pop(name)
     else:  # a list of names with their scores
-        model["vocab"] = [[names.get(one[0], one[0]), *one[1:]] for one in words]
-    if (unknown := model.get("unk_token")) in names:
-        model["unk_token"] = names[unknown]
+        model["vocab"] = [[names.get(entry[0], entry[0]), *entry[1:]] for entry in words]
+    if (unknown_token := model.get("unk_token")) in names:
+        model["unk_token"] = names[unknown_token]

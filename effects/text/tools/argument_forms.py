@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_text import json_rule
 from minfer.effects.text.tools.argument_rules import ArgumentRules, ArgumentSchema
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.gemma import GemmaCalls
 from minfer.effects.text.tools.gemma_forms import gemma_form
 from minfer.effects.text.tools.marker_rules import MarkerRules
@@ -28,13 +28,13 @@ class Callee:
 
 
 def argument_form(
-    form: Format, marks: MarkerRules, callee: Callee, number: int
+    tool_format: ToolFormat, marks: MarkerRules, callee: Callee, number: int
 ) -> ArgumentRules:
     """The rules of the arguments of a tool of this number. Raises GrammarError for a
     schema that cannot be enforced.
     """
     if callee.text is not None:
-        return _text_form(form, marks, callee.text, number)
+        return _text_form(tool_format, marks, callee.text, number)
     arguments = ArgumentSchema(
         tool=callee.name,
         number=number,
@@ -42,9 +42,9 @@ def argument_form(
         marks=marks,
         lenient=callee.lenient,
     )
-    match form.dialect:
+    match tool_format.dialect:
         case Tags():
-            return tag_form(arguments, _tags_around(form))
+            return tag_form(arguments, _tags_around(tool_format))
         case PythonCalls():
             return python_form(arguments)
         case GemmaCalls(quote=quote):
@@ -53,21 +53,21 @@ def argument_form(
 
 
 def _text_form(
-    form: Format, marks: MarkerRules, text: TextArgument, number: int
+    tool_format: ToolFormat, marks: MarkerRules, text: TextArgument, number: int
 ) -> ArgumentRules:
     """The rules of arguments that are one text of a grammar."""
-    match form.dialect:
+    match tool_format.dialect:
         case Tags(value_ends=ends):
-            before, _, behind = _tags_around(form).partition("{value}")
+            before, _, after = _tags_around(tool_format).partition("{value}")
             before = before.replace("{key}", text.name).replace("{kind}", "true")
-            return text.bare(number, marks, before, behind, ends)
+            return text.bare(number, marks, before, after, ends)
         case PythonCalls():
             return text.escaped(number, f'{text.name}="', '"')
         case GemmaCalls(quote=quote):
-            before, behind = f"{{{text.name}:{quote}", f"{quote}}}"
-            return text.bare(number, marks, before, behind, (quote,))
+            before, after = f"{{{text.name}:{quote}", f"{quote}}}"
+            return text.bare(number, marks, before, after, (quote,))
     return text.escaped(number, f'{{{json.dumps(text.name)}: "', '"}')
 
 
-def _tags_around(form: Format) -> str:
-    return form.written.parameter if form.written is not None else ""
+def _tags_around(tool_format: ToolFormat) -> str:
+    return tool_format.written.parameter if tool_format.written is not None else ""

@@ -12,8 +12,15 @@ from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.offered import resolve
 
 DEFINITIONS: Final = ("$defs", "definitions")
-SAID: Final = frozenset({"title", "description", "default", "examples", "$comment"})
-_OBJECT: Final = SAID | {"type", "properties", "required", "additionalProperties"}
+ANNOTATIONS: Final = frozenset(
+    {"title", "description", "default", "examples", "$comment"}
+)
+_OBJECT_KEYWORDS: Final = ANNOTATIONS | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+}
 
 
 @frozen
@@ -47,7 +54,7 @@ class Property:
 
 
 def properties_of(
-    where: str,
+    path: str,
     schema: Mapping[str, Any],
     not_in_keys: frozenset[str],
     *,
@@ -56,35 +63,41 @@ def properties_of(
     """The properties of an object; None if it may have any. Raises GrammarError for what
     cannot be enforced; with `lenient`, that is left free as far as it can be.
     """
-    odd = sorted(schema.keys() - _OBJECT.union(DEFINITIONS))
-    if odd and not lenient:
-        raise GrammarError(f"{where}: {odd[0]!r} cannot be enforced in this format")
+    unsupported = sorted(schema.keys() - _OBJECT_KEYWORDS.union(DEFINITIONS))
+    if unsupported and not lenient:
+        raise GrammarError(
+            f"{path}: {unsupported[0]!r} cannot be enforced in this format"
+        )
     properties = schema.get("properties", {})
     required = schema.get("required", ())
-    if unknown := [key for key in required if key not in properties]:
-        reason = f"{unknown[0]!r} is required, and not among the properties"
-        raise GrammarError(f"{where}: {reason}, which cannot be enforced in this format")
+    if undeclared := [key for key in required if key not in properties]:
+        reason = f"{undeclared[0]!r} is required, and not among the properties"
+        raise GrammarError(f"{path}: {reason}, which cannot be enforced in this format")
     if not properties and schema.get("additionalProperties") is not False:
         return None
     for key in properties:
         if set(key) & not_in_keys:
-            raise GrammarError(f"{where}: {key!r} cannot be a name in this format")
-    return [Property(key, one, key in required) for key, one in properties.items()]
+            raise GrammarError(f"{path}: {key!r} cannot be a name in this format")
+    return [
+        Property(key, subschema, key in required) for key, subschema in properties.items()
+    ]
 
 
 def separated(
-    name: str, parts: Sequence[tuple[str, bool]], separator: str
+    name: str, elements: Sequence[tuple[str, bool]], separator: str
 ) -> ArgumentRules:
     """Parts in their order with a separator between two, each with whether it is
     required: the others may be left out. The rules are named after `name`.
     """
     rules, firsts = [], []
-    for at, (part, required) in enumerate(parts):
-        more = f"{separator} {part}" if required else f"({separator} {part})?"
-        rules.append(f"{name}_from_{at}: {more} {name}_from_{at + 1}")
-    rules.append(f'{name}_from_{len(parts)}: ""')
-    for at, (part, required) in enumerate(parts):
-        firsts.append(f"{part} {name}_from_{at + 1}")
+    for index, (element, required) in enumerate(elements):
+        next_element = (
+            f"{separator} {element}" if required else f"({separator} {element})?"
+        )
+        rules.append(f"{name}_from_{index}: {next_element} {name}_from_{index + 1}")
+    rules.append(f'{name}_from_{len(elements)}: ""')
+    for index, (element, required) in enumerate(elements):
+        firsts.append(f"{element} {name}_from_{index + 1}")
         if required:
             break
     else:
@@ -95,28 +108,28 @@ def separated(
 def json_value(schema: Any, root: Mapping[str, Any]) -> str:
     """A rule of a JSON value that matches a schema within `root`."""
     shared = {name: root[name] for name in DEFINITIONS if name in root}
-    whole = {**shared, **schema} if isinstance(schema, Mapping) else schema
-    return json_rule(json.dumps(whole))
+    full_schema = {**shared, **schema} if isinstance(schema, Mapping) else schema
+    return json_rule(json.dumps(full_schema))
 
 
 def listed_texts(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     """The only texts that are allowed, if they are enumerated."""
-    one = resolve(schema, root)
-    if not isinstance(one, Mapping) or not one.keys() & {"enum", "const"}:
+    resolved = resolve(schema, root)
+    if not isinstance(resolved, Mapping) or not resolved.keys() & {"enum", "const"}:
         return None
-    values = one.get("enum", [one.get("const")])
+    values = resolved.get("enum", [resolved.get("const")])
     return [value for value in values if isinstance(value, str)]
 
 
 def branches(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
     """A schema, or its alternatives."""
-    one = resolve(schema, root)
-    several = one.get("anyOf") if isinstance(one, Mapping) else None
-    if several is None:
-        yield one
+    resolved = resolve(schema, root)
+    alternatives = resolved.get("anyOf") if isinstance(resolved, Mapping) else None
+    if alternatives is None:
+        yield resolved
         return
-    for part in several:
-        yield resolve(part, root)
+    for alternative in alternatives:
+        yield resolve(alternative, root)
 
 
 def is_free_text(schema: Any) -> bool:
@@ -125,4 +138,4 @@ def is_free_text(schema: Any) -> bool:
         return schema is True
     kinds = schema.get("type", "string")
     text = "string" in (kinds if isinstance(kinds, list) else [kinds])
-    return text and not schema.keys() - SAID - {"type"}
+    return text and not schema.keys() - ANNOTATIONS - {"type"}

@@ -21,45 +21,47 @@ from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.source import (
     SPACE,
     Reading,
-    Source,
-    char,
-    run,
-    space,
-    until,
+    TextSource,
+    peek_char,
+    take_matching,
+    take_space,
+    take_until,
 )
 
-_NAMES: Final = ("name", "tool_name")
-_ARGUMENTS: Final = ("arguments", "parameters")
+_NAME_KEYS: Final = ("name", "tool_name")
+_ARGUMENT_KEYS: Final = ("arguments", "parameters")
 # The fields of a call.
-_KEYS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id"})
-_STRAY: Final = re.compile(r"[\s}\]]*")
-_NONE: Final = "{}"  # arguments of a call without any
+_CALL_KEYS: Final = frozenset(
+    {*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "tool_call_id"}
+)
+_STRAY_BRACKETS: Final = re.compile(r"[\s}\]]*")
+_NO_ARGUMENTS: Final = "{}"  # arguments of a call without any
 # The pattern of a name that no quotes or tag are around: punctuation is within it only.
 NAME: Final = r"[\w-]+?(?:[.:/][\w-]+?)*?"
 Accept = Callable[[str], bool]  # whether a name can be that of a call
 Emit = Callable[[str], None]
 
 
-def any_name(name: str) -> bool:
+def is_tool_name(name: str) -> bool:
     """Whether a name could be a tool's: it need not be one of the request's tools."""
     return name.isprintable() and not set(name) & set(" <>{}[]|")
 
 
-def bare_name(name: str) -> bool:
+def is_bare_name(name: str) -> bool:
     """Whether a name could be a tool's, where neither quotes nor a tag are around it."""
     return re.fullmatch(NAME, name) is not None
 
 
-def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
+def take_value(source: TextSource, emit: Emit, *, mended: bool = True) -> Reading[bool]:
     """Take a JSON value, and emit it as it comes, `mended` as by a scanner or unchanged;
     returns whether it is complete.
     """
     scanner = JsonScanner()
     while True:
-        end = scanner.feed(source.text, source.at)
-        was = source.take(end - source.at)
-        now = scanner.taken()
-        if text := now if mended else was:
+        end = scanner.feed(source.text, source.position)
+        taken = source.take(end - source.position)
+        scanned = scanner.take_accepted()
+        if text := scanned if mended else taken:
             emit(text)
         if scanner.done or scanner.broken:
             return scanner.done
@@ -69,34 +71,36 @@ def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
         yield
 
 
-def string(source: Source) -> Reading[str | None]:
+def take_string(source: TextSource) -> Reading[str | None]:
     """Take a JSON string; returns its value, or None if there is none."""
-    if (yield from char(source)) != '"':
+    if (yield from peek_char(source)) != '"':
         return None
-    parts: list[str] = []
-    whole = yield from value(source, parts.append)
-    return str(json.loads("".join(parts))) if whole else None
+    pieces: list[str] = []
+    complete = yield from take_value(source, pieces.append)
+    return str(json.loads("".join(pieces))) if complete else None
 
 
-def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[bool]:
+def stream_arguments(source: TextSource, out: DeltaWriter, name: str) -> Reading[bool]:
     """Take the arguments of a call, and emit it; returns whether they are complete.
 
     `source` keeps the text that was not emitted.
     """
     out.start(name)
-    whole = yield from value(source, out.arguments)
-    if out.end(whole=whole):
+    complete = yield from take_value(source, out.arguments)
+    if out.end(complete=complete):
         source.keep()
-    return whole
+    return complete
 
 
-def start(source: Source, out: DeltaWriter, name: str) -> None:
-    """Begin a call. The source forgets the text it comes from, as `emit` does."""
+def start_call(source: TextSource, out: DeltaWriter, name: str) -> None:
+    """Begin a call. The source forgets the text that it comes from, as in
+    `emit_arguments`.
+    """
     out.start(name)
     _settle(source, out)
 
 
-def emit(source: Source, out: DeltaWriter, text: str) -> None:
+def emit_arguments(source: TextSource, out: DeltaWriter, text: str) -> None:
     """Emit arguments. The source forgets the text they come from, if it has become a call
     for good.
     """
@@ -104,7 +108,7 @@ def emit(source: Source, out: DeltaWriter, text: str) -> None:
     _settle(source, out)
 
 
-def _settle(source: Source, out: DeltaWriter) -> None:
+def _settle(source: TextSource, out: DeltaWriter) -> None:
     source.settle()
     if out.streaming:
         source.keep()
@@ -113,7 +117,7 @@ def _settle(source: Source, out: DeltaWriter) -> None:
 class _CallReader:
     """A call that is being read; it is emitted once name and arguments are known."""
 
-    def __init__(self, source: Source, out: DeltaWriter, accept: Accept) -> None:
+    def __init__(self, source: TextSource, out: DeltaWriter, accept: Accept) -> None:
         self.source = source
         self.out = out
         self.accept = accept
@@ -124,42 +128,42 @@ class _CallReader:
     def field(self) -> Reading[bool]:
         """Take a key with its value; returns whether they may be those of a call."""
         source = self.source
-        key = yield from string(source)
-        if key is None or (not self.emitted and key not in _KEYS):
+        key = yield from take_string(source)
+        if key is None or (not self.emitted and key not in _CALL_KEYS):
             return False
-        yield from space(source)
-        if (yield from char(source)) != ":":
+        yield from take_space(source)
+        if (yield from peek_char(source)) != ":":
             return False
         source.take(1)
-        yield from space(source)
-        if key in _NAMES:
+        yield from take_space(source)
+        if key in _NAME_KEYS:
             if self.name is not None:
                 return False
-            self.name = yield from string(source)
+            self.name = yield from take_string(source)
             return bool(self.name) and self.accept(str(self.name)) and self._emit()
-        if key in _ARGUMENTS:
-            given = self.emitted or self.arguments is not None
-            return False if given else (yield from self._arguments())
-        whole = yield from value(source, lambda _: None)
-        if whole and key not in _KEYS:  # after the call
-            self.out.content(source.kept().lstrip(f",{SPACE}"))
+        if key in _ARGUMENT_KEYS:
+            has_arguments = self.emitted or self.arguments is not None
+            return False if has_arguments else (yield from self._arguments())
+        complete = yield from take_value(source, lambda _: None)
+        if complete and key not in _CALL_KEYS:  # after the call
+            self.out.content(source.take_kept().lstrip(f",{SPACE}"))
             source.keep()
-        return whole
+        return complete
 
     def _arguments(self) -> Reading[bool]:
-        first = yield from char(self.source)
+        first = yield from peek_char(self.source)
         if first == "{" and self.name is not None:
             self.emitted = True
             return (yield from stream_arguments(self.source, self.out, self.name))
         if first not in ("{", '"', "n"):
             return False
-        parts: list[str] = []
-        if not (yield from value(self.source, parts.append)):
+        pieces: list[str] = []
+        if not (yield from take_value(self.source, pieces.append)):
             return False
-        text = "".join(parts)
+        text = "".join(pieces)
         if first == '"':
             text = str(json.loads(text))
-        self.arguments = _NONE if text == "null" else _as_object(text)
+        self.arguments = _NO_ARGUMENTS if text == "null" else _mend_object(text)
         return self.arguments is not None and self._emit()
 
     def _emit(self) -> bool:
@@ -168,7 +172,7 @@ class _CallReader:
             self.emitted = True
             self.out.start(self.name)
             self.out.arguments(self.arguments)
-            self.out.end(whole=True)
+            self.out.end(complete=True)
             self.source.keep()
         return True
 
@@ -177,49 +181,59 @@ class _CallReader:
         be one without arguments.
         """
         if not self.emitted and self.name is not None and bare:
-            self.arguments = _NONE
+            self.arguments = _NO_ARGUMENTS
             self._emit()
         return self.emitted
 
 
-def call(
-    source: Source, out: DeltaWriter, accept: Accept = any_name, *, bare: bool = True
+def take_call(
+    source: TextSource,
+    out: DeltaWriter,
+    accept: Accept = is_tool_name,
+    *,
+    bare: bool = True,
 ) -> Reading[bool]:
     """Take an object, and emit it if it is a call; `source` keeps the text that was not.
 
     Returns whether it was complete, and a call. With `bare`, it may be without arguments.
     """
-    if (yield from char(source)) != "{":
+    if (yield from peek_char(source)) != "{":
         return False
     source.take(1)
-    read = _CallReader(source, out, accept)
+    reader = _CallReader(source, out, accept)
     while True:
-        yield from space(source)
-        if not (yield from read.field()):
+        yield from take_space(source)
+        if not (yield from reader.field()):
             return False
-        yield from space(source)
-        after = yield from char(source)
+        yield from take_space(source)
+        after = yield from peek_char(source)
         if after not in (",", "}") or not after:
             return False
         source.take(1)
         if after == "}":
-            return read.finish(bare=bare)
+            return reader.finish(bare=bare)
 
 
-def calls(
-    source: Source, out: DeltaWriter, accept: Accept = any_name, *, bare: bool = True
+def take_calls(
+    source: TextSource,
+    out: DeltaWriter,
+    accept: Accept = is_tool_name,
+    *,
+    bare: bool = True,
 ) -> Reading[bool]:
-    """Take a list of calls, or one call, as `call`; returns whether it was complete."""
-    if (yield from char(source)) != "[":
-        return (yield from call(source, out, accept, bare=bare))
+    """Take a list of calls, or one call as `take_call` does; returns whether it was
+    complete.
+    """
+    if (yield from peek_char(source)) != "[":
+        return (yield from take_call(source, out, accept, bare=bare))
     source.take(1)
     while True:
-        yield from space(source)
-        if not (yield from call(source, out, accept, bare=bare)):
+        yield from take_space(source)
+        if not (yield from take_call(source, out, accept, bare=bare)):
             return False
         source.keep()
-        yield from space(source)
-        after = yield from char(source)
+        yield from take_space(source)
+        after = yield from peek_char(source)
         if after not in (",", "]") or not after:
             return False
         source.take(1)
@@ -228,13 +242,13 @@ def calls(
             return True
 
 
-def skip_stray(source: Source) -> Reading[str]:
+def skip_stray(source: TextSource) -> Reading[str]:
     """Take white space, and brackets that close nothing."""
-    return (yield from run(source, _STRAY))
+    return (yield from take_matching(source, _STRAY_BRACKETS))
 
 
-def behind(
-    source: Source,
+def take_after_call(
+    source: TextSource,
     out: DeltaWriter,
     left: str,
     markers: Sequence[str],
@@ -248,13 +262,13 @@ def behind(
     source.put_back(left)
     if strays:
         yield from skip_stray(source)
-    return (yield from until(source, markers, out.content))
+    return (yield from take_until(source, markers, out.content))
 
 
-def _as_object(text: str) -> str | None:
+def _mend_object(text: str) -> str | None:
     """A text that is a JSON object and nothing else, mended as by a scanner."""
     text = text.strip(SPACE)
     scanner = JsonScanner()
     end = scanner.feed(text)
-    whole = text.startswith("{") and scanner.done and end == len(text)
-    return scanner.taken() if whole else None
+    complete = text.startswith("{") and scanner.done and end == len(text)
+    return scanner.take_accepted() if complete else None

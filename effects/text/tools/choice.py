@@ -12,15 +12,15 @@ from functools import lru_cache
 from typing import Any, Final
 
 from minfer.effects.text.tools.deltas import Arguments, CallStart
-from minfer.effects.text.tools.format import Format
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.format import ToolFormat
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.table import ROWS
 from minfer.effects.text.tools.thinking import SIGNS
 
-_NAME: Final = "probe_of_calls"
+_PROBE_NAME: Final = "probe_of_calls"
 # A text with what markers are made of, a number and an object: types must come back.
-_ARGUMENTS: Final[Mapping[str, Any]] = {
+_PROBE_ARGUMENTS: Final[Mapping[str, Any]] = {
     "text": 'a <b> "c"',
     "count": 3,
     "object": {"list": [1, 2], "flag": True},
@@ -29,7 +29,7 @@ _TYPES: Final = {"text": "string", "count": "integer", "object": "object"}
 _TOOL: Final = {
     "type": "function",
     "function": {
-        "name": _NAME,
+        "name": _PROBE_NAME,
         "description": "probe of calls",
         "parameters": {
             "type": "object",
@@ -42,7 +42,7 @@ _TOOL: Final = {
                 }
                 for key, kind in _TYPES.items()
             },
-            "required": [*_ARGUMENTS],
+            "required": [*_PROBE_ARGUMENTS],
         },
     },
 }
@@ -51,37 +51,47 @@ _USER: Final = "question to the probe"
 _CALL: Final = {
     "id": "call00000",
     "type": "function",
-    "function": {"name": _NAME, "arguments": {**_ARGUMENTS}},
+    "function": {"name": _PROBE_NAME, "arguments": {**_PROBE_ARGUMENTS}},
 }
 _CHAT: Final[list[dict[str, Any]]] = [
     {"role": "user", "content": _USER},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]
-_TYPED: Final = ("count", "object", "object/list", "object/list/item", "object/flag")
-_OFFERED: Final = Offered(frozenset({_NAME}), frozenset((_NAME, path) for path in _TYPED))
+_TYPED_PATHS: Final = (
+    "count",
+    "object",
+    "object/list",
+    "object/list/item",
+    "object/flag",
+)
+_OFFERED: Final = OfferedTools(
+    frozenset({_PROBE_NAME}), frozenset((_PROBE_NAME, path) for path in _TYPED_PATHS)
+)
 
 
 @lru_cache(maxsize=64)
-def chosen_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
+def choose_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
     """The format in which a model with this chat template writes calls; None: it is none
     of the table's.
     """
-    signed = [name for name, form in ROWS.items() if form.shown_in(template)]
+    signed = [
+        name for name, tool_format in ROWS.items() if tool_format.shown_in(template)
+    ]
     if not signed:
         return None
     rendered = _rendered_call(template, tokens)
     if rendered is None:
         return next((name for name in signed if ROWS[name].specific), None)
-    # Of formats that are read alike, the one that is written so.
-    read = [name for name in signed if _reads(ROWS[name], rendered)]
-    written = (name for name in read if _begins_as_written(ROWS[name], rendered))
-    return next(written, read[0] if read else None)
+    # If several formats read the call, the format that also writes it so.
+    readable = [name for name in signed if _reads(ROWS[name], rendered)]
+    as_written = (name for name in readable if _begins_as_written(ROWS[name], rendered))
+    return next(as_written, readable[0] if readable else None)
 
 
-def chosen_reasoning(template: str) -> str | None:
+def choose_reasoning(template: str) -> str | None:
     """The format of reasoning that a chat template shows."""
-    there = (name for sign, name in SIGNS if all(text in template for text in sign))
-    return next(there, None)
+    names = (name for sign, name in SIGNS if all(text in template for text in sign))
+    return next(names, None)
 
 
 def _rendered_call(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
@@ -91,42 +101,44 @@ def _rendered_call(template: str, tokens: tuple[tuple[str, str], ...]) -> str | 
     from minfer.effects.text.template_probe import TemplateProbe  # it imports jinja2
 
     probe = TemplateProbe(template, tokens)
-    for values in _values():
+    for values in _template_values():
         text = probe.text(_CHAT, {**values, "add_generation_prompt": False}) or ""
         prompt = probe.text(_CHAT[:1], values) or ""
         before = _MARKER_BEGUN.sub("", _common_beginning(text, prompt))
-        if _NAME in (answer := text[len(before) :]):
+        if _PROBE_NAME in (answer := text[len(before) :]):
             return answer
     return None
 
 
 def _common_beginning(first: str, second: str) -> str:
     pairs = enumerate(zip(first, second, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-    return first[:at]
+    length = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return first[:length]
 
 
-def _values() -> Iterator[dict[str, Any]]:
+def _template_values() -> Iterator[dict[str, Any]]:
     """The variables with which templates may render calls."""
     yield {"tools": [_TOOL]}
     yield {"tools": [_TOOL], "functions": json.dumps([_TOOL])}  # firefunction's
 
 
-def _begins_as_written(form: Format, rendered: str) -> bool:
+def _begins_as_written(tool_format: ToolFormat, rendered: str) -> bool:
     """Whether a call begins as the format has it."""
-    if form.written is None:
+    if tool_format.written is None:
         return True
-    head = form.written.begins + form.written.call.partition("{arguments}")[0]
-    parts = map(re.escape, re.split("{name}|{index}|{id}|{gap}", head))
-    return re.search(r"[\w.]* ?".join(parts), rendered) is not None
+    head = (
+        tool_format.written.begins + tool_format.written.call.partition("{arguments}")[0]
+    )
+    pieces = map(re.escape, re.split("{name}|{index}|{id}|{gap}", head))
+    return re.search(r"[\w.]* ?".join(pieces), rendered) is not None
 
 
-def _reads(form: Format, rendered: str) -> bool:
+def _reads(tool_format: ToolFormat, rendered: str) -> bool:
     """Whether a format reads the rendered call: one, with its name and arguments."""
-    deltas = Parser(form, _OFFERED).push(rendered, final=True)
+    deltas = Parser(tool_format, _OFFERED).push(rendered, final=True)
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     text = "".join(delta.text for delta in deltas if isinstance(delta, Arguments))
     try:
-        return names == [_NAME] and json.loads(text) == _ARGUMENTS
+        return names == [_PROBE_NAME] and json.loads(text) == _PROBE_ARGUMENTS
     except ValueError:
         return False

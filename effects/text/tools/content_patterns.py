@@ -34,7 +34,7 @@ def check_time(text: str, parser: str, args: Mapping[str, Any], seconds: float) 
         values = [match.groupdict().get("value") or "" for match in matches]
     elif parser == "kv-lines":
         values = text.split(args.get("line_sep", "\n"))
-    if isinstance(within := args.get("value_parser"), Mapping):
-        name, args = within.get("name", ""), within.get("args", {})
+    if isinstance(value_parser := args.get("value_parser"), Mapping):
+        name, args = value_parser.get("name", ""), value_parser.get("args", {})
         for value in values:
             check_time(value, name, args, seconds)

@@ -68,10 +68,12 @@ class DeltaWriter:
         """
         for flow in (self._content, self._reasoning):
             flow.space, flow.started = [], False
-        going = self._running and self.streaming
-        self._first = self.calls - going
-        last = [at for at, one in enumerate(deltas) if isinstance(one, CallStart)]
-        return [_renumber(one) for one in deltas[last[-1] :]] if going else []
+        continues = self._running and self.streaming
+        self._first = self.calls - continues
+        starts = [
+            index for index, delta in enumerate(deltas) if isinstance(delta, CallStart)
+        ]
+        return [_renumber(delta) for delta in deltas[starts[-1] :]] if continues else []
 
     def close(self) -> None:
         """Emit the white space that was kept for content after it: none comes."""
@@ -108,15 +110,15 @@ class DeltaWriter:
         else:
             self._arguments.append(text)
 
-    def end(self, *, whole: bool) -> bool:
+    def end(self, *, complete: bool) -> bool:
         """End the last call; returns whether it was emitted."""
         self._running = False
         if not self.streaming:
-            if not whole:
+            if not complete:
                 return False
             self._start()
             self._put(Arguments(self._index - 1, "".join(self._arguments)))
-        self._put(CallEnd(self._index - 1, whole))
+        self._put(CallEnd(self._index - 1, complete))
         return True
 
     @property
@@ -143,8 +145,8 @@ class DeltaWriter:
     def _put(self, delta: Delta) -> None:
         if not getattr(delta, "text", True):
             return
-        if self._deltas and (one := merge(self._deltas[-1], delta)) is not None:
-            self._deltas[-1] = one
+        if self._deltas and (merged := merge(self._deltas[-1], delta)) is not None:
+            self._deltas[-1] = merged
         else:
             self._deltas.append(delta)
 

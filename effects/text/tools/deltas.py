@@ -39,10 +39,10 @@ class Arguments:
 
 @frozen
 class CallEnd:
-    """The end of a call; `whole` is false if its arguments are incomplete or no JSON."""
+    """The end of a call; `complete` is false if its arguments are cut off or no JSON."""
 
     index: int
-    whole: bool = True
+    complete: bool = True
 
 
 Delta = ContentDelta | ReasoningDelta | CallStart | Arguments | CallEnd

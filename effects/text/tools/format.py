@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.source import Reading, Source
+from minfer.effects.text.tools.offered import OfferedTools
+from minfer.effects.text.tools.source import Reading, TextSource
 
 _LETTERS: Final = string.ascii_letters + string.digits
 
@@ -21,12 +21,14 @@ class Dialect(Protocol):
     def opens(self) -> Sequence[str]:
         """The markers that begin calls."""
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
 
 
 @frozen(kw_only=True)
-class Written:
+class CallForm:
     """The form in which the model was trained to write calls.
 
     In the texts, `{name}` is a call's name, `{arguments}` are its arguments, `{index}` is
@@ -46,13 +48,13 @@ class Written:
 
 
 @frozen(kw_only=True)
-class Format:
+class ToolFormat:
     """The format of tool calls of a family of models."""
 
     dialect: Dialect
-    written: Written | None = None
+    written: CallForm | None = None
     # The form of models that do not have this marker as a token.
-    older: tuple[str, Written] | None = None
+    older: tuple[str, CallForm] | None = None
     markers: tuple[str, ...] = ()  # which may be special tokens
     # The beginning of a call's id, and the number of letters and digits after it.
     prefix: str = "call_"

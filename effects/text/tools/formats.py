@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.choice import choose_reasoning, choose_tools
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.offered import (
-    Offered,
+    OfferedTools,
     Tools,
     nullable_parameters,
     typed_parameters,
@@ -21,7 +21,7 @@ from minfer.effects.text.tools.response_template import (
     RESPONSE,
     ResponseReader,
     ResponseTemplateError,
-    begun_answer,
+    answer_prefix,
     load,
     markers_of,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"  # by the checkpoint
 NONE: Final = "none"
-_WHOLE: Final = (HARMONY, RESPONSE)  # formats that have more than calls
+_FULL_FORMATS: Final = (HARMONY, RESPONSE)  # formats that have more than calls
 _log: Final = logging.getLogger("minfer.tools")
 UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
 
@@ -50,7 +50,7 @@ class Parsing:
     tools: str = NONE  # a format, or none
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of the request's tools
-    typed: tuple[tuple[str, str], ...] = ()  # as in `Offered`
+    typed: tuple[tuple[str, str], ...] = ()  # as in `OfferedTools`
     nullable: tuple[tuple[str, str], ...] = ()  # likewise
     opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
@@ -66,35 +66,37 @@ class Parsing:
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that must not be skipped: a tokenizer may leave special tokens out."""
-        found = TOOLS[self.form].markers if self.form in TOOLS else ()
+        markers = TOOLS[self.form].markers if self.form in TOOLS else ()
         if self.tools == RESPONSE:
-            found = markers_of(self.response)
+            markers = markers_of(self.response)
         if self.reasoning == NONE:
-            return found
+            return markers
         thinking = REASONING[self.reasoning]
-        return (*found, thinking.opens, thinking.closes, *thinking.around)
+        return (*markers, thinking.opens, thinking.closes, *thinking.around)
 
     def parser(self, *, streaming: bool = True) -> Parser:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
         if self.tools == RESPONSE:
-            tools = Format(dialect=ResponseReader(self.response))
+            tools = ToolFormat(dialect=ResponseReader(self.response))
         thinking = REASONING.get(self.reasoning)
-        offered = Offered(
+        offered = OfferedTools(
             frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
         )
-        made = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
+        parser = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
         if self.begun:
-            made.begin(self.begun)
-        return made
+            parser.begin(self.begun)
+        return parser
 
     @property
     def thinking(self) -> Thinking | None:
         """The reasoning within which the answer begins, if it does."""
-        if (one := REASONING.get(self.reasoning)) is None or one.closes in self.begun:
+        if (
+            thinking := REASONING.get(self.reasoning)
+        ) is None or thinking.closes in self.begun:
             return None
-        begins = self.opened or self.begun.lstrip().startswith(one.opens)
-        return one if begins else None
+        begins = self.opened or self.begun.lstrip().startswith(thinking.opens)
+        return thinking if begins else None
 
 
 @frozen
@@ -112,17 +114,17 @@ class Parsers:
 
     def __attrs_post_init__(self) -> None:
         if self.tools != UNKNOWN and not (self.tools == RESPONSE and self.response):
-            _check("tool", self.tools, TOOLS)
-        _check("reasoning", self.reasoning, REASONING)
+            _check_name("tool", self.tools, TOOLS)
+        _check_name("reasoning", self.reasoning, REASONING)
 
     @property
     def unknown_tools(self) -> bool:
-        """Whether nobody knows how the model writes calls: requests with tools cannot be
+        """Whether it is unknown how the model writes calls: requests with tools cannot be
         answered. With `NONE` the user has chosen that calls stay text.
         """
         return self.tools == UNKNOWN
 
-    def settled(
+    def resolve(
         self,
         template: str | None,
         *,
@@ -136,34 +138,34 @@ class Parsers:
         """
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            found = chosen_tools(
+            chosen = choose_tools(
                 with_tools or template or "", tuple((tokens or {}).items())
             )
-            tools = found or UNKNOWN
+            tools = chosen or UNKNOWN
         if reasoning == AUTO:  # channels have their own
-            found = chosen_reasoning(template or "") if tools != HARMONY else None
-            reasoning = found or NONE
+            chosen = choose_reasoning(template or "") if tools != HARMONY else None
+            reasoning = chosen or NONE
         return Parsers(tools, reasoning)
 
-    def settled_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
+    def resolve_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
         """The formats for the model of this tokenizer, without `AUTO`."""
         if tokenizer is None:
-            return self.settled(None)
-        found = self.settled(
+            return self.resolve(None)
+        resolved = self.resolve(
             tokenizer.all_templates,
             tokens=tokenizer.special_tokens,
             with_tools=tokenizer.templates.with_tools,
         )
-        described = tokenizer.response_template
-        if self.tools != AUTO or self.reasoning != AUTO or not described:
-            return found
+        response_template = tokenizer.response_template
+        if self.tools != AUTO or self.reasoning != AUTO or not response_template:
+            return resolved
         try:
-            load(described)
+            load(response_template)
         except ResponseTemplateError as error:
             _log.warning("%s; it is ignored", error)
-            return found
-        written = "" if found.unknown_tools else found.tools
-        return Parsers(RESPONSE, NONE, described, written)
+            return resolved
+        written = "" if resolved.unknown_tools else resolved.tools
+        return Parsers(RESPONSE, NONE, response_template, written)
 
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
@@ -173,22 +175,22 @@ class Parsers:
         `prompt` is its end, before `begun`, the beginning of the answer. Calls are parsed
         if there are tools, and channels always.
         """
-        tools = self.tools if offered or self.tools in _WHOLE else NONE
+        tools = self.tools if offered or self.tools in _FULL_FORMATS else NONE
         tools = NONE if tools == UNKNOWN else tools
         if tools == self.reasoning == NONE:
             return None
         if tools == RESPONSE:
-            begun = begun_answer(self.response, prompt) + begun
+            begun = answer_prefix(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
-        form = TOOLS.get(tools)
-        dialect = form.dialect if form is not None else None
+        tool_format = TOOLS.get(tools)
+        dialect = tool_format.dialect if tool_format is not None else None
         typed = tools == RESPONSE or isinstance(dialect, Tags | NestedTags)
-        find = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
+        list_typed = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
             names=tuple(offered),
-            typed=tuple(find(offered)) if typed else (),
+            typed=tuple(list_typed(offered)) if typed else (),
             nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,
@@ -198,8 +200,8 @@ class Parsers:
         )
 
 
-def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
-    known = (AUTO, NONE, *there)
-    if name not in known:
-        what = f"there is no {kind} parser {name!r}"
-        raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
+def _check_name(kind: str, name: str, formats: Mapping[str, object]) -> None:
+    names = (AUTO, NONE, *formats)
+    if name not in names:
+        message = f"there is no {kind} parser {name!r}"
+        raise UnknownFormatError(f"{message}; use one of {', '.join(names)}")

@@ -7,7 +7,7 @@
 
 Harmony's, whose answers are messages, are in `harmony_forms.py`.
 
-A call has the form that the model was trained on (`Written`), but its arguments match
+A call has the form that the model was trained on (`CallForm`), but its arguments match
 their schema (`argument_forms`).
 Markers that are tokens of their own are matched as tokens: the model was not trained on
 their text in other tokens, and grammars distinguish the two. Free text has no such
@@ -25,9 +25,9 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.argument_forms import Callee, argument_form
-from minfer.effects.text.tools.calls import any_name
-from minfer.effects.text.tools.format import Format, Written
-from minfer.effects.text.tools.harmony_forms import Messages
+from minfer.effects.text.tools.calls import is_tool_name
+from minfer.effects.text.tools.format import CallForm, ToolFormat
+from minfer.effects.text.tools.harmony_forms import HarmonyRules
 from minfer.effects.text.tools.marker_rules import MarkerRules, as_regex
 from minfer.effects.text.tools.table import HARMONY, TOOLS
 from minfer.effects.text.tools.thinking import Thinking
@@ -36,7 +36,7 @@ OBJECT: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = (
     '{"type": "object", "properties": {}, "additionalProperties": false}'
 )
-_KEPT_SCHEMAS: Final = 128
+_MAX_CACHED_SCHEMAS: Final = 128
 _GAP: Final = r"GAP: /\n{0,2}/"  # before calls
 FORMS: Final = frozenset(
     name for name, form in TOOLS.items() if form.written is not None or name == HARMONY
@@ -63,26 +63,26 @@ class Calling:
 
 
 def arguments_schema(
-    parameters: Mapping[str, Any] | None, where: str, *, lenient: bool = False
+    parameters: Mapping[str, Any] | None, param: str, *, lenient: bool = False
 ) -> str:
     """The schema of a call's arguments, all of which can be enforced. Raises
-    GrammarError, which names `where`; with `lenient`, only for a value that is no schema
+    GrammarError, which names `param`; with `lenient`, only for a value that is no schema
     of an object.
     """
     if parameters is None:
         return _NO_ARGUMENTS
     kind = parameters.get("type", "object")
     if kind != "object" and "object" not in (kind if isinstance(kind, list) else ()):
-        raise GrammarError(f'{where}: must be a schema of the type "object"', where)
+        raise GrammarError(f'{param}: must be a schema of the type "object"', param)
     # Arguments are never null, whatever the schema says.
     schema = {**parameters, "type": "object", "nullable": False}
-    return _checked(json.dumps(schema), where, lenient)
+    return _check_cached(json.dumps(schema), param, lenient)
 
 
-@lru_cache(maxsize=_KEPT_SCHEMAS)
-def _checked(schema: str, where: str, lenient: bool) -> str:
+@lru_cache(maxsize=_MAX_CACHED_SCHEMAS)
+def _check_cached(schema: str, param: str, lenient: bool) -> str:
     """As `check_schema`, but once for the tools that an agent sends in each request."""
-    return check_schema(schema, where, lenient=lenient)
+    return check_schema(schema, param, lenient=lenient)
 
 
 def grammar(calling: Calling) -> str:
@@ -90,14 +90,18 @@ def grammar(calling: Calling) -> str:
     a name that no call could have.
     """
     for callee in calling.callees:
-        if not any_name(callee.name):
+        if not is_tool_name(callee.name):
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
-    form = TOOLS[calling.format]
-    marks = MarkerRules.of((*form.markers, *form.opens), calling.token)
-    lines = _harmony(calling) if form.written is None else _answer(calling, form, marks)
+    tool_format = TOOLS[calling.format]
+    marks = MarkerRules.of((*tool_format.markers, *tool_format.opens), calling.token)
+    lines = (
+        _harmony_rules(calling)
+        if tool_format.written is None
+        else _answer_rules(calling, tool_format, marks)
+    )
     shared: list[str] = []
     for i, callee in enumerate(calling.callees):
-        arguments = argument_form(form, marks, callee, i)
+        arguments = argument_form(tool_format, marks, callee, i)
         lines += [f"arguments_{i}: {arguments.body}", *arguments.rules]
         shared += arguments.shared
     lines += [*dict.fromkeys(shared), *marks.shared, f"TEXT: /{TEXT}/"]
@@ -109,7 +113,7 @@ def with_reasoning(calling: Calling) -> str:
     """A grammar in Lark of an answer without calls, after the end of its reasoning."""
     lines = [
         "start: thought GAP answer",
-        *_thought(calling),
+        *_reasoning_rules(calling),
         _GAP,
         f"answer: {calling.answer}",
         f"TEXT: /{TEXT}/",
@@ -120,15 +124,20 @@ def with_reasoning(calling: Calling) -> str:
 # --- answers ----------------------------------------------------------------------------
 
 
-def _answer(calling: Calling, form: Format, marks: MarkerRules) -> list[str]:
+def _answer_rules(
+    calling: Calling, tool_format: ToolFormat, marks: MarkerRules
+) -> list[str]:
     """The rules from the beginning of an answer down to its calls."""
-    written = _written(calling, form)
-    thought = _thought(calling)
+    written = _call_form(calling, tool_format)
+    thought = _reasoning_rules(calling)
     before = ("thought" if calling.opened else "thought?") if thought else ""
-    marked = form.begins_with_marker and not written.content
+    marked = tool_format.begins_with_marker and not written.content
     if marked and not calling.must and calling.answer is None:
-        return [*_calls_in_text(calling, form, written, marks, before), *thought]
-    rules = [*thought, *_calls(calling, written, marks)]
+        return [
+            *_rules_of_calls_in_text(calling, tool_format, written, marks, before),
+            *thought,
+        ]
+    rules = [*thought, *_call_rules(calling, written, marks)]
     if calling.must:
         return [f"start: {before} GAP calls", _GAP, *rules]
     if thought:
@@ -136,26 +145,26 @@ def _answer(calling: Calling, form: Format, marks: MarkerRules) -> list[str]:
         rules.append(_GAP)
     if calling.answer is not None:
         return [f"start: {before} (calls | answer)", f"answer: {calling.answer}", *rules]
-    free = _free_text(calling, form, written)
+    free = _free_text_terminal(calling, tool_format, written)
     if thought:  # white space after it is the text's
         before = before.removesuffix(" GAP")
         return [f"start: {before} (GAP calls | FREE)", free, *rules]
     return ["start: (calls | FREE)", free, *rules]
 
 
-def _written(calling: Calling, form: Format) -> Written:
+def _call_form(calling: Calling, tool_format: ToolFormat) -> CallForm:
     """The form of a model's calls: there may be an older one."""
-    if form.older is not None and calling.token(form.older[0]) is None:
-        return form.older[1]
-    if form.written is None:
+    if tool_format.older is not None and calling.token(tool_format.older[0]) is None:
+        return tool_format.older[1]
+    if tool_format.written is None:
         raise AssertionError("a format without a form is refused before")
-    return form.written
+    return tool_format.written
 
 
-def _calls(calling: Calling, written: Written, marks: MarkerRules) -> list[str]:
+def _call_rules(calling: Calling, written: CallForm, marks: MarkerRules) -> list[str]:
     """The rules of all calls of an answer, or of a group of them, and of each."""
     head, _, tail = written.call.partition("{arguments}")
-    ways = [
+    alternatives = [
         f"{marks.rule(head, callee.name)} arguments_{i} {marks.rule(tail)}"
         for i, callee in enumerate(calling.callees)
     ]
@@ -167,11 +176,15 @@ def _calls(calling: Calling, written: Written, marks: MarkerRules) -> list[str]:
         calls = f"call | {calls}" if calling.several else "call"
     if marks.is_token(written.optional):
         calls = f"{marks.rule(written.optional)}? {calls}"
-    return [f"calls: {calls}", f"call: {' | '.join(ways)}"]
+    return [f"calls: {calls}", f"call: {' | '.join(alternatives)}"]
 
 
-def _calls_in_text(
-    calling: Calling, form: Format, written: Written, marks: MarkerRules, before: str
+def _rules_of_calls_in_text(
+    calling: Calling,
+    tool_format: ToolFormat,
+    written: CallForm,
+    marks: MarkerRules,
+    before: str,
 ) -> list[str]:
     """The rules of text in which a marker begins each call, or the group of all."""
     leading = marks.leading(written.begins or written.call)
@@ -181,16 +194,18 @@ def _calls_in_text(
     else:
         unit, times = "call", "*" if calling.several else "?"
         written = evolve(written, call=written.call.removeprefix(leading))
-    around = [marks.rule(one) for one in form.around if marks.is_token(one)]
+    around = [
+        marks.rule(marker) for marker in tool_format.around if marks.is_token(marker)
+    ]
     beside = f"({' | '.join(around)})*" if around else ""
     return [
         f"start: {before} {beside} (begin {unit} {beside}){times} TEXT {beside}",
         *marks.ending("begin", leading),
-        *_calls(calling, written, marks),
+        *_call_rules(calling, written, marks),
     ]
 
 
-def _thought(calling: Calling) -> list[str]:
+def _reasoning_rules(calling: Calling) -> list[str]:
     """The rules of reasoning, if there may be any."""
     thinking = calling.thinking
     if thinking is None:
@@ -202,7 +217,9 @@ def _thought(calling: Calling) -> list[str]:
     return [f"thought: {opens} thoughts", *marks.ending("thoughts", thinking.closes)]
 
 
-def _free_text(calling: Calling, form: Format, written: Written) -> str:
+def _free_text_terminal(
+    calling: Calling, tool_format: ToolFormat, written: CallForm
+) -> str:
     """A terminal of text that begins neither as calls do nor with reasoning, and has no
     marker of calls.
     """
@@ -211,18 +228,18 @@ def _free_text(calling: Calling, form: Format, written: Written) -> str:
     starts = [written.begins or written.call, *([written.call] if written.lone else [])]
     begins = "".join(as_regex(start[0]) for start in starts)
     text = rf"/\s*([^\s{begins}]{TEXT})?/"
-    for marker in form.opens:
+    for marker in tool_format.opens:
         text += rf" & ~/{TEXT}{as_regex(marker)}{TEXT}/"
     if calling.thinking is not None:
         text += rf" & ~/\s*{as_regex(calling.thinking.opens)}{TEXT}/"
     return f"FREE: {text}"
 
 
-def _harmony(calling: Calling) -> list[str]:
+def _harmony_rules(calling: Calling) -> list[str]:
     """The rules of messages on channels, of which some are calls."""
     marks = MarkerRules.of(TOOLS[HARMONY].markers, calling.token)
-    messages = Messages(
-        names=[one.name for one in calling.callees],
+    messages = HarmonyRules(
+        names=[callee.name for callee in calling.callees],
         must=calling.must,
         several=calling.several,
         answer=calling.answer,

@@ -13,7 +13,7 @@ from attrs import define, field
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import quote
 from minfer.effects.text.tools.argument_rules import (
-    SAID,
+    ANNOTATIONS,
     ArgumentRules,
     ArgumentSchema,
     branches,
@@ -27,11 +27,11 @@ from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.offered import may_be_text, resolve
 
 _NOT_IN_KEYS: Final = frozenset(':,{}[]<>"\n')
-_DEEP: Final = 8  # levels of objects and lists whose schemas are followed
+_MAX_DEPTH: Final = 8  # levels of objects and lists whose schemas are followed
 _ANY: Final = "gemma_any"
 _ANY_OBJECT: Final = "gemma_object"
 _TEXT: Final = "gemma_text"
-_LIST: Final = SAID | {"type", "items"}
+_LIST_KEYWORDS: Final = ANNOTATIONS | {"type", "items"}
 
 
 def gemma_form(arguments: ArgumentSchema, quote_mark: str) -> ArgumentRules:
@@ -41,10 +41,10 @@ def gemma_form(arguments: ArgumentSchema, quote_mark: str) -> ArgumentRules:
         f"gemma_{arguments.number}", root, marks.rule(quote_mark), arguments.lenient
     )
     body = builder.object(root, arguments.tool, 0)
-    return ArgumentRules(body, tuple(builder.rules), _shared(marks, quote_mark))
+    return ArgumentRules(body, tuple(builder.rules), _shared_rules(marks, quote_mark))
 
 
-def _shared(marks: MarkerRules, quote_mark: str) -> tuple[str, ...]:
+def _shared_rules(marks: MarkerRules, quote_mark: str) -> tuple[str, ...]:
     """The rules of any value."""
     items = f'({_ANY} ("," {_ANY})*)?'
     pairs = '(gemma_pair ("," gemma_pair)*)?'
@@ -68,56 +68,61 @@ class _Builder:
     lenient: bool
     rules: list[str] = field(factory=list)
 
-    def object(self, schema: Mapping[str, Any], where: str, level: int) -> str:
+    def object(self, schema: Mapping[str, Any], path: str, level: int) -> str:
         """The body of a rule of an object."""
         try:
-            properties = properties_of(where, schema, _NOT_IN_KEYS, lenient=self.lenient)
+            properties = properties_of(path, schema, _NOT_IN_KEYS, lenient=self.lenient)
         except GrammarError:
             if not self.lenient:
                 raise
             properties = None
         if properties is None:
             return _ANY_OBJECT
-        parts = []
-        for one in properties:
-            value = self.value(one.schema, f"{where}.{one.key}", level + 1)
-            rule = self._rule(f"{quote(f'{one.key}:')} {value}")
-            parts.append((rule, one.required))
-        form = separated(f"{self.prefix}_{len(self.rules)}", parts, quote(","))
+        elements = []
+        for member in properties:
+            value = self.value(member.schema, f"{path}.{member.key}", level + 1)
+            rule = self._rule(f"{quote(f'{member.key}:')} {value}")
+            elements.append((rule, member.required))
+        form = separated(f"{self.prefix}_{len(self.rules)}", elements, quote(","))
         self.rules += form.rules
         return f'"{{" {form.body} "}}"'
 
-    def value(self, schema: Any, where: str, level: int) -> str:
+    def value(self, schema: Any, path: str, level: int) -> str:
         """The body of a rule of a value."""
-        ways = [self._way(one, where, level) for one in branches(schema, self.root)]
-        return f"({' | '.join(dict.fromkeys(ways))})"
+        alternatives = [
+            self._branch_rule(branch, path, level)
+            for branch in branches(schema, self.root)
+        ]
+        return f"({' | '.join(dict.fromkeys(alternatives))})"
 
-    def _way(self, schema: Any, where: str, level: int) -> str:
-        one = resolve(schema, self.root)
-        kind = one.get("type") if isinstance(one, Mapping) else None
-        if kind == "object" and level < _DEEP:
-            return self._rule(self.object(one, where, level))
-        if kind == "array" and level < _DEEP:
-            if not self.lenient and (odd := sorted(one.keys() - _LIST)):
+    def _branch_rule(self, schema: Any, path: str, level: int) -> str:
+        resolved = resolve(schema, self.root)
+        kind = resolved.get("type") if isinstance(resolved, Mapping) else None
+        if kind == "object" and level < _MAX_DEPTH:
+            return self._rule(self.object(resolved, path, level))
+        if kind == "array" and level < _MAX_DEPTH:
+            if not self.lenient and (
+                unsupported := sorted(resolved.keys() - _LIST_KEYWORDS)
+            ):
                 raise GrammarError(
-                    f"{where}: {odd[0]!r} cannot be enforced in this format"
+                    f"{path}: {unsupported[0]!r} cannot be enforced in this format"
                 )
-            item = self._rule(self.value(one.get("items", True), where, level + 1))
+            item = self._rule(self.value(resolved.get("items", True), path, level + 1))
             return f'"[" ({item} ("," {item})*)? "]"'
-        if may_be_text(one, self.root):
-            return self._text(one, where)
-        if kind in ("object", "array") or not isinstance(one, Mapping):
+        if may_be_text(resolved, self.root):
+            return self._text(resolved, path)
+        if kind in ("object", "array") or not isinstance(resolved, Mapping):
             return _ANY
-        return json_value(one, self.root)
+        return json_value(resolved, self.root)
 
-    def _text(self, schema: Any, where: str) -> str:
+    def _text(self, schema: Any, path: str) -> str:
         texts = listed_texts(schema, self.root)
         if texts is not None:
-            either = " | ".join(map(quote, texts))
-            return f"{self.quote_mark} ({either}) {self.quote_mark}"
+            alternatives = " | ".join(map(quote, texts))
+            return f"{self.quote_mark} ({alternatives}) {self.quote_mark}"
         if isinstance(schema, Mapping) and schema.get("type") == "string":
             if not self.lenient and not is_free_text(schema):
-                raise GrammarError(f"{where}: a text cannot be bound in this format")
+                raise GrammarError(f"{path}: a text cannot be bound in this format")
             return _TEXT
         return _ANY
 

@@ -18,17 +18,17 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import NAME, stream_arguments, value
+from minfer.effects.text.tools.calls import NAME, stream_arguments, take_value
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
-    ahead,
-    char,
-    repeats,
-    space,
-    until,
+    TextSource,
+    peek_any,
+    peek_char,
+    take_repeats,
+    take_space,
+    take_until,
 )
 
 START: Final = "<|start|>"
@@ -39,17 +39,40 @@ ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
 TO: Final = " to="  # a recipient
-_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # beginnings of an answer
-_LONGEST: Final = 256  # characters of a header
+_ANSWER_BEGINNINGS: Final = (
+    START,
+    CHANNEL,
+    CONSTRAIN,
+    MESSAGE,
+    TO,
+)  # beginnings of an answer
+_MAX_HEADER_CHARS: Final = 256  # characters of a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION: Final = re.compile(rf"\bto=functions\.({NAME})(?=[\s<]|\Z)")
 # What a header has beside the name of a function: roles, channels and types of content.
-_WORDS: Final = ("assistant", "analysis", "commentary", "final", "json", "code", "text")
-_OWN: Final = re.compile(rf"{'|'.join(map(re.escape, MARKERS))}|\b({'|'.join(_WORDS)})\b")
-_BEGINNINGS: Final = (*MARKERS, *_WORDS, f"{TO.strip()}functions.")  # that may be cut off
+_HEADER_WORDS: Final = (
+    "assistant",
+    "analysis",
+    "commentary",
+    "final",
+    "json",
+    "code",
+    "text",
+)
+_FORMAT_WORD: Final = re.compile(
+    rf"{'|'.join(map(re.escape, MARKERS))}|\b({'|'.join(_HEADER_WORDS)})\b"
+)
+_PARTIAL_WORDS: Final = (
+    *MARKERS,
+    *_HEADER_WORDS,
+    f"{TO.strip()}functions.",
+)  # that may be cut off
 _NOT_IN_HEADERS: Final = ("{", "\n")
-_JSON: Final = ("{", "[")  # beginnings of an answer that may have to match a schema
-_NONE: Final = "{}"  # arguments of a call without any
+_JSON_BEGINNINGS: Final = (
+    "{",
+    "[",
+)  # beginnings of an answer that may have to match a schema
+_NO_ARGUMENTS: Final = "{}"  # arguments of a call without any
 
 
 @frozen
@@ -57,20 +80,20 @@ class _MessageHeader:
     """The header of a message."""
 
     text: str
-    whole: bool  # up to the marker of the message itself
+    complete: bool  # up to the marker of the message itself
     cut: bool  # the text ended within
 
     @property
     def function(self) -> str:
         """The name of the called function, if any."""
-        found = _FUNCTION.search(self.text)
-        return found[1] if found else ""
+        match = _FUNCTION.search(self.text)
+        return match[1] if match else ""
 
     @property
     def channel(self) -> str:
         """The channel of the message, if there is one."""
-        found = _CHANNEL.search(self.text)
-        return found[1] if found else ""
+        match = _CHANNEL.search(self.text)
+        return match[1] if match else ""
 
     @property
     def is_analysis(self) -> bool:
@@ -80,21 +103,21 @@ class _MessageHeader:
     @property
     def foreign(self) -> str:
         """The words that are not the format's own, nor the name of the function."""
-        return " ".join(_OWN.sub(" ", _FUNCTION.sub(" ", self.text, 1)).split())
+        return " ".join(_FORMAT_WORD.sub(" ", _FUNCTION.sub(" ", self.text, 1)).split())
 
     @property
-    def is_own_beginning(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether the text ended within a header that has nothing to show yet."""
         if not self.cut or self.function:
             return False
         foreign = self.foreign
-        begins = any(own.startswith(foreign) for own in _BEGINNINGS)
-        return not foreign or (begins and self.text.endswith(foreign))
+        is_partial_word = any(word.startswith(foreign) for word in _PARTIAL_WORDS)
+        return not foreign or (is_partial_word and self.text.endswith(foreign))
 
 
 def is_analysis(header: str) -> bool:
     """Whether a message with this header is reasoning."""
-    return _MessageHeader(header, whole=True, cut=False).is_analysis
+    return _MessageHeader(header, complete=True, cut=False).is_analysis
 
 
 @frozen
@@ -103,85 +126,94 @@ class Harmony:
 
     opens: tuple[str, ...] = ()  # calls are messages: they are not within reasoning
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG002 - of all readers
+    def read(
+        self,
+        source: TextSource,
+        out: DeltaWriter,
+        tools: OfferedTools,  # noqa: ARG002 - of all readers
+    ) -> Reading[None]:
         """Read a whole answer."""
         yield from _read(source, out)
 
 
-def _read(source: Source, out: DeltaWriter) -> Reading[None]:
+def _read(source: TextSource, out: DeltaWriter) -> Reading[None]:
     marker = ""
-    if not (yield from ahead(source, _HEADS)):
-        marker = yield from until(source, (*STOPS, MESSAGE), out.content)
+    if not (yield from peek_any(source, _ANSWER_BEGINNINGS)):
+        marker = yield from take_until(source, (*STOPS, MESSAGE), out.content)
         if not marker:
             return
     while True:
         if marker not in ENDS:
-            marker = yield from _message(source, out, marker)
+            marker = yield from _take_message(source, out, marker)
         else:
-            marker = yield from until(source, STOPS, out.content)
+            marker = yield from take_until(source, STOPS, out.content)
         if not marker:
             return
 
 
-def _message(source: Source, out: DeltaWriter, begun: str) -> Reading[str]:
-    """Take a message whose header has `begun`; returns the marker after it."""
-    header = yield from _header(source, begun)
-    if header.is_own_beginning:
+def _take_message(source: TextSource, out: DeltaWriter, prefix: str) -> Reading[str]:
+    """Take a message whose header begins with `prefix`; returns the marker after it."""
+    header = yield from _take_header(source, prefix)
+    if header.is_unfinished:
         return ""  # no text yet
-    if not header.whole:
+    if not header.complete:
         out.content(header.text)
-        return (yield from until(source, STOPS, out.content))
-    yield from repeats(source, MESSAGE)
+        return (yield from take_until(source, STOPS, out.content))
+    yield from take_repeats(source, MESSAGE)
     out.mark()
     emit = out.reasoning if header.is_analysis else out.content
     if header.function:
-        yield from _call(source, out, header)
-        return (yield from until(source, STOPS, emit))
+        yield from _take_arguments(source, out, header)
+        return (yield from take_until(source, STOPS, emit))
     if header.foreign:
         emit(f"{header.foreign} ")
     if header.channel == "final":
-        yield from _answer(source, out)
-    return (yield from until(source, STOPS, emit))
+        yield from _take_answer(source, out)
+    return (yield from take_until(source, STOPS, emit))
 
 
-def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[None]:
+def _take_arguments(
+    source: TextSource, out: DeltaWriter, header: _MessageHeader
+) -> Reading[None]:
     """Take the arguments of a call; other text is content."""
     calls = out.calls
     source.keep(header.text)
-    yield from space(source)
-    first = yield from char(source)
+    yield from take_space(source)
+    first = yield from peek_char(source)
     if first == "{":
-        whole = yield from stream_arguments(source, out, header.function)
+        complete = yield from stream_arguments(source, out, header.function)
     else:
-        whole = not first or bool((yield from ahead(source, STOPS)))
-        if whole:
+        complete = not first or bool((yield from peek_any(source, STOPS)))
+        if complete:
             out.start(header.function)
-            out.arguments(_NONE)
-            out.end(whole=True)
-    left = source.kept()
+            out.arguments(_NO_ARGUMENTS)
+            out.end(complete=True)
+    left = source.take_kept()
     if out.calls > calls and header.foreign:
         out.content(header.foreign)
         out.mark()
-    if not whole:
+    if not complete:
         out.content(left)
 
 
-def _answer(source: Source, out: DeltaWriter) -> Reading[None]:
+def _take_answer(source: TextSource, out: DeltaWriter) -> Reading[None]:
     """Take an answer as far as it is a JSON object or list."""
-    out.content((yield from space(source)))
-    if (yield from char(source)) in _JSON:
-        yield from value(source, out.content, mended=False)
+    out.content((yield from take_space(source)))
+    if (yield from peek_char(source)) in _JSON_BEGINNINGS:
+        yield from take_value(source, out.content, mended=False)
 
 
-def _header(source: Source, begun: str) -> Reading[_MessageHeader]:
+def _take_header(source: TextSource, prefix: str) -> Reading[_MessageHeader]:
     """Take a header; text that is no header is the message's text."""
-    text = marker = begun
+    text = marker = prefix
     while marker != MESSAGE:
-        marker = yield from ahead(source, MARKERS)
-        piece = marker or (yield from char(source))
-        odd = piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _LONGEST
-        if odd or not piece:
+        marker = yield from peek_any(source, MARKERS)
+        piece = marker or (yield from peek_char(source))
+        is_invalid = (
+            piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _MAX_HEADER_CHARS
+        )
+        if is_invalid or not piece:
             cut = not piece and text.startswith((START, CHANNEL))
-            return _MessageHeader(text, whole=False, cut=cut)
+            return _MessageHeader(text, complete=False, cut=cut)
         text += source.take(len(piece))
-    return _MessageHeader(text, whole=True, cut=False)
+    return _MessageHeader(text, complete=True, cut=False)

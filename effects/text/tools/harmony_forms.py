@@ -33,7 +33,7 @@ _TO: Final = f"{TO}functions."
 
 
 @frozen(kw_only=True)
-class Messages:
+class HarmonyRules:
     """The messages of an answer, and the form of markers."""
 
     names: Sequence[str]  # of functions; arguments_0 and on are the rules of theirs
@@ -48,13 +48,13 @@ class Messages:
         mark = self.mark
         begins = f"{mark(START)} {quote(ASSISTANT)}"
         head = f"{mark(MESSAGE)} texts {begins}"
-        again = f"({mark(CALL)} {begins} call)*" if self.several else ""
+        more_calls = f"({mark(CALL)} {begins} call)*" if self.several else ""
         return [
             f"start: {self._start()}",
             f'thought: {mark(CHANNEL)} "analysis" {head}',
             f'preamble: {mark(CHANNEL)} "commentary" {head}',
             *self.ending("texts", END),
-            f"calls: call {again} {mark(CALL)}?",
+            f"calls: call {more_calls} {mark(CALL)}?",
             f"call: {' | '.join(self._calls())}",
             f'kind: " "? {mark(CONSTRAIN)} "json" | " json"',
             f"last: ({mark(END)} | {mark(RETURN)})?",
@@ -71,8 +71,8 @@ class Messages:
         kinds = f'{self.mark(CHANNEL)} ("analysis" | "commentary" | "final" kind?)'
         text = _text_without(START, CHANNEL)
         # Without a header; what begins so is read as one, wherever a function is named.
-        begun = "|".join(map(re.escape, (TO, CONSTRAIN)))
-        plain = f"{text} & ~/({begun}){TEXT}/"
+        header_begin = "|".join(map(re.escape, (TO, CONSTRAIN)))
+        plain = f"{text} & ~/({header_begin}){TEXT}/"
         reply = f"({kinds} {message} FREE | PLAIN) last"
         start = f"(thought | preamble)* (calls | {reply})"
         return f"{start}\nFREE: {text}\nPLAIN: {plain}"
@@ -80,16 +80,16 @@ class Messages:
     def _calls(self) -> list[str]:
         """A call of each function: its name in the channel's part, or before it."""
         channel, message = self.mark(CHANNEL), self.mark(MESSAGE)
-        found = []
+        calls = []
         for i, name in enumerate(self.names):
             to = quote(f"{_TO}{name}")
-            behind = f'{channel} "commentary" {to} kind?'
-            before = f'{to} {channel} "commentary" kind?'
-            found.append(f"({behind} | {before}) {message} arguments_{i}")
-        return found
+            name_after = f'{channel} "commentary" {to} kind?'
+            name_before = f'{to} {channel} "commentary" kind?'
+            calls.append(f"({name_after} | {name_before}) {message} arguments_{i}")
+        return calls
 
 
 def _text_without(*markers: str) -> str:
     """A terminal of text without these, where they are text."""
-    either = "|".join(re.escape(one) for one in markers)
-    return rf"/{TEXT}/ & ~/{TEXT}({either}){TEXT}/"
+    alternatives = "|".join(re.escape(marker) for marker in markers)
+    return rf"/{TEXT}/ & ~/{TEXT}({alternatives}){TEXT}/"

@@ -17,27 +17,27 @@ from attrs import define, field
 
 from minfer.effects.text.tools.calls import (
     NAME,
-    calls,
     skip_stray,
     stream_arguments,
+    take_calls,
 )
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
-    ahead,
-    char,
-    repeats,
-    run,
-    space,
+    TextSource,
+    peek_any,
+    peek_char,
+    take_matching,
+    take_repeats,
+    take_space,
 )
 
-_LONGEST: Final = 256  # characters of a header
-_FENCE: Final = re.compile("`")
-_FENCES: Final = re.compile("`*")
-_LISTS: Final = ("[", "{")  # beginnings of calls as objects
+_MAX_HEADER_CHARS: Final = 256  # characters of a header
+_BACKTICK: Final = re.compile("`")
+_BACKTICKS: Final = re.compile("`*")
+_OBJECT_BEGINNINGS: Final = ("[", "{")  # beginnings of calls as objects
 _FIELDS: Final = {
     "{name}": rf"(?P<name>{NAME})",
     "{id}": r"[\w.:/-]*?",
@@ -66,84 +66,95 @@ class Headers:
         """The markers that begin calls."""
         return (self.group, self.call) if self.group else (self.call,)
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
 
         def body(marker: str) -> Reading[bool]:
             return (yield from self._calls(source, out, tools, marker))
 
         if self.begun:
-            yield from self._first(source, out, tools)
-        closes = [one for one in (self.ends, self.group_ends, *self.others) if one]
+            yield from self._first_call(source, out, tools)
+        closes = [
+            marker for marker in (self.ends, self.group_ends, *self.others) if marker
+        ]
         yield from sections(
             source, out, self.opens, body, closes=closes, drops=self.drops
         )
 
-    def _first(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def _first_call(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Take a call at the beginning, whose marker may be in the prompt."""
-        begun = [one.removeprefix(self.call) for one in self.drops]
-        if word := (yield from ahead(source, begun)):
+        drop_ends = [marker.removeprefix(self.call) for marker in self.drops]
+        if word := (yield from peek_any(source, drop_ends)):
             source.take(len(word))
             out.mark()
             return
         source.keep()
         yield from self._call(source, out, tools)
-        left = source.kept()
+        left = source.take_kept()
         out.content(left)
 
     def _calls(
-        self, source: Source, out: DeltaWriter, tools: Offered, marker: str
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools, marker: str
     ) -> Reading[bool]:
         """Take calls up to their common end; returns whether there is nothing else."""
         if marker == self.group:
-            yield from repeats(source, marker)
-            if not (yield from ahead(source, [self.call])):
+            yield from take_repeats(source, marker)
+            if not (yield from peek_any(source, [self.call])):
                 return False
             source.take(len(self.call))
         while (yield from self._call(source, out, tools)):
             source.keep()
             if not self.group_ends:
                 return True
-            yield from space(source)
-            after = yield from ahead(source, [self.call, self.group_ends])
+            yield from take_space(source)
+            after = yield from peek_any(source, [self.call, self.group_ends])
             source.take(len(after))
             if after != self.call:
-                return after == self.group_ends or not (yield from char(source))
+                return after == self.group_ends or not (yield from peek_char(source))
         return False
 
-    def _call(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[bool]:
+    def _call(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[bool]:
         """Take one call, up to its end; returns whether it is complete."""
-        yield from repeats(source, self.call)
-        if self.lists and (yield from char(source)) in _LISTS:
-            whole = yield from calls(source, out)
+        yield from take_repeats(source, self.call)
+        if self.lists and (yield from peek_char(source)) in _OBJECT_BEGINNINGS:
+            complete = yield from take_calls(source, out)
         else:
             name = yield from self._name(source)
             if not name or (self.offered and name not in tools.names):
                 return False
-            whole = yield from stream_arguments(source, out, name)
-        if not whole:
+            complete = yield from stream_arguments(source, out, name)
+        if not complete:
             return False
         yield from skip_stray(source)
-        if any(map(_FENCE.search, self.heads)):
-            yield from run(source, _FENCES)
-            yield from space(source)
-        if self.ends and (yield from ahead(source, [self.ends])):
+        if any(map(_BACKTICK.search, self.heads)):
+            yield from take_matching(source, _BACKTICKS)
+            yield from take_space(source)
+        if self.ends and (yield from peek_any(source, [self.ends])):
             source.take(len(self.ends))
             return True
-        return not self.group_ends or not (yield from char(source))
+        return not self.group_ends or not (yield from peek_char(source))
 
-    def _name(self, source: Source) -> Reading[str]:
+    def _name(self, source: TextSource) -> Reading[str]:
         """Take a header; returns the name in it, or an empty string if it is none."""
         while True:
-            brace = source.text.find("{", source.at, source.at + _LONGEST + 1)
+            brace = source.text.find(
+                "{", source.position, source.position + _MAX_HEADER_CHARS + 1
+            )
             if brace >= 0:
-                found = (
-                    one.fullmatch(source.text, source.at, brace) for one in self._patterns
+                matches = (
+                    pattern.fullmatch(source.text, source.position, brace)
+                    for pattern in self._patterns
                 )
-                match = next(filter(None, found), None)
-                source.take(brace - source.at if match else 0)
+                match = next(filter(None, matches), None)
+                source.take(brace - source.position if match else 0)
                 return match["name"] if match else ""
-            if source.ended or len(source.text) - source.at > _LONGEST:
+            if source.ended or len(source.text) - source.position > _MAX_HEADER_CHARS:
                 return ""
             yield
 
@@ -154,13 +165,13 @@ class Headers:
 
 def _pattern(head: str, markers: Sequence[str]) -> re.Pattern[str]:
     """A header as a pattern; markers may be repeated."""
-    parts = re.split("|".join(map(re.escape, [*_FIELDS, *markers])), head)
-    words = re.findall("|".join(map(re.escape, [*_FIELDS, *markers])), head)
-    written = [r"\s*"]
-    for text, word in zip_longest(parts, words, fillvalue=""):
-        written += [rf"{re.escape(piece)}\s*" for piece in text.split()]
-        if word in _FIELDS:
-            written.append(rf"{_FIELDS[word]}\s*")
-        elif word:
-            written.append(rf"(?:{re.escape(word)}\s*)+")
-    return re.compile("".join(written))
+    texts = re.split("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    tokens = re.findall("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    pieces = [r"\s*"]
+    for text, token in zip_longest(texts, tokens, fillvalue=""):
+        pieces += [rf"{re.escape(word)}\s*" for word in text.split()]
+        if token in _FIELDS:
+            pieces.append(rf"{_FIELDS[token]}\s*")
+        elif token:
+            pieces.append(rf"(?:{re.escape(token)}\s*)+")
+    return re.compile("".join(pieces))

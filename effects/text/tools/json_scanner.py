@@ -14,38 +14,38 @@ from typing import Final
 from minfer.effects.text.tools.source import SPACE
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')  # within a string
-_LONGEST: Final = 512  # characters of a number: `json.loads` has a bound, too
+_MAX_NUMBER_CHARS: Final = 512  # characters of a number: `json.loads` has a bound, too
 _WORDS: Final = ("true", "false", "null")
-_CLOSES: Final = {"{": "}", "[": "]"}
+_CLOSERS: Final = {"{": "}", "[": "]"}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 Step = Callable[[str, int], int]
 
 
-def _each(characters: str, then: str) -> dict[str, str]:
-    return dict.fromkeys(characters, then)
+def _to_state(characters: str, next_state: str) -> dict[str, str]:
+    return dict.fromkeys(characters, next_state)
 
 
-_EXPONENT: Final = _each("eE", "e")
+_EXPONENT: Final = _to_state("eE", "e")
 # Words and numbers, by their text so far: what may come next, and their text after it.
 # Numbers are written with one digit for any number of them.
-_NEXT: Final[Mapping[str, Mapping[str, str]]] = {
-    "": {"-": "-", "0": "0", **_each("123456789", "1"), "t": "t", "f": "f", "n": "n"},
-    "-": {"0": "0", **_each("123456789", "1")},
+_TRANSITIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "": {"-": "-", "0": "0", **_to_state("123456789", "1"), "t": "t", "f": "f", "n": "n"},
+    "-": {"0": "0", **_to_state("123456789", "1")},
     "0": {".": "1.", **_EXPONENT},
-    "1": {**_each("0123456789", "1"), ".": "1.", **_EXPONENT},
-    "1.": _each("0123456789", "1.1"),
-    "1.1": {**_each("0123456789", "1.1"), **_EXPONENT},
-    "e": {**_each("0123456789", "e1"), **_each("+-", "e+")},
-    "e+": _each("0123456789", "e1"),
-    "e1": _each("0123456789", "e1"),
+    "1": {**_to_state("0123456789", "1"), ".": "1.", **_EXPONENT},
+    "1.": _to_state("0123456789", "1.1"),
+    "1.1": {**_to_state("0123456789", "1.1"), **_EXPONENT},
+    "e": {**_to_state("0123456789", "e1"), **_to_state("+-", "e+")},
+    "e+": _to_state("0123456789", "e1"),
+    "e1": _to_state("0123456789", "e1"),
     **{
-        word[:at]: {word[at]: word[: at + 1]}
+        word[:end]: {word[end]: word[: end + 1]}
         for word in _WORDS
-        for at in range(1, len(word))
+        for end in range(1, len(word))
     },
     **{word: {} for word in _WORDS},
 }
-_WHOLE: Final = frozenset({"0", "1", "1.1", "e1", *_WORDS})
+_COMPLETE_WORDS: Final = frozenset({"0", "1", "1.1", "e1", *_WORDS})
 
 
 class JsonScanner:
@@ -54,126 +54,140 @@ class JsonScanner:
     def __init__(self) -> None:
         self.done = False  # the value is complete
         self.broken = False  # the text cannot be JSON
-        self.passed: list[str] = []  # accepted text
+        self.accepted: list[str] = []  # accepted text
         self._open: list[str] = []  # braces and brackets
         self._step: Step = self._value
-        self._word = ""  # its text so far, as in `_NEXT`
+        self._word = ""  # its text so far, as in `_TRANSITIONS`
         self._length = 0  # of that text
         self._digits = 0  # of an escape, still missing
         self._key = False  # the string is a key
 
-    def feed(self, text: str, at: int = 0) -> int:
-        """Accept the value's text, from `at` on; returns where that ends."""
-        while at < len(text) and not (self.done or self.broken):
-            at = self._step(text, at)
-        return at
+    def feed(self, text: str, index: int = 0) -> int:
+        """Accept the value's text, from `index` on; returns where that ends."""
+        while index < len(text) and not (self.done or self.broken):
+            index = self._step(text, index)
+        return index
 
     def end(self) -> None:
         """Note the end of the text: a number may end so, and nothing else."""
-        if self._step == self._in_word and self._word in _WHOLE:
-            self._closed()
+        if self._step == self._in_word and self._word in _COMPLETE_WORDS:
+            self._step_after_value()
         self.broken = not self.done
 
-    def taken(self) -> str:
+    def take_accepted(self) -> str:
         """The text accepted since the last time."""
-        text = "".join(self.passed)
-        self.passed = []
+        text = "".join(self.accepted)
+        self.accepted = []
         return text
 
-    def _pass(self, text: str, at: int, then: Step) -> int:
+    def _accept(self, text: str, index: int, next_step: Step) -> int:
         """Accept one character, and continue with a step."""
-        self.passed.append(text[at])
-        self._step = then
-        return at + 1
+        self.accepted.append(text[index])
+        self._step = next_step
+        return index + 1
 
-    def _break(self, at: int) -> int:
+    def _reject(self, index: int) -> int:
         self.broken = True
-        return at
+        return index
 
-    def _closed(self) -> Step:
+    def _step_after_value(self) -> Step:
         """The step after a value."""
         self.done = not self._open
         return self._after
 
-    def _value(self, text: str, at: int) -> int:
+    def _value(self, text: str, index: int) -> int:
         """The beginning of a value."""
-        char = text[at]
+        char = text[index]
         if char in SPACE:
-            return self._pass(text, at, self._step)
+            return self._accept(text, index, self._step)
         if char == '"':
             self._key = False
-            return self._pass(text, at, self._in_string)
-        if char in _CLOSES:
+            return self._accept(text, index, self._in_string)
+        if char in _CLOSERS:
             self._open.append(char)
-            return self._pass(text, at, self._key_or_end if char == "{" else self._first)
+            return self._accept(
+                text, index, self._key_or_end if char == "{" else self._first
+            )
         self._word, self._length = "", 0
-        return self._in_word(text, at)
+        return self._in_word(text, index)
 
-    def _first(self, text: str, at: int) -> int:
+    def _first(self, text: str, index: int) -> int:
         """The first value of a list, or its end."""
-        return self._after(text, at) if text[at] == "]" else self._value(text, at)
+        return (
+            self._after(text, index) if text[index] == "]" else self._value(text, index)
+        )
 
-    def _key_or_end(self, text: str, at: int) -> int:
-        return self._after(text, at) if text[at] == "}" else self._any_key(text, at)
+    def _key_or_end(self, text: str, index: int) -> int:
+        return (
+            self._after(text, index) if text[index] == "}" else self._any_key(text, index)
+        )
 
-    def _any_key(self, text: str, at: int) -> int:
-        if text[at] in SPACE:
-            return self._pass(text, at, self._step)
-        if text[at] != '"':
-            return self._break(at)
+    def _any_key(self, text: str, index: int) -> int:
+        if text[index] in SPACE:
+            return self._accept(text, index, self._step)
+        if text[index] != '"':
+            return self._reject(index)
         self._key = True
-        return self._pass(text, at, self._in_string)
+        return self._accept(text, index, self._in_string)
 
-    def _colon(self, text: str, at: int) -> int:
-        if text[at] in SPACE:
-            return self._pass(text, at, self._step)
-        return self._pass(text, at, self._value) if text[at] == ":" else self._break(at)
+    def _colon(self, text: str, index: int) -> int:
+        if text[index] in SPACE:
+            return self._accept(text, index, self._step)
+        return (
+            self._accept(text, index, self._value)
+            if text[index] == ":"
+            else self._reject(index)
+        )
 
-    def _after(self, text: str, at: int) -> int:
+    def _after(self, text: str, index: int) -> int:
         """After a value: a comma, or the end of its container."""
-        char = text[at]
+        char = text[index]
         if char in SPACE:
-            return self._pass(text, at, self._after)
+            return self._accept(text, index, self._after)
         if char == ",":
-            within = self._open[-1] == "{"
-            return self._pass(text, at, self._any_key if within else self._value)
-        if char != _CLOSES[self._open[-1]]:
-            return self._break(at)
+            in_object = self._open[-1] == "{"
+            return self._accept(text, index, self._any_key if in_object else self._value)
+        if char != _CLOSERS[self._open[-1]]:
+            return self._reject(index)
         self._open.pop()
-        return self._pass(text, at, self._closed())
+        return self._accept(text, index, self._step_after_value())
 
-    def _in_string(self, text: str, at: int) -> int:
-        if (match := _PLAIN.match(text, at)) is not None:
-            self.passed.append(match[0])
+    def _in_string(self, text: str, index: int) -> int:
+        if (match := _PLAIN.match(text, index)) is not None:
+            self.accepted.append(match[0])
             return match.end()
-        if text[at] == "\\":
-            return self._pass(text, at, self._escape)
-        if text[at] != '"':
-            self.passed.append(json.dumps(text[at])[1:-1])
-            return at + 1
-        return self._pass(text, at, self._colon if self._key else self._closed())
+        if text[index] == "\\":
+            return self._accept(text, index, self._escape)
+        if text[index] != '"':
+            self.accepted.append(json.dumps(text[index])[1:-1])
+            return index + 1
+        return self._accept(
+            text, index, self._colon if self._key else self._step_after_value()
+        )
 
-    def _escape(self, text: str, at: int) -> int:
-        if text[at] not in '"\\/bfnrtu':
-            return self._break(at)
+    def _escape(self, text: str, index: int) -> int:
+        if text[index] not in '"\\/bfnrtu':
+            return self._reject(index)
         self._digits = 4
-        return self._pass(text, at, self._hex if text[at] == "u" else self._in_string)
+        return self._accept(
+            text, index, self._hex if text[index] == "u" else self._in_string
+        )
 
-    def _hex(self, text: str, at: int) -> int:
-        if text[at] not in _HEX:
-            return self._break(at)
+    def _hex(self, text: str, index: int) -> int:
+        if text[index] not in _HEX:
+            return self._reject(index)
         self._digits -= 1
-        return self._pass(text, at, self._hex if self._digits else self._in_string)
+        return self._accept(text, index, self._hex if self._digits else self._in_string)
 
-    def _in_word(self, text: str, at: int) -> int:
+    def _in_word(self, text: str, index: int) -> int:
         """A number, true, false or null: until another character comes."""
-        if (word := _NEXT[self._word].get(text[at])) is not None:
+        if (word := _TRANSITIONS[self._word].get(text[index])) is not None:
             self._word = word
             self._length += 1
-            if self._length > _LONGEST:
-                return self._break(at)
-            return self._pass(text, at, self._in_word)
-        if self._word not in _WHOLE:
-            return self._break(at)
-        self._step = self._closed()
-        return at
+            if self._length > _MAX_NUMBER_CHARS:
+                return self._reject(index)
+            return self._accept(text, index, self._in_word)
+        if self._word not in _COMPLETE_WORDS:
+            return self._reject(index)
+        self._step = self._step_after_value()
+        return index

@@ -1,6 +1,6 @@
 """Texts of a format in a grammar: markers that are tokens of the model are tokens there.
 
-A text may have the fields of `Written`.
+A text may have the fields of `CallForm`.
 """
 
 import re
@@ -27,8 +27,15 @@ class MarkerRules:
         cls, markers: Sequence[str], token: Callable[[str], int | None]
     ) -> "MarkerRules":
         """The rules for these markers; `token` finds the id of an added token."""
-        found = {one: token(one) for one in markers if one}
-        return cls(markers, {one: i for one, i in found.items() if i is not None})
+        ids = {marker: token(marker) for marker in markers if marker}
+        return cls(
+            markers,
+            {
+                marker: token_id
+                for marker, token_id in ids.items()
+                if token_id is not None
+            },
+        )
 
     def is_token(self, marker: str) -> bool:
         """Whether a text is one token."""
@@ -36,15 +43,17 @@ class MarkerRules:
 
     def rule(self, text: str, name: str = "") -> str:
         """A text as a part of a rule, with the name of a call in it."""
-        return " ".join(self._part(part) for part in self._parts(text, name))
+        return " ".join(self._part(piece) for piece in self._parts(text, name))
 
     def leading(self, text: str) -> str:
         """The marker that begins a text, up to its first token."""
-        begun = [one for one in self.markers if text.startswith(one)]
-        marker = max(begun, key=len, default="")
-        for part in self._parts(marker, ""):
-            if part in self.tokens:
-                return marker[: marker.index(part) + len(part)]
+        candidates = [
+            candidate for candidate in self.markers if text.startswith(candidate)
+        ]
+        marker = max(candidates, key=len, default="")
+        for piece in self._parts(marker, ""):
+            if piece in self.tokens:
+                return marker[: marker.index(piece) + len(piece)]
         return marker
 
     def ending(self, name: str, marker: str) -> list[str]:
@@ -64,21 +73,21 @@ class MarkerRules:
         """A text before its first token, and from it on; the latter is empty if the text
         has no token.
         """
-        parts = self._parts(text, "")
-        tokens = (i for i, part in enumerate(parts) if part in self.tokens)
-        index = next(tokens, len(parts))
-        return "".join(parts[:index]), "".join(parts[index:])
+        pieces = self._parts(text, "")
+        tokens = (i for i, piece in enumerate(pieces) if piece in self.tokens)
+        index = next(tokens, len(pieces))
+        return "".join(pieces[:index]), "".join(pieces[index:])
 
     def _parts(self, text: str, name: str) -> list[str]:
         """A text, cut into tokens, fields and other text."""
-        whole = sorted([*self.tokens, *_FIELDS], key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, whole))})", text)
-        return [part.replace("{name}", name) for part in parts if part]
+        separators = sorted([*self.tokens, *_FIELDS], key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(map(re.escape, separators))})", text)
+        return [piece.replace("{name}", name) for piece in pieces if piece]
 
-    def _part(self, part: str) -> str:
-        if part in self.tokens:
-            return f"<[{self.tokens[part]}]>"
-        return _FIELDS.get(part) or quote(part)
+    def _part(self, piece: str) -> str:
+        if piece in self.tokens:
+            return f"<[{self.tokens[piece]}]>"
+        return _FIELDS.get(piece) or quote(piece)
 
 
 def as_regex(text: str) -> str:

@@ -11,21 +11,21 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import Accept, any_name, calls, skip_stray
+from minfer.effects.text.tools.calls import Accept, is_tool_name, skip_stray, take_calls
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
-    ahead,
-    char,
-    repeats,
-    space,
+    TextSource,
+    peek_any,
+    peek_char,
+    take_repeats,
+    take_space,
 )
 
-_BEGIN: Final = ("{", "[")
-_BETWEEN: Final = (";", ",")  # what models write between calls
+_CALL_BEGINNINGS: Final = ("{", "[")
+_SEPARATORS: Final = (";", ",")  # what models write between calls
 
 
 @frozen(kw_only=True)
@@ -37,19 +37,23 @@ class Objects:
     bare: bool = False  # an answer may begin with calls, without a marker
     drops: tuple[str, ...] = ()  # markers around an answer
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
         if self.bare:
-            yield from _several(source, out, tools.names.__contains__)
+            yield from _take_objects(source, out, tools.names.__contains__)
         if not self.opens:
-            yield from rest(source, out)
+            yield from take_rest(source, out)
             return
 
         def body(marker: str) -> Reading[bool]:
-            yield from repeats(source, marker)
+            yield from take_repeats(source, marker)
             if self.closes:
-                return (yield from self._between(source, out))
-            yield from _several(source, out, any_name, source.kept(), bare=True)
+                return (yield from self._calls_between_markers(source, out))
+            yield from _take_objects(
+                source, out, is_tool_name, source.take_kept(), bare=True
+            )
             source.keep()
             return True
 
@@ -58,43 +62,45 @@ class Objects:
             source, out, self.opens, body, closes=closes, drops=self.drops
         )
 
-    def _between(self, source: Source, out: DeltaWriter) -> Reading[bool]:
+    def _calls_between_markers(
+        self, source: TextSource, out: DeltaWriter
+    ) -> Reading[bool]:
         """Take calls up to the closing marker; returns whether there is nothing else."""
-        while (yield from calls(source, out)):
+        while (yield from take_calls(source, out)):
             source.keep()
-            yield from space(source)
-            if (yield from ahead(source, [self.closes])):
+            yield from take_space(source)
+            if (yield from peek_any(source, [self.closes])):
                 source.take(len(self.closes))
                 return True
-            if not (yield from char(source)):
+            if not (yield from peek_char(source)):
                 return True  # the marker is missing
         return False
 
 
-def _several(
-    source: Source,
+def _take_objects(
+    source: TextSource,
     out: DeltaWriter,
     accept: Accept,
-    begun: str = "",
+    prefix: str = "",
     *,
     bare: bool = False,
 ) -> Reading[None]:
-    """Take calls as long as there are any. Other text, after `begun`, is content."""
-    source.keep(begun)
-    yield from space(source)
-    while (yield from char(source)) in _BEGIN:
-        whole = yield from calls(source, out, accept, bare=bare)
-        if not whole:
+    """Take calls as long as there are any. Other text, after `prefix`, is content."""
+    source.keep(prefix)
+    yield from take_space(source)
+    while (yield from peek_char(source)) in _CALL_BEGINNINGS:
+        complete = yield from take_calls(source, out, accept, bare=bare)
+        if not complete:
             break
         yield from skip_stray(source)
         source.keep()
-        if (yield from char(source)) in _BETWEEN:
+        if (yield from peek_char(source)) in _SEPARATORS:
             source.take(1)
-            yield from space(source)
-    out.content(source.kept())
+            yield from take_space(source)
+    out.content(source.take_kept())
 
 
-def rest(source: Source, out: DeltaWriter) -> Reading[None]:
+def take_rest(source: TextSource, out: DeltaWriter) -> Reading[None]:
     """Take the rest of the text as content."""
-    while (yield from char(source)):
+    while (yield from peek_char(source)):
         out.content(source.take(len(source.text)))

@@ -10,12 +10,12 @@ from typing import Any, Final
 from attrs import frozen
 
 Tools = Mapping[str, Mapping[str, Any] | None]  # schemas of parameters, by name
-_DEEP: Final = 8  # references that are followed, and levels of choices
-_PARTS: Final = ("anyOf", "oneOf", "allOf")
+_MAX_DEPTH: Final = 8  # references that are followed, and levels of choices
+_COMBINATORS: Final = ("anyOf", "oneOf", "allOf")
 
 
 @frozen
-class Offered:
+class OfferedTools:
     """The tools that may be called."""
 
     names: frozenset[str] = frozenset()
@@ -29,8 +29,8 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
     for name, schema in tools.items():
         properties = (schema or {}).get("properties")
         if isinstance(properties, Mapping):
-            for key, one in properties.items():
-                if not may_be_text(one, schema):
+            for key, subschema in properties.items():
+                if not may_be_text(subschema, schema):
                     yield name, key
 
 
@@ -39,23 +39,23 @@ def typed_paths(tools: Tools) -> Iterator[tuple[str, str]]:
     `key/key`, and `key/item` for the items of a list.
     """
     for name, schema in tools.items():
-        for path in _typed_below(schema, schema, "", 0):
+        for path in _typed_paths_below(schema, schema, "", 0):
             yield name, path
 
 
-def _typed_below(schema: Any, root: Any, above: str, within: int) -> Iterator[str]:
+def _typed_paths_below(schema: Any, root: Any, parent: str, depth: int) -> Iterator[str]:
     schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or within > _DEEP:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     properties = schema.get("properties")
-    below = dict(properties) if isinstance(properties, Mapping) else {}
+    subschemas = dict(properties) if isinstance(properties, Mapping) else {}
     if "items" in schema:
-        below["item"] = schema["items"]
-    for key, one in below.items():
-        path = f"{above}/{key}" if above else key
-        if not may_be_text(one, root):
+        subschemas["item"] = schema["items"]
+    for key, subschema in subschemas.items():
+        path = f"{parent}/{key}" if parent else key
+        if not may_be_text(subschema, root):
             yield path
-        yield from _typed_below(one, root, path, within + 1)
+        yield from _typed_paths_below(subschema, root, path, depth + 1)
 
 
 def nullable_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
@@ -63,15 +63,15 @@ def nullable_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
     for name, schema in tools.items():
         properties = (schema or {}).get("properties")
         if isinstance(properties, Mapping):
-            for key, one in properties.items():
-                if may_be_text(one, schema) and may_be_null(one, schema):
+            for key, subschema in properties.items():
+                if may_be_text(subschema, schema) and may_be_null(subschema, schema):
                     yield name, key
 
 
-def may_be_null(schema: Any, root: Any, within: int = 0) -> bool:
+def may_be_null(schema: Any, root: Any, depth: int = 0) -> bool:
     """Whether the schema names null as a value."""
     schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or within > _DEEP:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return False
     if schema.get("nullable") is True:
         return True
@@ -80,39 +80,44 @@ def may_be_null(schema: Any, root: Any, within: int = 0) -> bool:
         return True
     if isinstance(values := schema.get("enum"), list) and None in values:
         return True
-    parts = (schema.get(name) for name in _PARTS)
-    listed = [one for part in parts if isinstance(part, list) for one in part]
-    return any(may_be_null(one, root, within + 1) for one in listed)
+    choice_lists = (schema.get(name) for name in _COMBINATORS)
+    all_choices = [
+        choice
+        for choices in choice_lists
+        if isinstance(choices, list)
+        for choice in choices
+    ]
+    return any(may_be_null(choice, root, depth + 1) for choice in all_choices)
 
 
-def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
+def may_be_text(schema: Any, root: Any, depth: int = 0) -> bool:
     """Whether a string may match; a schema that is not understood counts as text."""
     schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or within > _DEEP:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return True
     if (kinds := schema.get("type")) is not None:
         return "string" in (kinds if isinstance(kinds, list) else [kinds])
-    for name in _PARTS:
-        if isinstance(parts := schema.get(name), list):
-            return any(may_be_text(one, root, within + 1) for one in parts)
+    for name in _COMBINATORS:
+        if isinstance(choices := schema.get(name), list):
+            return any(may_be_text(choice, root, depth + 1) for choice in choices)
     if isinstance(values := schema.get("enum"), list):
-        return any(isinstance(one, str) for one in values)
+        return any(isinstance(value, str) for value in values)
     return "const" not in schema or isinstance(schema["const"], str)
 
 
 def resolve(schema: Any, root: Any) -> Any:
     """A schema, or the one it refers to; None if that does not exist."""
-    for _ in range(_DEEP):
+    for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema
-        schema = _found(schema["$ref"], root)
+        schema = _follow_reference(schema["$ref"], root)
     return None
 
 
-def _found(reference: Any, root: Any) -> Any:
+def _follow_reference(reference: Any, root: Any) -> Any:
     """The target of a reference within the schema, if it exists."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
-    for part in reference[2:].split("/"):
-        root = root.get(part) if isinstance(root, Mapping) else None
+    for key in reference[2:].split("/"):
+        root = root.get(key) if isinstance(root, Mapping) else None
     return root

@@ -40,20 +40,20 @@ def python_form(arguments: ArgumentSchema) -> ArgumentRules:
         properties = None
     if properties is None:
         return ArgumentRules(_ANY, (), shared)
-    parts, rules = [], []
-    for at, one in enumerate(properties):
-        rule = f"python_{number}_{at}"
-        rules.append(f"{rule}: {quote(f'{one.key}=')} {_value(one.schema, root)}")
-        parts.append((rule, one.required))
-    form = separated(f"python_{number}", parts, quote(", "))
+    elements, rules = [], []
+    for index, member in enumerate(properties):
+        rule = f"python_{number}_{index}"
+        rules.append(f"{rule}: {quote(f'{member.key}=')} {_value(member.schema, root)}")
+        elements.append((rule, member.required))
+    form = separated(f"python_{number}", elements, quote(", "))
     return ArgumentRules(form.body, (*rules, *form.rules), shared)
 
 
 def _value(schema: Any, root: Mapping[str, Any]) -> str:
     """A rule of a value."""
-    one = resolve(schema, root)
-    kind = one.get("type") if isinstance(one, Mapping) else None
+    resolved = resolve(schema, root)
+    kind = resolved.get("type") if isinstance(resolved, Mapping) else None
     words = _WORDS.get(kind) if isinstance(kind, str) else None
-    if words and not one.keys() & {"enum", "const"}:
+    if words and not resolved.keys() & {"enum", "const"}:
         return f"({' | '.join(map(quote, words))})"
     return json_value(schema, root)

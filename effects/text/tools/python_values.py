@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from minfer.effects.text.tools.json_scanner import JsonScanner
 
-_LONGEST: Final = 1 << 16  # characters: a tree takes a hundred times as much
+_MAX_LITERAL_CHARS: Final = 1 << 16  # characters: a tree takes a hundred times as much
 _NAMES: Final = {"true": True, "false": False, "null": None}
-_BEGINS: Final = ("[", "{", "(")
+_CONTAINER_BEGINNINGS: Final = ("[", "{", "(")
 
 
-def as_json(text: str) -> str | None:
+def container_json(text: str) -> str | None:
     """An array or object in Python's notation as JSON; None if it is none."""
-    return literal_json(text) if text.startswith(_BEGINS) else None
+    return literal_json(text) if text.startswith(_CONTAINER_BEGINNINGS) else None
 
 
 def literal_json(text: str) -> str | None:
@@ -28,18 +28,18 @@ def literal_json(text: str) -> str | None:
     end = scanner.feed(text)
     scanner.end()
     if scanner.done and end == len(text):
-        return scanner.taken()
-    if len(text) > _LONGEST and text.startswith(_BEGINS):
+        return scanner.take_accepted()
+    if len(text) > _MAX_LITERAL_CHARS and text.startswith(_CONTAINER_BEGINNINGS):
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
             tree = ast.parse(text, mode="eval")
-        made = json.dumps(_value(tree.body), ensure_ascii=False, allow_nan=False)
-        made.encode()
+        json_text = json.dumps(_value(tree.body), ensure_ascii=False, allow_nan=False)
+        json_text.encode()
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    return made
+    return json_text
 
 
 def _value(node: ast.expr) -> Any:
@@ -53,9 +53,9 @@ def _value(node: ast.expr) -> Any:
             if isinstance(value, int | float):
                 return -value
         case ast.List(elts=values) | ast.Tuple(elts=values):
-            return [_value(one) for one in values]
+            return [_value(element) for element in values]
         case ast.Dict(keys=keys, values=values):
-            names = [None if one is None else _value(one) for one in keys]
+            names = [None if key is None else _value(key) for key in keys]
             if all(isinstance(name, str) for name in names):
                 return dict(zip(names, map(_value, values), strict=True))
     raise ValueError("this is not JSON")

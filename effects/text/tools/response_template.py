@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.calls import is_tool_name
 from minfer.effects.text.tools.content_patterns import check_time
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.source import Reading, Source
+from minfer.effects.text.tools.offered import OfferedTools
+from minfer.effects.text.tools.source import Reading, TextSource
 from minfer.effects.text.tools.tag_values import json_of
 
 RESPONSE: Final = "response_template"  # the name of the format
@@ -33,8 +33,8 @@ _MAX_CLOSES: Final = 64  # that are tried for one region
 # Of processor time for a template's patterns, in one answer, and more for each search:
 # a pattern may take time that grows with the square of the text, or exponentially.
 _MAX_SECONDS: Final = 0.5
-_SECONDS_OF_SEARCH: Final = 2e-5
-_MAX_SHOWN: Final = 80  # characters of a pattern in a message
+_SECONDS_PER_SEARCH: Final = 2e-5
+_MAX_SHOWN_CHARS: Final = 80  # characters of a pattern in a message
 _log: Final = logging.getLogger("minfer.tools")
 
 
@@ -43,7 +43,7 @@ class ResponseTemplateError(ValueError):
 
 
 @define
-class _Found:
+class _BoundaryMatch:
     """What opens or closes a region, where it was found."""
 
     field: Any  # transformers' record of the region
@@ -52,16 +52,16 @@ class _Found:
 
 
 @define
-class _Patterns:
+class _TimedPatterns:
     """The searches of one answer: once they took too long there are no matches."""
 
     seconds: float = _MAX_SECONDS  # that are left
 
-    def search(self, pattern: Any, text: str, at: int, *, partial: bool) -> Any:
-        """The first match from `at` on, or None."""
+    def search(self, pattern: Any, text: str, start: int, *, partial: bool) -> Any:
+        """The first match from `start` on, or None."""
         return self._timed(
-            lambda seconds: pattern.search(text, at, partial=partial, timeout=seconds),
-            f"the pattern {pattern.pattern[:_MAX_SHOWN]!r}",
+            lambda seconds: pattern.search(text, start, partial=partial, timeout=seconds),
+            f"the pattern {pattern.pattern[:_MAX_SHOWN_CHARS]!r}",
         )
 
     def parse(self, region: Any, text: str, captures: Mapping[str, Any]) -> Any:
@@ -74,25 +74,25 @@ class _Patterns:
 
         return self._timed(parse, f"the content of {region.name!r}")
 
-    def _timed(self, work: Callable[[float], Any], what: str) -> Any:
+    def _timed(self, work: Callable[[float], Any], description: str) -> Any:
         """What `work` makes of the seconds that are left, or None."""
         if self.seconds <= 0:
             return None
         start = time.thread_time()
-        found = None
+        result = None
         try:
-            found = work(self.seconds)
+            result = work(self.seconds)
         except TimeoutError:
             self.seconds = 0.0
         finally:
-            self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
+            self.seconds += _SECONDS_PER_SEARCH - (time.thread_time() - start)
             self.seconds = min(self.seconds, _MAX_SECONDS)
         if self.seconds > 0:
-            return found
+            return result
         _log.warning(
             "the checkpoint's response_template: %s takes too long; the rest of this "
             "answer stays text",
-            what,
+            description,
         )
         return None
 
@@ -107,51 +107,51 @@ def load(text: str) -> Any:
             load_response_template,
         )
 
-        made = load_response_template(json.loads(text))
+        template = load_response_template(json.loads(text))
     except Exception as error:  # of an older transformers, and whatever it raises
         reason = f"the checkpoint's response_template cannot be used: {error}"
         raise ResponseTemplateError(reason) from error
-    if made.implicit == _CALLS:
+    if template.implicit == _CALLS:
         reason = "calls without a marker are not supported"
         raise ResponseTemplateError(f"the checkpoint's response_template: {reason}")
-    for region in made.fields.values():
-        if reason := _fault_of(region):
-            what = f"the checkpoint's response_template: field {region.name!r}"
-            raise ResponseTemplateError(f"{what}: {reason}")
-    return made
+    for region in template.fields.values():
+        if reason := _region_fault(region):
+            prefix = f"the checkpoint's response_template: field {region.name!r}"
+            raise ResponseTemplateError(f"{prefix}: {reason}")
+    return template
 
 
-def _fault_of(region: Any) -> str:
+def _region_fault(region: Any) -> str:
     """What transformers does not check of a region; empty if that is right."""
     if not isinstance(region.content_args, Mapping):
         return "'content_args' must be a dict"
     for pattern in (region.open_re, region.close_re):
-        if pattern is not None and _matches_nothing(pattern):
-            shown = pattern.pattern[:_MAX_SHOWN]
+        if pattern is not None and _matches_empty_text(pattern):
+            shown = pattern.pattern[:_MAX_SHOWN_CHARS]
             return f"the pattern {shown!r} matches an empty text"
     return ""
 
 
-def _matches_nothing(pattern: Any) -> bool:
+def _matches_empty_text(pattern: Any) -> bool:
     """Whether a pattern matches an empty text before the end of an answer."""
-    match = _Patterns().search(pattern, "\0\0", 0, partial=False)
+    match = _TimedPatterns().search(pattern, "\0\0", 0, partial=False)
     return match is not None and match.start() == match.end()
 
 
 def markers_of(text: str) -> tuple[str, ...]:
     """The texts of a template that may be special tokens."""
     fields = json.loads(text)["fields"].values()
-    literals = [one.get(key, ()) for one in fields for key in ("open", "close")]
-    listed = [[one] if isinstance(one, str) else one for one in literals]
+    literals = [region.get(key, ()) for region in fields for key in ("open", "close")]
+    listed = [[literal] if isinstance(literal, str) else literal for literal in literals]
     tokens = _TOKEN.findall(text.replace("\\\\", "").replace('\\"', '"'))
     return tuple(dict.fromkeys([*chain.from_iterable(listed), *tokens]))
 
 
-def begun_answer(text: str, prompt: str) -> str:
+def answer_prefix(text: str, prompt: str) -> str:
     """The part of the answer at the end of a prompt; empty if it does not show."""
-    found = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
+    matches = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
     try:
-        ends = [match.end() for match in found]
+        ends = [match.end() for match in matches]
     except TimeoutError:
         return ""
     return prompt[ends[-1] :] if ends else ""
@@ -164,23 +164,31 @@ class ResponseReader:
     text: str
     opens: Sequence[str] = field(default=())
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
         template = load(self.text)
         fields = template.fields.values()
         implicit = template.fields.get(template.implicit)
-        watched = [(one, one.open_re, True) for one in fields if one.open_re is not None]
+        watched = [
+            (region, region.open_re, True)
+            for region in fields
+            if region.open_re is not None
+        ]
         if implicit is not None and implicit.close_re is not None:
             watched.append((implicit, implicit.close_re, False))
         emit = _emitter(template.implicit or "", out)
-        patterns = _Patterns()
-        while (found := (yield from _until(source, watched, emit, patterns))) is not None:
-            if found.opens and found.field.name == _CALLS:
-                yield from _read_calls(source, out, tools, found, patterns)
+        patterns = _TimedPatterns()
+        while (
+            boundary := (yield from _take_until_match(source, watched, emit, patterns))
+        ) is not None:
+            if boundary.opens and boundary.field.name == _CALLS:
+                yield from _read_calls(source, out, tools, boundary, patterns)
                 continue
             out.mark()
-            if found.opens:
-                yield from _read_text(source, out, found.field, patterns)
+            if boundary.opens:
+                yield from _read_text(source, out, boundary.field, patterns)
 
 
 def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
@@ -188,52 +196,52 @@ def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
 
 
 def _read_text(
-    source: Source, out: DeltaWriter, region: Any, patterns: _Patterns
+    source: TextSource, out: DeltaWriter, region: Any, patterns: _TimedPatterns
 ) -> Reading[None]:
     """Take a region of text, up to its end."""
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
-    yield from _until(source, closes, _emitter(region.name, out), patterns)
+    yield from _take_until_match(source, closes, _emitter(region.name, out), patterns)
     out.mark()
 
 
 def _read_calls(
-    source: Source,
+    source: TextSource,
     out: DeltaWriter,
-    tools: Offered,
-    opening: _Found,
-    patterns: _Patterns,
+    tools: OfferedTools,
+    opening: _BoundaryMatch,
+    patterns: _TimedPatterns,
 ) -> Reading[None]:
     """Take a region of calls; if no closing marker makes it one, it stays text."""
     region = opening.field
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
     source.keep(opening.match[0])
-    parts: list[str] = []
+    pieces: list[str] = []
     for _ in range(_MAX_CLOSES):
-        found = yield from _until(source, closes, parts.append, patterns)
+        closing = yield from _take_until_match(source, closes, pieces.append, patterns)
         captures = opening.match.groupdict()
-        if found is not None:
-            captures |= found.match.groupdict()
-        calls = _calls_of(region, "".join(parts), captures, patterns)
+        if closing is not None:
+            captures |= closing.match.groupdict()
+        calls = _calls_of(region, "".join(pieces), captures, patterns)
         if calls:
             for name, arguments in calls:
                 out.start(name)
-                out.arguments(_typed(name, arguments, tools))
-                out.end(whole=True)
-            source.kept()
+                out.arguments(_typed_arguments(name, arguments, tools))
+                out.end(complete=True)
+            source.take_kept()
             return
-        if found is None:
+        if closing is None:
             break
-        parts.append(found.match[0])
-    out.content(source.kept())
+        pieces.append(closing.match[0])
+    out.content(source.take_kept())
 
 
 def _calls_of(
-    region: Any, text: str, captures: Mapping[str, Any], patterns: _Patterns
+    region: Any, text: str, captures: Mapping[str, Any], patterns: _TimedPatterns
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The names and arguments of the calls in a region; empty if it cannot be parsed."""
-    known = {name: value for name, value in captures.items() if value is not None}
+    named = {name: value for name, value in captures.items() if value is not None}
     try:
-        value = patterns.parse(region, text, known)
+        value = patterns.parse(region, text, named)
         return [*map(_call, value if isinstance(value, list) else [value])]
     except Exception:  # a checkpoint's own template: transformers does not check all
         return []
@@ -247,19 +255,21 @@ def _call(value: Any) -> tuple[str, Mapping[str, Any]]:
         arguments = json.loads(arguments)
     if not isinstance(arguments, Mapping):
         raise TypeError("arguments must be an object")
-    if not isinstance(name, str) or not name or not any_name(name):
+    if not isinstance(name, str) or not name or not is_tool_name(name):
         raise TypeError("a name must be one that a tool can have")
     return name, arguments
 
 
-def _typed(name: str, arguments: Mapping[str, Any], tools: Offered) -> str:
+def _typed_arguments(name: str, arguments: Mapping[str, Any], tools: OfferedTools) -> str:
     """Arguments as JSON; those that are text but cannot be, by their schema, are what the
     text says.
     """
     return f"{{{', '.join(_members(name, arguments, tools))}}}"
 
 
-def _members(name: str, arguments: Mapping[str, Any], tools: Offered) -> Iterator[str]:
+def _members(
+    name: str, arguments: Mapping[str, Any], tools: OfferedTools
+) -> Iterator[str]:
     dumps = partial(json.dumps, ensure_ascii=False)
     for key, value in arguments.items():
         text = dumps(value)
@@ -270,39 +280,39 @@ def _members(name: str, arguments: Mapping[str, Any], tools: Offered) -> Iterato
         yield f"{dumps(key)}: {text}"
 
 
-def _until(
-    source: Source,
+def _take_until_match(
+    source: TextSource,
     watched: Sequence[tuple[Any, Any, bool]],
     emit: Callable[[str], None],
-    patterns: _Patterns,
-) -> Reading[_Found | None]:
+    patterns: _TimedPatterns,
+) -> Reading[_BoundaryMatch | None]:
     """Take text and emit it, up to the first match of these patterns; take that, too.
     Returns it, or None at the end. A match at the end of the text may become longer.
     """
     while True:
-        found: _Found | None = None
-        held = len(source.text)
+        boundary: _BoundaryMatch | None = None
+        safe_end = len(source.text)
         for region, pattern, opens in watched:
             match = patterns.search(
-                pattern, source.text, source.at, partial=not source.ended
+                pattern, source.text, source.position, partial=not source.ended
             )
             if match is None or (not match.partial and match.start() == match.end()):
                 continue
             grows = match.partial or match.end() == len(source.text)
             if grows and not source.ended:
-                held = min(held, match.start())
-            elif found is None or _order(match) < _order(found.match):
-                found = _Found(region, match, opens)
-        if found is not None and found.match.start() < held:
-            emit(source.take(found.match.start() - source.at))
-            source.take(len(found.match[0]))
-            return found
-        emit(source.take(held - source.at))
+                safe_end = min(safe_end, match.start())
+            elif boundary is None or _match_order(match) < _match_order(boundary.match):
+                boundary = _BoundaryMatch(region, match, opens)
+        if boundary is not None and boundary.match.start() < safe_end:
+            emit(source.take(boundary.match.start() - source.position))
+            source.take(len(boundary.match[0]))
+            return boundary
+        emit(source.take(safe_end - source.position))
         if source.ended:
             return None
         yield
 
 
-def _order(match: Any) -> tuple[int, int]:
+def _match_order(match: Any) -> tuple[int, int]:
     """Earlier matches come first, and of these the longer one."""
     return match.start(), -match.end()

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.effects.text.tools.calls import behind
+from minfer.effects.text.tools.calls import take_after_call
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.source import Reading, Source, until
+from minfer.effects.text.tools.source import Reading, TextSource, take_until
 
 Body = Callable[[str], Reading[bool]]
 # Characters of an answer that are read a second time, or more often: wrong text after a
 # call may begin a call at each of many markers, and each may reach to the end.
-_MAX_READ_AGAIN: Final = 1 << 18
+_MAX_REREAD_CHARS: Final = 1 << 18
 
 
 def sections(
-    source: Source,
+    source: TextSource,
     out: DeltaWriter,
     opens: Sequence[str],
     body: Body,
@@ -31,30 +31,30 @@ def sections(
     out; and so are `strays`, brackets that close nothing, after a wrong call.
     """
     marker = ""
-    read_again = 0
+    num_reread = 0
     outside = [*opens, *drops]
-    while marker := marker or (yield from until(source, outside, out.content)):
+    while marker := marker or (yield from take_until(source, outside, out.content)):
         if marker not in opens:
             out.mark()
             marker = ""
             continue
         source.keep(marker)
         before = out.calls
-        whole = yield from body(marker)
+        complete = yield from body(marker)
         # Without streaming, a call that goes wrong is text up to there.
-        wrong, left = source.settled(), source.kept()
+        wrong, left = source.take_settled(), source.take_kept()
         marker = ""
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]
-        if whole:
+        if complete:
             continue
         out.content(wrong)
-        if not (called or wrong) or read_again > _MAX_READ_AGAIN:
+        if not (called or wrong) or num_reread > _MAX_REREAD_CHARS:
             out.content(left)
             continue
-        read_again += len(left)
+        num_reread += len(left)
         if called:
-            marker = yield from behind(
+            marker = yield from take_after_call(
                 source, out, left, [*opens, *closes], strays=strays
             )
         else:

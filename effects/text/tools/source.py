@@ -16,38 +16,38 @@ Reading = Generator[None, None, Read]
 SPACE: Final = " \t\r\n"  # the white space of JSON and of formats
 
 
-class Source:
+class TextSource:
     """Text of which a part was taken, and more may come."""
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0  # the text before it was taken
+        self.position = 0  # the text before it was taken
         self.ended = False
         self._kept: list[str] | None = None
         self._settled: list[str] = []
 
     def push(self, text: str, *, final: bool = False) -> None:
         """Add text; with `final`, there is no more."""
-        self.text = self.text[self.at :] + text
-        self.at = 0
+        self.text = self.text[self.position :] + text
+        self.position = 0
         self.ended = final
 
     def take(self, count: int) -> str:
         """Take the next characters, and return them."""
-        taken = self.text[self.at : self.at + count]
-        self.at += len(taken)
+        taken = self.text[self.position : self.position + count]
+        self.position += len(taken)
         if self._kept is not None:
             self._kept.append(taken)
         return taken
 
     def put_back(self, text: str) -> None:
         """Put text back in front, which was taken."""
-        self.text = text + self.text[self.at :]
-        self.at = 0
+        self.text = text + self.text[self.position :]
+        self.position = 0
 
-    def keep(self, begun: str = "") -> None:
-        """Keep a copy of the text taken from here on, after what has `begun`."""
-        self._kept = [begun]
+    def keep(self, prefix: str = "") -> None:
+        """Keep a copy of the text taken from here on, after `prefix`."""
+        self._kept = [prefix]
         self._settled = []
 
     def settle(self) -> None:
@@ -55,74 +55,74 @@ class Source:
         self._settled += self._kept or ()
         self._kept = []
 
-    def settled(self) -> str:
+    def take_settled(self) -> str:
         """The text up to the last `settle` since `keep`; the copy is dropped."""
         text = "".join(self._settled)
         self._settled = []
         return text
 
-    def kept(self) -> str:
+    def take_kept(self) -> str:
         """The text taken since `keep` or `settle`; the copy is dropped."""
         text = "".join(self._kept or ())
         self._kept = None
         return text
 
 
-def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
+def peek_any(source: TextSource, words: Sequence[str]) -> Reading[str]:
     """The first of these words that comes next, or an empty string. Nothing is taken.
 
-    A word that begins another stands behind it.
+    A word that begins another comes after it.
     """
     while True:
-        there = source.text[source.at : source.at + max(map(len, words))]
+        upcoming = source.text[source.position : source.position + max(map(len, words))]
         for word in words:
-            if there.startswith(word):
+            if upcoming.startswith(word):
                 return word
-            if word.startswith(there) and not source.ended:
+            if word.startswith(upcoming) and not source.ended:
                 break
         else:
             return ""
         yield
 
 
-def char(source: Source) -> Reading[str]:
+def peek_char(source: TextSource) -> Reading[str]:
     """The next character, or an empty string at the end. It is not taken."""
-    while source.at == len(source.text):
+    while source.position == len(source.text):
         if source.ended:
             return ""
         yield
-    return source.text[source.at]
+    return source.text[source.position]
 
 
-def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
+def take_matching(source: TextSource, characters: re.Pattern[str]) -> Reading[str]:
     """Take characters as long as they match a pattern, which matches any number."""
-    taken = []
-    while (yield from char(source)):
-        match = characters.match(source.text, source.at)
+    pieces = []
+    while (yield from peek_char(source)):
+        match = characters.match(source.text, source.position)
         if match is None or not match[0]:
             break
-        taken.append(source.take(len(match[0])))
-    return "".join(taken)
+        pieces.append(source.take(len(match[0])))
+    return "".join(pieces)
 
 
 _SPACES: Final = re.compile(f"[{SPACE}]*")
 
 
-def space(source: Source) -> Reading[str]:
+def take_space(source: TextSource) -> Reading[str]:
     """Take white space."""
-    return (yield from run(source, _SPACES))
+    return (yield from take_matching(source, _SPACES))
 
 
-def repeats(source: Source, marker: str) -> Reading[str]:
+def take_repeats(source: TextSource, marker: str) -> Reading[str]:
     """Take white space, and a marker that was taken if models repeat it."""
-    taken = yield from space(source)
-    while (yield from ahead(source, [marker])):
-        taken += source.take(len(marker)) + (yield from space(source))
+    taken = yield from take_space(source)
+    while (yield from peek_any(source, [marker])):
+        taken += source.take(len(marker)) + (yield from take_space(source))
     return taken
 
 
-def until(
-    source: Source, markers: Sequence[str], emit: Callable[[str], None]
+def take_until(
+    source: TextSource, markers: Sequence[str], emit: Callable[[str], None]
 ) -> Reading[str]:
     """Take text and emit it, up to the first of these markers; take that too. Of two that
     begin alike, the longer one counts.
@@ -131,14 +131,14 @@ def until(
     """
     search = _search(tuple(markers))
     while True:
-        match = search.pattern.search(source.text, source.at)
-        held = 0 if source.ended else search.begun(source.text, source.at)
-        before = len(source.text) - held  # a marker may begin there, or a longer one
-        if match is not None and (not held or match.start() < before):
-            emit(source.take(match.start() - source.at))
+        match = search.pattern.search(source.text, source.position)
+        num_held = 0 if source.ended else search.num_begun(source.text, source.position)
+        before = len(source.text) - num_held  # a marker may begin there, or a longer one
+        if match is not None and (not num_held or match.start() < before):
+            emit(source.take(match.start() - source.position))
             return source.take(len(match[0]))
-        if before > source.at:
-            emit(source.take(before - source.at))
+        if before > source.position:
+            emit(source.take(before - source.position))
         if source.ended:
             return ""
         yield
@@ -152,9 +152,9 @@ class _MarkerSearch:
     beginnings: frozenset[str]  # of markers, which may be at the end of a text
     longest: int  # of those
 
-    def begun(self, text: str, at: int) -> int:
-        """The number of characters at the end, from `at` on, that may begin a marker."""
-        for count in range(min(self.longest, len(text) - at), 0, -1):
+    def num_begun(self, text: str, start: int) -> int:
+        """The number of last characters, from `start` on, that may begin a marker."""
+        for count in range(min(self.longest, len(text) - start), 0, -1):
             if text[-count:] in self.beginnings:
                 return count
         return 0
@@ -163,7 +163,7 @@ class _MarkerSearch:
 @lru_cache(maxsize=512)
 def _search(markers: tuple[str, ...]) -> _MarkerSearch:
     ordered = sorted(markers, key=len, reverse=True)
-    beginnings = {one[:end] for one in markers for end in range(1, len(one))}
+    beginnings = {marker[:end] for marker in markers for end in range(1, len(marker))}
     return _MarkerSearch(
         re.compile("|".join(map(re.escape, ordered))),
         frozenset(beginnings),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minfer.effects.text.tools import harmony
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.header_rows import (
     SEP,
     deepseek,
@@ -21,17 +21,17 @@ from minfer.effects.text.tools.header_rows import (
 from minfer.effects.text.tools.object_rows import (
     OBJECT,
     PARAMETERS,
-    bare,
-    command,
+    bare_format,
+    cohere_command,
     command_r,
-    each,
-    followed,
-    gemma,
+    gemma_format,
     gigachat,
     internlm,
-    listed,
+    list_format,
     minimax_m1,
-    python,
+    prefixed_list_format,
+    python_format,
+    wrapped_format,
 )
 from minfer.effects.text.tools.tag_rows import (
     dsml,
@@ -50,14 +50,14 @@ _PYTHON: Final = ("<|python_start|>", "<|python_end|>")
 _LFM: Final = ("<|tool_call_start|>", "<|tool_call_end|>")
 _GEMMA: Final = ("<|tool_call>", "<tool_call|>", '<|"|>')
 _FUNCTION_GEMMA: Final = ("<start_function_call>", "<end_function_call>", "<escape>")
-ROWS: Final[Mapping[str, Format]] = {
-    HARMONY: Format(
+ROWS: Final[Mapping[str, ToolFormat]] = {
+    HARMONY: ToolFormat(
         dialect=harmony.Harmony(), markers=harmony.MARKERS, signs=(("<|channel|>",),)
     ),
     "kimi_k3": kimi_k3(),
     "mistral": mistral(),
-    "gemma4": gemma(*_GEMMA),
-    "functiongemma": gemma(*_FUNCTION_GEMMA),
+    "gemma4": gemma_format(*_GEMMA),
+    "functiongemma": gemma_format(*_FUNCTION_GEMMA),
     "kimi_k2": kimi_k2(),
     "solar_open": solar(),
     "deepseek_v32": dsml("function_calls"),
@@ -79,31 +79,31 @@ ROWS: Final[Mapping[str, Format]] = {
         between="\n",
     ),
     "deepseek_v31": deepseek(f"{{name}}{SEP}{{arguments}}", ("tool▁call",), between=""),
-    "cohere_command": command(),
+    "cohere_command": cohere_command(),
     "command_r": command_r(),
-    "lfm2": python(*_LFM, (_LFM[0],), ("<|tool_list_start|>",), bare=False),
-    "llama4_pythonic": python(*_PYTHON, (_PYTHON[0],), bare=True),
-    "phi4": listed("<|tool_call|>", "<|/tool_call|>", ("<|/tool_call|>",)),
-    "granite": followed("<|tool_call|>"),
-    "granite-20b-fc": followed("<function_call>"),
-    "phi4_mini_json": followed("functools"),
-    "nemotron_v2": listed("<TOOLCALL>", "</TOOLCALL>"),
-    "longcat": each("<longcat_tool_call>", "</longcat_tool_call>"),
+    "lfm2": python_format(*_LFM, (_LFM[0],), ("<|tool_list_start|>",), bare=False),
+    "llama4_pythonic": python_format(*_PYTHON, (_PYTHON[0],), bare=True),
+    "phi4": list_format("<|tool_call|>", "<|/tool_call|>", ("<|/tool_call|>",)),
+    "granite": prefixed_list_format("<|tool_call|>"),
+    "granite-20b-fc": prefixed_list_format("<function_call>"),
+    "phi4_mini_json": prefixed_list_format("functools"),
+    "nemotron_v2": list_format("<TOOLCALL>", "</TOOLCALL>"),
+    "longcat": wrapped_format("<longcat_tool_call>", "</longcat_tool_call>"),
     "internlm": internlm(),
     "gigachat3": gigachat(),
     "minimax_m1": minimax_m1(),
-    "hunyuan_a13b": listed("<tool_calls>", "</tool_calls>"),
-    "hermes": each("<tool_call>", "</tool_call>"),
-    "llama3_json": bare(
+    "hunyuan_a13b": list_format("<tool_calls>", "</tool_calls>"),
+    "hermes": wrapped_format("<tool_call>", "</tool_call>"),
+    "llama3_json": bare_format(
         PARAMETERS,
         ("<|python_tag|>",),
         ('"parameters": dictionary',),
         tag="<|python_tag|>",
     ),
-    "pythonic": python(
+    "pythonic": python_format(
         "", "", ("[func_name1(",), ("func_name1(params_name1",), bare=True
     ),
-    "json": bare(OBJECT, ("tools",)),
+    "json": bare_format(OBJECT, ("tools",)),
 }
 ALIASES: Final[Mapping[str, str]] = {
     "glm5": "glm47",
@@ -124,7 +124,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "llama4_json": "llama3_json",
     "xlam": "json",
 }
-TOOLS: Final[Mapping[str, Format]] = {
+TOOLS: Final[Mapping[str, ToolFormat]] = {
     **ROWS,
     **{alias: ROWS[name] for alias, name in ALIASES.items()},
 }

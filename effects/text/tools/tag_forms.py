@@ -36,11 +36,11 @@ _KEY: Final = "/[A-Za-z0-9_.-]+/"
 
 
 @frozen
-class _Tags:
+class _TagRules:
     """The tags around a value, in a grammar."""
 
     marks: MarkerRules
-    around: str  # as in `Written.parameter`
+    around: str  # as in `CallForm.parameter`
 
     def before(self, key: str, *, text: bool) -> str:
         """The tag before the value of a parameter."""
@@ -52,7 +52,7 @@ class _Tags:
         return f"{self.marks.rule(first)} {_KEY} {self.marks.rule(rest)}"
 
     @property
-    def behind(self) -> str:
+    def after(self) -> str:
         """The text after a value."""
         return self.around.partition("{value}")[2]
 
@@ -66,9 +66,9 @@ def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
     GrammarError.
     """
     marks = arguments.marks
-    tags = _Tags(marks, around)
+    tags = _TagRules(marks, around)
     shared = (
-        *marks.ending(_TEXT, tags.behind),
+        *marks.ending(_TEXT, tags.after),
         f"{_ANY}: ({tags.before_any()} {_TEXT})*",
     )
     try:
@@ -80,32 +80,32 @@ def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
     return ArgumentRules(body, tuple(rules), shared)
 
 
-def _body(arguments: ArgumentSchema, tags: _Tags) -> tuple[str, list[str]]:
+def _body(arguments: ArgumentSchema, tags: _TagRules) -> tuple[str, list[str]]:
     name, root, lenient = arguments.tool, arguments.root, arguments.lenient
     properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
     if properties is None:
         return _ANY, []
-    parts, rules = [], []
-    for at, one in enumerate(properties):
-        rule = f"tagged_{arguments.number}_{at}"
-        where = f"{name}.{one.key}"
-        head = tags.before(one.key, text=may_be_text(one.schema, root))
-        value = _value(one.schema, root, where, tags, lenient=lenient)
+    parameters, rules = [], []
+    for index, parameter in enumerate(properties):
+        rule = f"tagged_{arguments.number}_{index}"
+        path = f"{name}.{parameter.key}"
+        head = tags.before(parameter.key, text=may_be_text(parameter.schema, root))
+        value = _value(parameter.schema, root, path, tags, lenient=lenient)
         rules.append(f"{rule}: {head} {value}")
-        parts.append(rule if one.required else f"{rule}?")
-    return " ".join(parts) or '""', rules
+        parameters.append(rule if parameter.required else f"{rule}?")
+    return " ".join(parameters) or '""', rules
 
 
 def _value(
-    schema: Any, root: Mapping[str, Any], where: str, tags: _Tags, *, lenient: bool
+    schema: Any, root: Mapping[str, Any], path: str, tags: _TagRules, *, lenient: bool
 ) -> str:
     """A rule of a value, and the tag after it."""
-    behind = tags.marks.rule(tags.behind)
+    after = tags.marks.rule(tags.after)
     if may_be_text(schema, root):
         texts = listed_texts(schema, root)
         if texts is not None:
-            return f"({' | '.join(map(quote, texts))}) {behind}"
+            return f"({' | '.join(map(quote, texts))}) {after}"
         if not lenient and not any(map(is_free_text, branches(schema, root))):
-            raise GrammarError(f"{where}: a text cannot be bound in this format")
+            raise GrammarError(f"{path}: a text cannot be bound in this format")
         return _TEXT
-    return f"{json_value(schema, root)} {behind}"
+    return f"{json_value(schema, root)} {after}"

@@ -4,23 +4,23 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.text.tools.format import Format, Written
+from minfer.effects.text.tools.format import CallForm, ToolFormat
 from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.tags import Tags
 from minfer.effects.text.tools.thinking import KIMI_K3_AROUND
 
 
-def _tagged(tags: Tags, written: Written | None, *signs: tuple[str, ...]) -> Format:
+def _tagged(tags: Tags, written: CallForm | None, *signs: tuple[str, ...]) -> ToolFormat:
     """A format whose calls are in tags."""
     markers = (*tags.group, *tags.group_ends, *tags.literals, *tags.drops)
-    return Format(dialect=tags, written=written, markers=markers, signs=signs)
+    return ToolFormat(dialect=tags, written=written, markers=markers, signs=signs)
 
 
 _DSML: Final = "<｜DSML｜"
 _DSML_ENDS: Final = "</｜DSML｜"
 
 
-def dsml(group: str, space: str = "") -> Format:
+def dsml(group: str, space: str = "") -> ToolFormat:
     """DeepSeek's format from V3.2 on, with a name for its group of calls."""
     opens, closes = f"{_DSML}{space}", f"{_DSML_ENDS}{space}"
     tags = Tags(
@@ -31,7 +31,7 @@ def dsml(group: str, space: str = "") -> Format:
         group=(f"{opens}{group}>",),
         group_ends=(f"{closes}{group}>",),
     )
-    written = Written(
+    written = CallForm(
         begins=f"{opens}{group}>\n",
         call=f'{opens}invoke name="{{name}}">\n{{arguments}}{closes}invoke>\n',
         parameter=(
@@ -40,11 +40,11 @@ def dsml(group: str, space: str = "") -> Format:
         ),
         ends=f"{closes}{group}>",
     )
-    form = _tagged(tags, written, ("｜DSML｜", group))
-    return evolve(form, markers=(*form.markers, "｜DSML｜"))
+    tool_format = _tagged(tags, written, ("｜DSML｜", group))
+    return evolve(tool_format, markers=(*tool_format.markers, "｜DSML｜"))
 
 
-def glm(gap: str) -> Format:
+def glm(gap: str) -> ToolFormat:
     """GLM's format, with line breaks or without."""
     tags = Tags(
         group=("<tool_call>",),
@@ -53,7 +53,7 @@ def glm(gap: str) -> Format:
         parameter="<arg_key>{key}</arg_key>\n<arg_value>",
         parameter_ends="</arg_value>",
     )
-    written = Written(
+    written = CallForm(
         call=f"<tool_call>{{name}}{gap}{{arguments}}</tool_call>",
         between=gap,
         parameter=(
@@ -63,7 +63,7 @@ def glm(gap: str) -> Format:
     return _tagged(tags, written, ("<arg_key>",))
 
 
-def qwen_coder() -> Format:
+def qwen_coder() -> ToolFormat:
     """The format of Qwen's coders, and of Qwen from 3.5 on."""
     tags = Tags(
         group=("<tool_call>",),
@@ -74,7 +74,7 @@ def qwen_coder() -> Format:
         parameter_ends="</parameter>",
         breaks=True,
     )
-    written = Written(
+    written = CallForm(
         call="<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
         between="\n",
         parameter="<parameter={key}>\n{value}\n</parameter>\n",
@@ -82,7 +82,7 @@ def qwen_coder() -> Format:
     return _tagged(tags, written, ("<function=", "<parameter="))
 
 
-def seed_oss() -> Format:
+def seed_oss() -> ToolFormat:
     """Seed-OSS' format."""
     tags = Tags(
         group=("<seed:tool_call>",),
@@ -92,7 +92,7 @@ def seed_oss() -> Format:
         parameter="<parameter={key}>",
         parameter_ends="</parameter>",
     )
-    written = Written(
+    written = CallForm(
         call=(
             "<seed:tool_call>\n<function={name}>\n{arguments}</function>\n"
             "</seed:tool_call>"
@@ -103,7 +103,7 @@ def seed_oss() -> Format:
     return _tagged(tags, written, ("<seed:tool_call>",))
 
 
-def hy_v3() -> Format:
+def hy_v3() -> ToolFormat:
     """Hunyuan's format from version 3 on."""
     end = ":opensource>"
     tags = Tags(
@@ -114,7 +114,7 @@ def hy_v3() -> Format:
         parameter=f"<arg_key{end}{{key}}</arg_key{end}\n<arg_value{end}",
         parameter_ends=f"</arg_value{end}",
     )
-    written = Written(
+    written = CallForm(
         begins=f"<tool_calls{end}\n",
         call=f"<tool_call{end}{{name}}<tool_sep{end}\n{{arguments}}</tool_call{end}\n",
         parameter=(
@@ -126,7 +126,7 @@ def hy_v3() -> Format:
     return _tagged(tags, written, ("<arg_key{}>", ":opensource"))
 
 
-def minimax_m2() -> Format:
+def minimax_m2() -> ToolFormat:
     """MiniMax M2's format."""
     tags = Tags(
         group=("<minimax:tool_call>",),
@@ -136,7 +136,7 @@ def minimax_m2() -> Format:
         parameter='<parameter name="{key}">',
         parameter_ends="</parameter>",
     )
-    written = Written(
+    written = CallForm(
         begins="<minimax:tool_call>\n",
         call='<invoke name="{name}">\n{arguments}</invoke>\n',
         parameter='<parameter name="{key}">{value}</parameter>\n',
@@ -145,7 +145,7 @@ def minimax_m2() -> Format:
     return _tagged(tags, written, ("<minimax:tool_call>",))
 
 
-def step3() -> Format:
+def step3() -> ToolFormat:
     """Step 3's format."""
     begins, ends = "<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"
     tags = Tags(
@@ -157,7 +157,7 @@ def step3() -> Format:
         parameter_ends="</steptml:parameter>",
         drops=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     )
-    written = Written(
+    written = CallForm(
         begins="<｜tool_calls_begin｜>",
         call=(
             f'{begins}<steptml:invoke name="{{name}}">{{arguments}}'
@@ -166,22 +166,22 @@ def step3() -> Format:
         parameter='<steptml:parameter name="{key}">{value}</steptml:parameter>',
         ends="<｜tool_calls_end｜>",
     )
-    form = _tagged(tags, written, ("steptml:invoke",), ("<｜tool_calls_begin｜>",))
-    parts = ("<｜tool_call_begin｜>", "<｜tool_sep｜>")
-    return evolve(form, markers=(*form.markers, *parts))
+    tool_format = _tagged(tags, written, ("steptml:invoke",), ("<｜tool_calls_begin｜>",))
+    extra_markers = ("<｜tool_call_begin｜>", "<｜tool_sep｜>")
+    return evolve(tool_format, markers=(*tool_format.markers, *extra_markers))
 
 
-def minimax_m3() -> Format:
+def minimax_m3() -> ToolFormat:
     """MiniMax M3's format. No grammar of it is made here."""
     mark = "]<]minimax[>["
-    return Format(
+    return ToolFormat(
         dialect=NestedTags(mark=mark),
         markers=(mark, "<tool_call>", "</tool_call>"),
         signs=((mark, "<tool_call>"),),
     )
 
 
-def kimi_k3() -> Format:
+def kimi_k3() -> ToolFormat:
     """Kimi K3's format."""
 
     def element(name: str, attributes: str = "") -> str:
@@ -202,5 +202,7 @@ def kimi_k3() -> Format:
         drops=KIMI_K3_AROUND,
     )
     # An answer has channels, which no form of ours writes.
-    form = _tagged(tags, None, ("<|open|>", "'argument'"))
-    return evolve(form, markers=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"))
+    tool_format = _tagged(tags, None, ("<|open|>", "'argument'"))
+    return evolve(
+        tool_format, markers=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+    )

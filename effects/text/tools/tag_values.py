@@ -9,14 +9,14 @@ from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.json_scanner import JsonScanner
-from minfer.effects.text.tools.python_values import as_json
+from minfer.effects.text.tools.python_values import container_json
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
-    ahead,
-    char,
-    space,
-    until,
+    TextSource,
+    peek_any,
+    peek_char,
+    take_space,
+    take_until,
 )
 
 _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
@@ -24,7 +24,7 @@ _NULL: Final = "null"
 Emit = Callable[[str], None]
 
 
-_LONGEST_HEAD: Final = 256  # characters of the first tags of a call within a value
+_MAX_HEAD_CHARS: Final = 256  # characters of the first tags of a call within a value
 
 
 @frozen(kw_only=True)
@@ -35,21 +35,21 @@ class NestedCall:
     head: re.Pattern[str]  # what else makes this a call
     ends: str
 
-    def follows(self, source: Source) -> Reading[bool]:
+    def follows(self, source: TextSource) -> Reading[bool]:
         """Whether the rest of a call's head comes next; nothing is taken."""
         while True:
-            text = source.text[source.at : source.at + _LONGEST_HEAD]
+            text = source.text[source.position : source.position + _MAX_HEAD_CHARS]
             if self.head.match(text):
                 return True
-            if source.ended or len(text) == _LONGEST_HEAD:
+            if source.ended or len(text) == _MAX_HEAD_CHARS:
                 return False
             yield
 
-    def read(self, source: Source, emit: Emit) -> Reading[None]:
+    def read(self, source: TextSource, emit: Emit) -> Reading[None]:
         """Take a call, if its head comes next, up to its end; emit it as text."""
         depth = int((yield from self.follows(source)))
         while depth:
-            marker = yield from until(source, [self.begins, self.ends], emit)
+            marker = yield from take_until(source, [self.begins, self.ends], emit)
             emit(marker)
             if marker != self.begins:
                 depth = depth - 1 if marker else 0
@@ -68,28 +68,28 @@ class ValueEnds:
     follow: tuple[str, ...]
     nested: NestedCall
 
-    def read(self, source: Source, emit: Emit) -> Reading[str]:
+    def read(self, source: TextSource, emit: Emit) -> Reading[str]:
         """Take a value and emit it; returns the tag after it."""
         markers = (*self.sure, *self.unsure, self.nested.begins)
         while True:
-            marker = yield from until(source, markers, emit)
+            marker = yield from take_until(source, markers, emit)
             if marker == self.nested.begins:
                 emit(marker)
                 yield from self.nested.read(source, emit)
                 continue
             if marker not in self.unsure:
                 return marker
-            gap = yield from space(source)
-            after = yield from char(source)
-            if not after or (yield from ahead(source, self.follow)):
+            gap = yield from take_space(source)
+            after = yield from peek_char(source)
+            if not after or (yield from peek_any(source, self.follow)):
                 return marker
             emit(marker + gap)
 
 
-TakeValue = Callable[[Source, DeltaWriter, ValueEnds], Reading[str]]
+TakeValue = Callable[[TextSource, DeltaWriter, ValueEnds], Reading[str]]
 
 
-def text_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def text_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is text; returns the tag after it."""
     out.arguments('"')
     marker = yield from ends.read(source, lambda text: out.arguments(_inner(text)))
@@ -98,47 +98,47 @@ def text_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str
     return marker
 
 
-def nullable_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def nullable_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is text, or null; returns the tag after it."""
     text = ""
     open_string = False
 
-    def emit(part: str) -> None:
+    def emit(piece: str) -> None:
         nonlocal text, open_string
-        text += part if not open_string else ""
+        text += piece if not open_string else ""
         if open_string:
-            out.arguments(_inner(part))
+            out.arguments(_inner(piece))
         elif not _NULL.startswith(text):
             open_string = True
             out.arguments(quoted(text)[:-1])
 
     marker = yield from ends.read(source, emit)
     if not open_string:
-        whole = _NULL if text == _NULL else quoted(text)
-        out.arguments(whole if marker else quoted(text)[:-1])
+        complete_value = _NULL if text == _NULL else quoted(text)
+        out.arguments(complete_value if marker else quoted(text)[:-1])
     elif marker:
         out.arguments('"')
     return marker
 
 
-def typed_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def typed_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is no text; returns the tag after it."""
-    parts: list[str] = []
-    marker = yield from ends.read(source, parts.append)
-    value = "".join(parts)
+    pieces: list[str] = []
+    marker = yield from ends.read(source, pieces.append)
+    value = "".join(pieces)
     out.arguments(
         json_of(value)
         if marker
-        else begun_json(without_begun(value, (*ends.sure, *ends.unsure)))
+        else partial_json(without_partial_tag(value, (*ends.sure, *ends.unsure)))
     )
     return marker
 
 
-def without_begun(text: str, tags: Sequence[str]) -> str:
+def without_partial_tag(text: str, tags: Sequence[str]) -> str:
     """A text without an incomplete tag at its end."""
-    at = text.rfind("<")
-    begun = at >= 0 and any(tag.strip().startswith(text[at:]) for tag in tags)
-    return text[:at] if begun else text
+    start = text.rfind("<")
+    is_partial = start >= 0 and any(tag.strip().startswith(text[start:]) for tag in tags)
+    return text[:start] if is_partial else text
 
 
 def json_of(value: str) -> str:
@@ -148,8 +148,8 @@ def json_of(value: str) -> str:
     end = scanner.feed(text)
     scanner.end()
     if scanner.done and end == len(text):
-        return scanner.taken()
-    return _WORDS.get(text.lower()) or as_json(text) or quoted(value)
+        return scanner.take_accepted()
+    return _WORDS.get(text.lower()) or container_json(text) or quoted(value)
 
 
 def quoted(text: str) -> str:
@@ -161,9 +161,9 @@ def _inner(text: str) -> str:
     return quoted(text)[1:-1]
 
 
-def begun_json(value: str) -> str:
+def partial_json(value: str) -> str:
     """An incomplete value, as the beginning of JSON."""
     text = value.strip()
     scanner = JsonScanner()
     begins = scanner.feed(text) == len(text)
-    return scanner.taken() if begins else quoted(value)[:-1]
+    return scanner.take_accepted() if begins else quoted(value)[:-1]

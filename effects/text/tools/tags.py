@@ -23,18 +23,18 @@ from typing import Final
 
 from attrs import define
 
-from minfer.effects.text.tools.calls import bare_name, skip_stray
+from minfer.effects.text.tools.calls import is_bare_name, skip_stray
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
-    ahead,
-    repeats,
-    run,
-    space,
-    until,
+    TextSource,
+    peek_any,
+    take_matching,
+    take_repeats,
+    take_space,
+    take_until,
 )
 from minfer.effects.text.tools.tag_values import (
     NestedCall,
@@ -44,7 +44,7 @@ from minfer.effects.text.tools.tag_values import (
     quoted,
     text_value,
     typed_value,
-    without_begun,
+    without_partial_tag,
 )
 
 _NAME: Final = re.compile(r"[^<>{}\[\]|\s\"]*")
@@ -58,7 +58,7 @@ _FIELDS: Final = {
 _FIELD: Final = re.compile("|".join(map(re.escape, _FIELDS)))
 _NO_ARGUMENTS: Final = "{}"
 _TAG: Final = re.compile("<[^<>{}]*>")
-_TEXTS: Final = ("true", "string")  # what attributes say of a text
+_TEXT_ATTRIBUTES: Final = ("true", "string")  # what attributes say of a text
 
 
 @define(frozen=True, slots=False, kw_only=True)
@@ -75,7 +75,9 @@ class Tags:
     escaped: bool = False  # keys are escaped as in HTML
     drops: tuple[str, ...] = ()  # markers around an answer
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
 
         def body(marker: str) -> Reading[bool]:
@@ -95,7 +97,9 @@ class Tags:
         """The tags that have no fields in them."""
         texts = (self.function, self.parameter, self.parameter_ends, self.function_ends)
         pieces = [piece for text in texts for piece in _FIELD.split(text)]
-        return tuple(dict.fromkeys(tag for one in pieces for tag in _TAG.findall(one)))
+        return tuple(
+            dict.fromkeys(tag for piece in pieces for tag in _TAG.findall(piece))
+        )
 
     @property
     def value_ends(self) -> tuple[str, ...]:
@@ -133,12 +137,14 @@ class Tags:
         """What may come after a value: a text may have any tag in it, so that a closing
         one counts if what follows it is right; and others may be missing.
         """
-        function = [f"\n{self.function_ends}\n{one}" for one in self.group_ends]
+        function_ends = [
+            f"\n{self.function_ends}\n{group_end}" for group_end in self.group_ends
+        ]
         return ValueEnds(
             sure=(
                 *([f"\n{self.parameter_ends}"] if self.breaks else []),
                 f"\n{self._begins_value}",
-                *(function if self.function_ends else []),
+                *(function_ends if self.function_ends else []),
             ),
             unsure=(
                 self.parameter_ends,
@@ -160,66 +166,66 @@ class Tags:
         )
 
     def _calls(
-        self, source: Source, out: DeltaWriter, tools: Offered, marker: str
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools, marker: str
     ) -> Reading[bool]:
         """Take the calls of a group, or one; returns whether there is nothing else."""
         grouped = marker in self.group
         before, after = self._function
         if grouped:
-            yield from repeats(source, marker)
-            if before and not (yield from ahead(source, [before])):
+            yield from take_repeats(source, marker)
+            if before and not (yield from peek_any(source, [before])):
                 return False
             source.take(len(before))
         while True:
-            name = yield from run(source, _NAME)
+            name = yield from take_matching(source, _NAME)
             empty = yield from self._is_empty(source, after)
             if not empty and not (yield from self._tag_ends(source, after)):
                 return False
-            if not (name in tools.names or (grouped and bare_name(name))) or not name:
+            if not (name in tools.names or (grouped and is_bare_name(name))) or not name:
                 return False
             out.start(name)
             if empty:
                 out.arguments(_NO_ARGUMENTS)
-                end = self.function_ends if out.end(whole=True) else None
+                end = self.function_ends if out.end(complete=True) else None
             else:
                 end = yield from self._arguments(source, out, name, tools)
             if end is None:
                 return False
             source.keep()
-            if not (yield from self._another(source, end)):
+            if not (yield from self._takes_another(source, end)):
                 return True
 
-    def _is_empty(self, source: Source, after: str) -> Reading[bool]:
+    def _is_empty(self, source: TextSource, after: str) -> Reading[bool]:
         """Take the end of a tag that is a whole call, `/>`, if it is one."""
         if not after or "{" in after:
             return False
-        end = yield from ahead(source, [f"{after[:-1]}/>", after])
+        end = yield from peek_any(source, [f"{after[:-1]}/>", after])
         source.take(len(end) if end != after else 0)
         return bool(end) and end != after
 
-    def _tag_ends(self, source: Source, after: str) -> Reading[bool]:
+    def _tag_ends(self, source: TextSource, after: str) -> Reading[bool]:
         """Take what comes after the name in the tag of a call; returns whether it is
         right.
         """
         if not after:
-            yield from space(source)
-            return bool((yield from ahead(source, [self._begins_value, *self._ends])))
+            yield from take_space(source)
+            return bool((yield from peek_any(source, [self._begins_value, *self._ends])))
         if "{" in after:
             last, pattern = _rest_of_tag(after)
-            parts: list[str] = []
-            marker = yield from until(source, [last, *self._ends], parts.append)
-            return marker == last and bool(pattern.fullmatch("".join(parts)))
-        right = yield from ahead(source, [after])
-        source.take(len(right))
-        return bool(right)
+            pieces: list[str] = []
+            marker = yield from take_until(source, [last, *self._ends], pieces.append)
+            return marker == last and bool(pattern.fullmatch("".join(pieces)))
+        tag_end = yield from peek_any(source, [after])
+        source.take(len(tag_end))
+        return bool(tag_end)
 
-    def _another(self, source: Source, end: str) -> Reading[bool]:
+    def _takes_another(self, source: TextSource, end: str) -> Reading[bool]:
         """Take what follows a call; returns whether that begins one more in its group."""
         before = self._function[0]
         if end and end not in self.group_ends:
             yield from skip_stray(source)
-            wanted = [*self.group_ends, *filter(None, [before])]
-            after = yield from ahead(source, wanted)
+            candidates = [*self.group_ends, *filter(None, [before])]
+            after = yield from peek_any(source, candidates)
             source.take(len(after))
             if after and after == before:
                 return True
@@ -227,47 +233,55 @@ class Tags:
         return False
 
     def _arguments(
-        self, source: Source, out: DeltaWriter, name: str, tools: Offered
+        self, source: TextSource, out: DeltaWriter, name: str, tools: OfferedTools
     ) -> Reading[str | None]:
         """Take parameters and emit them as an object, up to the end of a call; returns
         the tag there, or None if the call was not emitted.
         """
-        begun = "{"
-        odd: list[str] = []
-        within = (self._begins_value, *self._ends)
+        lead = "{"
+        stray_text: list[str] = []
+        boundaries = (self._begins_value, *self._ends)
         last, pattern = self._key
-        marker = yield from until(source, within, odd.append)
+        marker = yield from take_until(source, boundaries, stray_text.append)
         while marker.endswith(self._begins_value):
-            parts: list[str] = []
-            marker = yield from until(source, [last, *self._ends], parts.append)
-            tag = pattern.fullmatch("".join(parts)) if marker == last else None
+            pieces: list[str] = []
+            marker = yield from take_until(source, [last, *self._ends], pieces.append)
+            tag = pattern.fullmatch("".join(pieces)) if marker == last else None
             if tag is None:
-                odd += [self._begins_value, *parts, *([last] if marker == last else ())]
+                stray_text += [
+                    self._begins_value,
+                    *pieces,
+                    *([last] if marker == last else ()),
+                ]
             else:
-                if self.breaks and (yield from ahead(source, ["\n"])):
+                if self.breaks and (yield from peek_any(source, ["\n"])):
                     source.take(1)
                 key = unescape(tag["key"]) if self.escaped else tag["key"]
-                out.arguments(f"{begun}{quoted(key)}: ")
-                begun = ", "
-                take = _value_of(tag.groupdict(), (name, key), tools)
+                out.arguments(f"{lead}{quoted(key)}: ")
+                lead = ", "
+                take = _value_reader(tag.groupdict(), (name, key), tools)
                 marker = yield from take(source, out, self._value_ends)
             if marker.endswith(self.parameter_ends) or marker == last:
-                marker = yield from until(source, within, odd.append)
+                marker = yield from take_until(source, boundaries, stray_text.append)
         if marker:
-            out.arguments(_NO_ARGUMENTS if begun == "{" else "}")
-        if not out.end(whole=bool(marker)):
+            out.arguments(_NO_ARGUMENTS if lead == "{" else "}")
+        if not out.end(complete=bool(marker)):
             return None
-        out.content(without_begun("".join(odd).strip(), (*within, self.parameter_ends)))
+        out.content(
+            without_partial_tag(
+                "".join(stray_text).strip(), (*boundaries, self.parameter_ends)
+            )
+        )
         return marker
 
 
-def _value_of(
-    attributes: Mapping[str, str], parameter: tuple[str, str], tools: Offered
+def _value_reader(
+    attributes: Mapping[str, str], parameter: tuple[str, str], tools: OfferedTools
 ) -> TakeValue:
     """The reader of a value: by the attributes of its tag, or by its schema."""
     stated = attributes.get("string", attributes.get("type"))
     if stated is not None:
-        return text_value if stated in _TEXTS else typed_value
+        return text_value if stated in _TEXT_ATTRIBUTES else typed_value
     if parameter in tools.typed:
         return typed_value
     return nullable_value if parameter in tools.nullable else text_value
@@ -281,11 +295,11 @@ def _rest_of_tag(text: str) -> tuple[str, re.Pattern[str]]:
 
 def _as_pattern(tag: str) -> str:
     """A part of a tag as a pattern."""
-    literals = map(_joined, _FIELD.split(tag))
+    literals = map(_with_flexible_spaces, _FIELD.split(tag))
     fields = [_FIELDS[name] for name in _FIELD.findall(tag)]
     return "".join(a + b for a, b in zip(literals, [*fields, ""], strict=True))
 
 
-def _joined(text: str) -> str:
+def _with_flexible_spaces(text: str) -> str:
     """A text as a pattern, with any white space where it has some."""
     return r"\s*".join(map(re.escape, re.split(r"\s+", text)))

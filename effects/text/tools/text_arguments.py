@@ -22,15 +22,15 @@ class TextArgument:
     name: str
     grammar: TextGrammar
 
-    def escaped(self, number: int, before: str, behind: str) -> ArgumentRules:
+    def escaped(self, number: int, before: str, after: str) -> ArgumentRules:
         """The arguments of the tool of this number, with JSON's escapes between two
         texts. Raises GrammarError.
         """
         prefix = f"TEXT_{number}_"
         if nested := self.grammar.nested():
-            return ArgumentRules(f"{quote(before)} {nested} {quote(behind)}")
+            return ArgumentRules(f"{quote(before)} {nested} {quote(after)}")
         terminals = self.grammar.terminals(prefix, escaped=True)
-        body = f"{quote(before)} {prefix}0 {quote(behind)}"
+        body = f"{quote(before)} {prefix}0 {quote(after)}"
         return ArgumentRules(body, tuple(terminals))
 
     def bare(
@@ -38,7 +38,7 @@ class TextArgument:
         number: int,
         marks: MarkerRules,
         before: str,
-        behind: str,
+        after: str,
         ends: Sequence[str],
     ) -> ArgumentRules:
         """The arguments between two texts with markers; `ends` are those that readers
@@ -46,12 +46,12 @@ class TextArgument:
         """
         rule, prefix = f"text_{number}", f"TEXT_{number}_"
         forbidden = "|".join(as_regex(end) for end in ends if not marks.is_token(end))
-        without = rf" & ~/(?s:.*)({forbidden})(?s:.*)/" if forbidden else ""
-        terminal = f"({prefix}0{without})"
-        end, token = marks.split_at_token(behind)
+        exclusion = rf" & ~/(?s:.*)({forbidden})(?s:.*)/" if forbidden else ""
+        terminal = f"({prefix}0{exclusion})"
+        end, token = marks.split_at_token(after)
         if token:  # the lexer takes what is before it for the text's
             terminal += f" {quote(end)}" if end else ""
-        lazy, rest = ("", token) if token else ("[lazy]", behind)
+        lazy, rest = ("", token) if token else ("[lazy]", after)
         return ArgumentRules(
             f"{marks.rule(before)} {rule}",
             (

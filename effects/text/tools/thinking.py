@@ -12,7 +12,13 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.source import Reading, Source, ahead, space, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    TextSource,
+    peek_any,
+    take_space,
+    take_until,
+)
 
 
 @frozen
@@ -24,28 +30,33 @@ class Thinking:
     around: tuple[str, ...] = ()  # markers beside answers, which are left out
 
     def read(
-        self, source: Source, out: DeltaWriter, *, opened: bool, calls: Sequence[str] = ()
+        self,
+        source: TextSource,
+        out: DeltaWriter,
+        *,
+        opened: bool,
+        calls: Sequence[str] = (),
     ) -> Reading[str]:
         """Take the reasoning, if there is any; the answer comes after it. Returns the
         text from a marker of `calls` within reasoning that nothing closed.
         """
         source.keep()
-        yield from space(source)
-        if (yield from ahead(source, [self.opens])):
+        yield from take_space(source)
+        if (yield from peek_any(source, [self.opens])):
             source.take(len(self.opens))
-        elif not opened or (self.around and (yield from ahead(source, self.around))):
-            out.content(source.kept())
+        elif not opened or (self.around and (yield from peek_any(source, self.around))):
+            out.content(source.take_kept())
             return ""
-        source.kept()
+        source.take_kept()
         out.mark()
-        marker = yield from until(source, [self.closes, *calls], out.reasoning)
+        marker = yield from take_until(source, [self.closes, *calls], out.reasoning)
         if marker not in calls:
             return ""
-        held = [marker]
-        closes = yield from until(source, [self.closes], held.append)
+        unclosed = [marker]
+        closes = yield from take_until(source, [self.closes], unclosed.append)
         if closes:
-            out.reasoning("".join(held))
-        return "" if closes else "".join(held)
+            out.reasoning("".join(unclosed))
+        return "" if closes else "".join(unclosed)
 
     def open_at_end(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning."""

@@ -5,7 +5,6 @@ rest.
 from random import Random
 
 import pytest
-from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
@@ -63,18 +62,15 @@ def test_a_long_output_keeps_a_window_of_blocks() -> None:
     w.drain()
 
 
-@pytest.mark.parametrize(("reserve", "most"), [(False, 8), (True, 25)])
-def test_a_long_prompt_gives_back_as_its_chunks_are_done(
-    reserve: bool, most: int
-) -> None:
+def test_a_long_prompt_gives_back_as_its_chunks_are_done() -> None:
     """It takes blocks chunk by chunk: 3 of the window, and 5 of a chunk and a quarter."""
-    w = world(evolve(CONFIG, reserve_windows=reserve))
+    w = world()
     w.submit(ask("r", 100, max_tokens=4))
     used = []
     while not w.ended:
         w.turn()
         used.append(w.state.blocks.pool.total - w.state.blocks.available)
-    assert max(used) == most
+    assert max(used) == 8
     assert used[-2] <= 6
     w.drain()
 

@@ -14,10 +14,10 @@ from minfer.journal.turns import EngineRaisedError
 from minfer.journal.writing import encode_journal
 from minfer.routing.policies import Prefix
 from tests.circles import claimed
+from tests.core.golden import FILE as GOLDEN
 from tests.core.journal.crafted import crafted, crafted_lines
 from tests.core.journal.test_routing_journal import recorded as routed
-from tests.core.kept import FOLDER, SNAPSHOTS
-from tests.core.recorded import recorded
+from tests.core.recorded import recorded, storm
 
 FILE = "crafted.journal"
 
@@ -27,9 +27,8 @@ def journals() -> tuple[bytes, ...]:
     """One from the beginning with tiers, one from its midst, and one of a storm."""
     config, turns = recorded(5, 60)
     assert config.has_tiers
-    storm = (FOLDER / "format4-storm-12.journal").read_bytes()
     whole, midst = encode_journal(config, turns[:30]), encode_journal(config, turns[50:])
-    return whole, midst, SNAPSHOTS[0].read_bytes(), storm
+    return whole, midst, GOLDEN.read_bytes(), encode_journal(*storm(12, 80))
 
 
 def read(data: bytes) -> str:

@@ -40,7 +40,7 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
             {
                 "left": [],
                 "joined": [[0, 0, 0]],
-                "counts": [[0, 3]],
+                "num_scheduled_tokens": [[0, 3]],
                 "fills": [[0, 0]],
                 "opens": [[0, "a", 0, [[0, 1]]]],
             },
@@ -69,5 +69,5 @@ def test_rows_that_are_in_another_order_are_all_named() -> None:
         num_scheduled_tokens=(1, 1),
         max_sampled_tokens=(1, 1),
     )
-    assert _membership((1, 2), plan) == {"gens": [2, 1]}
+    assert _membership((1, 2), plan) == {"run_ids": [2, 1]}
     assert _membership((3, 2, 1), plan) == {"left": [3], "joined": []}

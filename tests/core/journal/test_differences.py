@@ -20,10 +20,10 @@ MOST = 8  # names in a sentence
             "admitted 'a': then with hit 4, cached 4, now with hit 0, cached 0",
         ),
         (
-            [["Held", "a", 1, "blocks", 3, 2]],
-            [["Held", "a", 1, "rows", 0, 0]],
+            [["QueueBlocked", "a", 1, "blocks", 3, 2]],
+            [["QueueBlocked", "a", 1, "rows", 0, 0]],
             (
-                "then held 'a' sample 1 for blocks (3 needed, 2 available), "
+                "then blocked 'a' sample 1 for blocks (3 needed, 2 available), "
                 "now 'a' sample 1 for rows"
             ),
         ),
@@ -42,8 +42,8 @@ MOST = 8  # names in a sentence
         ),
         ([["Ignored", "cancel"]], [], "then ignored event cancel, now none"),
         (
-            [["Voided", 3, 1, 4]],
-            [["Voided", 3, 2, 4]],
+            [["Discarded", 3, 1, 4]],
+            [["Discarded", 3, 2, 4]],
             "then discarded step 3 plans 1 rows 4, now step 3 plans 2 rows 4",
         ),
     ],

@@ -97,7 +97,13 @@ def test_facts_that_no_engine_has_written_are_reported_without_words() -> None:
     """A journal that was tampered with: field, then and now, whatever they are."""
     rng, (state, then) = Random(0), a_run()
     odd: list[Any] = [None, 3, "x", [], {}, [[]], [[9, 9]], [None], {"x": 1}, -1.5]
-    odd += [[["Admitted"]], [["Nobody", 1]], [["clip", 1]], [[1]], [["Held", "a", 0]]]
+    odd += [
+        [["Admitted"]],
+        [["Nobody", 1]],
+        [["clip", 1]],
+        [[1]],
+        [["QueueBlocked", "a", 0]],
+    ]
     odd.append([[99, "a", 0, [[1, 1]]]])
     for _ in range(2000):
         now = json.loads(json.dumps(then))

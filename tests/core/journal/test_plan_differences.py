@@ -52,19 +52,21 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
     ("change", "emitted"),
     [
         (
-            lambda plan: plan.update(joined=[], opens=[], counts=[], fills=[]),
+            lambda plan: plan.update(
+                joined=[], opens=[], num_scheduled_tokens=[], fills=[]
+            ),
             "step 1: then with 'b', now with none instead",
         ),
         (
-            lambda plan: plan.update(counts=[[1, 1]]),
+            lambda plan: plan.update(num_scheduled_tokens=[[1, 1]]),
             "step 1: input tokens: then 2 for 'b', now 1 for 'b'",
         ),
         (
-            lambda plan: plan.update(counts=[]),
+            lambda plan: plan.update(num_scheduled_tokens=[]),
             "step 1: input tokens: then 2 for 'b', now 1 for 'b'",
         ),
         (
-            lambda plan: plan.update(most=[[0, 3]]),
+            lambda plan: plan.update(max_sampled_tokens=[[0, 3]]),
             "step 1: tokens at most: then 1 for 'a', now 3 for 'a'",
         ),
         (
@@ -72,7 +74,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
             "step 1: drafts: then 0 for 'a', now 2 for 'a'",
         ),
         (
-            lambda plan: plan.update(most=[[1, 0]]),
+            lambda plan: plan.update(max_sampled_tokens=[[1, 0]]),
             "step 1: tokens at most: then 1 for 'b', now 0 for 'b'",
         ),
         (
@@ -94,7 +96,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
         (
             lambda plan: plan.update(
                 joined=[[0, 1, 1]],
-                counts=[[0, 2]],
+                num_scheduled_tokens=[[0, 2]],
                 fills=[[0, 0]],
                 opens=[[0, "b", 0, [[1, 1]]]],
             ),

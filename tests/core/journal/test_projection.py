@@ -69,7 +69,7 @@ def test_journals_agree_on_what_is_known_before_a_step_had_drafts() -> None:
     proposed = Drafting(proposals=Map({("x", 0): Proposed(7, (1, 2))}))
     assert projected(attrs.evolve(initial(CONFIG), drafting=proposed))["drafting"] == {
         "proposed": [["x", 0, 7, 2]],
-        "learnt": [],
+        "acceptance": [],
         "overall": [-1, "0.0", "0.0"],
     }
 

@@ -78,8 +78,6 @@ def test_what_groups_come_to() -> None:
     assert (several.by_chunk, several.block_pages) == (True, 3)
     # Positions p - 5 to p are in three blocks at most.
     assert [several.most_pages(blocks) for blocks in (1, 3, 4)] == [3, 9, 10]
-    kept = evolve(several, reserve_windows=True)
-    assert (kept.by_chunk, kept.most_pages(4)) == (False, 12)
 
 
 def test_a_draft_model_knows_one_group() -> None:

@@ -1,16 +1,10 @@
 """What is remembered of drafts is a plain fold over steps, however lazily it fades."""
 
-import json
-import zlib
 from collections.abc import Iterator
 
 import pytest
 from attrs import evolve
 
-from minfer.journal.format import FORMAT, LEARNING, MAGIC, framed
-from minfer.journal.reading import payloads
-from minfer.journal.replay import DivergenceError
-from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Acceptance, Learning, counted_drafts
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Finished, Submit
@@ -21,7 +15,6 @@ from minfer.records.state import Turn
 from minfer.speculate.learn import update_acceptance
 from minfer.values.pmap import Map
 from tests.circles import seeds
-from tests.core.journal.made import opened
 from tests.core.recorded import recorded
 from tests.core.speculate.drafted import (
     FLAT,
@@ -176,30 +169,3 @@ def test_proposals_are_left_as_they_are() -> None:
     before = bench.state.drafting
     after = update_acceptance(LEARNS, bench.state, plan, (1,)).drafting
     assert after.proposals is before.proposals
-
-
-@pytest.mark.parametrize("form", [LEARNING - 1, FORMAT])
-def test_journals_that_kept_more_of_fixed_drafts_are_not_compared_in_that(
-    form: int,
-) -> None:
-    """Until then each sample's drafts were remembered, on which nothing depended. Where
-    no sample is left, states are compared.
-    """
-    bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
-    running = len(bench.turns)
-    bench.drain()
-    for count, left in ((running, True), (len(bench.turns), False)):
-        data = encode_journal(bench.config, bench.turns[:count])
-        (head, *records) = payloads(data, "run")
-        parsed = json.loads(zlib.decompress(head[1:])) | {"format": form}
-        mark = bytearray(next(one for one in records if one[:1] == b"S"))
-        mark[-1] ^= 1  # another state
-        others = [mark if one[:1] == b"S" else one for one in records]
-        first = b"H" + zlib.compress(json.dumps(parsed).encode())
-        journal = opened(MAGIC + b"".join(framed(bytes(o)) for o in (first, *others)))
-        if left and form < LEARNING:
-            assert len(list(journal.turns())) == count
-            assert journal.checked == 0
-        else:
-            with pytest.raises(DivergenceError, match="the state"):
-                list(journal.turns())

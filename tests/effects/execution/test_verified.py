@@ -347,19 +347,22 @@ def unreadable(model: Model, token: int) -> Model:
 
 ROW: dict[str, Any] = {
     "step": 1,
-    "gens": (0,),
+    "run_ids": (0,),
     "rows": (0,),
     "starts": (3,),
-    "counts": (2,),
-    "most": (2,),
+    "num_scheduled_tokens": (2,),
+    "max_sampled_tokens": (2,),
     "drafts": (Draft(0, (5,)),),
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "are decode rows": {"fills": (PrefillTokens(0, (3, 4)),)},
     "with deferred sampling have no drafts": {"deferred": (0,)},
-    "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},
-    "not 0": {"counts": (1,)},
-    "1 drafts are given of 2": {"counts": (3,)},
+    "1 to 6 drafts, not 7": {
+        "num_scheduled_tokens": (8,),
+        "drafts": (Draft(0, (5,) * 7),),
+    },
+    "not 0": {"num_scheduled_tokens": (1,)},
+    "1 drafts are given of 2": {"num_scheduled_tokens": (3,)},
     "no draft model": {"drafts": (Draft(0),)},
 }
 

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import DueMask
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     MatcherUpdate,
 )
@@ -113,7 +113,7 @@ class Compiler(OneByOne):
         errors = super().masks(updates, lines)
         for move in updates:
             walker: Any = move.matcher
-            move.slow = walker.cost > MASK_WAIT
+            move.slow = walker.cost > MASK_WAIT_SECONDS
         return errors
 
 

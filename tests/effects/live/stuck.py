@@ -19,9 +19,9 @@ MADE = ParallelMasks._write_masks
 
 def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks fail from where an output may be over."""
-    monkeypatch.setattr(grammar_masks, "MASK_WAIT", 60.0)
-    monkeypatch.setattr(at_once, "MASK_WAIT", 60.0)
-    monkeypatch.setattr(watching, "THREADS", 0)
+    monkeypatch.setattr(grammar_masks, "MASK_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(at_once, "MASK_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(watching, "MASK_THREADS", 0)
     monkeypatch.setattr(ParallelMasks, "_write_masks", _failing)
 
 

@@ -630,7 +630,7 @@ def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> Non
             assert times.first is not None
             assert times.last is not None
             assert times.arrived <= times.started <= times.first <= times.last
-            assert job.samples[0].done is not None
+            assert job.samples[0].ending is not None
         submits = sum(isinstance(e, Submit) for turn in recorded for e in turn.events)
         assert submits == 21
         # 8 rows for 20 requests: those that waited were admitted later.

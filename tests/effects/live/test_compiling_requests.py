@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.store import THREADS, Grammars
+from minfer.effects.text.grammars.store import COMPILE_THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
@@ -104,7 +104,10 @@ def test_who_is_released_early_takes_its_batch_along(
 def test_what_only_who_was_released_waited_for_is_not_compiled(
     compiling: CompilingRequests, grammars: Grammars, compiler: Compiler
 ) -> None:
-    busy = [grammars.begin(StructuredOutputs(regex=f"busy{i}")) for i in range(THREADS)]
+    busy = [
+        grammars.begin(StructuredOutputs(regex=f"busy{i}"))
+        for i in range(COMPILE_THREADS)
+    ]
     for _ in busy:  # else they are in line, and the shortest comes first
         assert compiler.begun.acquire(timeout=60)
     reported = list[list[str]]()

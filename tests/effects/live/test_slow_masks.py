@@ -12,7 +12,7 @@ from minfer.effects.live.constraints.grammar_masks import (
     GrammarMasks,
 )
 from minfer.effects.live.constraints.sample_grammars import DueMask
-from minfer.effects.text.grammars.grammar_library import MASK_WAIT, GrammarError
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT_SECONDS, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause
 from tests.effects.live.matchers import Clock, Counting, ask, counted
@@ -72,7 +72,7 @@ def test_each_sample_of_a_request_is_paused_for_itself(clock: Clock) -> None:
 
 def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:
     engine = Engine(clock)
-    engine.compiler.costs = [MASK_WAIT, SLOW]
+    engine.compiler.costs = [MASK_WAIT_SECONDS, SLOW]
     engine.turn(plain(), ask("a"), ask("b"))
     assert engine.slow == {"a", "b"}
     engine.threads.run()
@@ -106,7 +106,7 @@ def test_threads_make_the_masks_of_a_request_after_one_was_late(clock: Clock) ->
         engine.threads.run()
         engine.turn(times=2)
     assert not engine.slow
-    engine.compiler.made[-1].cost = 1.01 * MASK_WAIT
+    engine.compiler.made[-1].cost = 1.01 * MASK_WAIT_SECONDS
     engine.turn()
     assert engine.slow == {"c"}
     assert len(engine.masks._slow) == 2  # both samples
@@ -127,7 +127,7 @@ def test_threads_make_the_masks_of_a_request_after_one_was_late(clock: Clock) ->
 def test_masks_within_the_bound_make_no_row_slow(clock: Clock) -> None:
     engine = quick_ones(clock, "a", "b")
     for walker in engine.compiler.made:
-        walker.cost = MASK_WAIT
+        walker.cost = MASK_WAIT_SECONDS
     engine.turn(times=6)
     assert not engine.slow
 

@@ -89,7 +89,7 @@ def test_words_and_figures_agree(
                     assert (
                         f"preempted for {reason['by'][0]!r} ({reason['by'][1]})" in text
                     )
-                if reason["is"] == "Voided":
+                if reason["is"] == "Discarded":
                     assert f"step {reason['step']} failed with it" in text
         title = "Prefix of sample 0: " if len(reported["samples"]) > 1 else "Prefix: "
         assert (title in text) == (reported["prefix"] is not None)

@@ -197,11 +197,13 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         made = ServerBounds()
         limits = Limits.of(llm)
         intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
-        share = grammars.MOST_WAITING // grammars.SHARE
-        sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
+        share = grammars.MAX_WAITING // grammars.CLIENT_SHARE
+        sent = [constrained(f"x{i}") for i in range(share + grammars.COMPILE_THREADS)]
         doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
         async with asyncio.timeout(60):
-            while len(slowly.clients) < grammars.THREADS or not store.crowded("10.0.0.7"):
+            while len(slowly.clients) < grammars.COMPILE_THREADS or not store.is_full_for(
+                "10.0.0.7"
+            ):
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await intake.take(ENDPOINT, constrained("one more"))
@@ -211,7 +213,7 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         for one in sent:
             one.gone.set()
         await asyncio.wait(doing[:-1])
-        assert store.pending == grammars.THREADS + 1
+        assert store.pending == grammars.COMPILE_THREADS + 1
         slowly.go.set()
         assert (await doing[-1]).request.prompts
         assert sorted(slowly.clients) == ["other", "x0", "x1"]

@@ -9,8 +9,12 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.detokenizer import HELD, SEEN, Detokenizer
-from minfer.effects.text.tokenizer import _ALPHABET, Tokenizer
+from minfer.effects.text.detokenizer import (
+    MAX_HELD_TOKENS,
+    NUM_CONTEXT_TOKENS,
+    Detokenizer,
+)
+from minfer.effects.text.tokenizer import _BYTE_OF_CHAR, Tokenizer
 from tests.circles import seeds
 from tests.effects.text.languages import LANGUAGES
 from tests.effects.text.trained import (
@@ -39,7 +43,9 @@ def stream(
     while at < len(ids):
         step = draw.choice([1, 1, 1, 2, 5])
         solo = step == 1 and draw.random() < 0.7
-        push = decoder.push(ids[at : at + step]) if not solo else decoder.spell(ids[at])
+        push = (
+            decoder.push(ids[at : at + step]) if not solo else decoder.push_token(ids[at])
+        )
         pieces.append(push)
         at += step
     return [*pieces, decoder.push([], final=True)]
@@ -59,12 +65,12 @@ def bytes_of(tokenizer: Tokenizer, token: int, *, skip: bool) -> bytes:
     """What one token of a sequence is, said by the vocabulary alone."""
     if skip and token in tokenizer.special_ids:
         return b""
-    (name,) = tokenizer.names([token])
+    (name,) = tokenizer.token_names([token])
     if name in BYTES and not tokenizer.byte_level:
         return bytes([BYTES.index(name)])
-    if not tokenizer.byte_level or any(char not in _ALPHABET for char in name):
+    if not tokenizer.byte_level or any(char not in _BYTE_OF_CHAR for char in name):
         return name.replace("▁", " ").encode()
-    return bytes(_ALPHABET[char] for char in name)
+    return bytes(_BYTE_OF_CHAR[char] for char in name)
 
 
 def random_ids(tokenizer: Tokenizer, draw: random.Random) -> list[int]:
@@ -133,7 +139,7 @@ def test_real_texts_and_cut_ones_join_to_the_whole(
 
 def in_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """Token ids that spell `data` byte by byte."""
-    letters = {value: char for char, value in _ALPHABET.items()}
+    letters = {value: char for char, value in _BYTE_OF_CHAR.items()}
     names = [letters[byte] if tokenizer.byte_level else BYTES[byte] for byte in data]
     ids = [tokenizer._backend.token_to_id(name) for name in names]
     assert None not in ids
@@ -144,7 +150,7 @@ def test_no_piece_ends_inside_a_character(kind: Tokenizer) -> None:
     text = "日👩‍👩‍👧é"
     decoder = Detokenizer(kind)
     ids = in_bytes(kind, text.encode())
-    pieces = [decoder.spell(token) for token in ids]
+    pieces = [decoder.push_token(token) for token in ids]
     assert [piece for piece in pieces if piece] == list(text)
     assert decoder.push([], final=True) == ""
 
@@ -158,7 +164,7 @@ def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> N
 
 def test_special_tokens_are_shown_where_they_are_requested(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|start|>b<|end|>")
-    shown = tokenizer.special(["<|start|>", "a", "<|nobody|>"])
+    shown = tokenizer.find_special_ids(["<|start|>", "a", "<|nobody|>"])
     assert len(shown) == 1
     assert Detokenizer(tokenizer).push(ids) == "ab"
     assert Detokenizer(tokenizer, shown=shown).push(ids) == "a<|start|>b"
@@ -170,7 +176,7 @@ def test_what_stands_beside_a_broken_byte_is_kept(tmp_path: Path) -> None:
     ids = in_bytes(tokenizer, "🙂.".encode() + b"\xff" + "日".encode()[:2])
     assert tokenizer.decode(ids) == BROKEN * 8
     decoder = Detokenizer(tokenizer)
-    assert [decoder.spell(token) for token in ids] == [
+    assert [decoder.push_token(token) for token in ids] == [
         "",
         "",
         "",
@@ -191,7 +197,7 @@ def test_only_the_first_blank_of_a_text_is_lost(tmp_path: Path) -> None:
     padded = tokenizer._backend.get_vocab_size() + 1  # without a token
     for ids in ([ab, ab], [blank, blank, ab], [padded, ab, ab], [0, ab, blank]):
         decoder = Detokenizer(tokenizer)
-        assert "".join(map(decoder.spell, ids)) == tokenizer.decode(ids)
+        assert "".join(map(decoder.push_token, ids)) == tokenizer.decode(ids)
 
 
 def test_tokens_that_are_more_than_their_bytes_stream_too(tmp_path: Path) -> None:
@@ -211,9 +217,9 @@ def test_what_is_kept_of_a_sequence_does_not_grow(name: str, tmp_path: Path) -> 
     decoder = Detokenizer(tokenizer)
     ids = tokenizer.encode(LANGUAGES["everything"]) * 20
     for token in ids:
-        decoder.spell(token)
+        decoder.push_token(token)
         assert len(decoder._utf8.getstate()[0]) < 4
-    assert decoder._seen == decoder._held == []
+    assert decoder._context == decoder._pending == []
 
 
 def test_a_window_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,5 +235,5 @@ def test_a_window_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     draw = random.Random(1)
     for _ in range(2000):
         decoder.push([draw.randrange(14)])
-    assert max(seen) <= SEEN + HELD
+    assert max(seen) <= NUM_CONTEXT_TOKENS + MAX_HELD_TOKENS
     assert len(seen) == 4000

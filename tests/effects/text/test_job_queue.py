@@ -34,8 +34,8 @@ def test_a_place_that_is_kept_for_small_ones() -> None:
     line = JobQueue[str]()
     line.add("large", "a", 100)
     line.add("small", "b", 10)
-    assert line.take(most=50) == "small"
-    assert line.take(most=50) is None
+    assert line.take(max_size=50) == "small"
+    assert line.take(max_size=50) is None
     assert line.take() == "large"
 
 

@@ -3,7 +3,7 @@
 import struct
 
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.logprobs_by_id import PromptScores, by_id
+from minfer.effects.text.logprobs_by_id import PromptScores, logprobs_by_id
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.token_logprobs import TokenLogprobs, pack_part
@@ -29,14 +29,16 @@ def ranks(scores: PromptScores) -> list[int | None] | None:
 
 def test_a_token_comes_first_and_then_the_likeliest() -> None:
     beside = TokenLogprobs(7, -2.0, 9, (300, 301), (-0.1, -0.2))
-    assert [*by_id(beside, None).items()] == [
+    assert [*logprobs_by_id(beside, None).items()] == [
         (7, Logprob(-2.0, 9)),
         (300, Logprob(-0.1, 1)),
         (301, Logprob(-0.2, 2)),
     ]
     tokenizer = Tokenizer(bundled_folder())
     (x,) = tokenizer.encode("x", add_special_tokens=False)
-    assert by_id(TokenLogprobs(x, -1.0, 1), tokenizer) == {x: Logprob(-1.0, 1, "x")}
+    assert logprobs_by_id(TokenLogprobs(x, -1.0, 1), tokenizer) == {
+        x: Logprob(-1.0, 1, "x")
+    }
 
 
 def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
@@ -49,15 +51,15 @@ def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
         scores = PromptScores(PROMPT)
         assert ranks(scores) is None
         for one in parts:
-            scores.unread.append(one)
+            scores.unread_chunks.append(one)
         assert ranks(scores) == [None, 1, 2, 3, 4]
         assert scores.by_token() is scores.by_token()
-        assert not scores.unread
+        assert not scores.unread_chunks
 
 
 def test_a_prompt_that_was_not_computed_has_none() -> None:
     scores = PromptScores(PROMPT)
     # what is between them never came
-    scores.unread.extend((part(1, 2), part(4, 1)))
+    scores.unread_chunks.extend((part(1, 2), part(4, 1)))
     assert scores.by_token() is None
     assert PromptScores((5,)).by_token() == [None]

@@ -14,7 +14,7 @@ from tokenizers import (
 )
 
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.text.longest_token import longest_token
+from minfer.effects.text.longest_token import max_token_chars
 from minfer.effects.text.tokenizer import TextTooLongError
 from minfer.effects.text.tokenizer import Tokenizer as Ours
 
@@ -44,21 +44,23 @@ def fallback(*, bytes_missing: int = 0) -> Tokenizer:
 
 def test_byte_level() -> None:
     made = byte_level()
-    assert longest_token(made) == 4
+    assert max_token_chars(made) == 4
     assert len(made.encode("a" * 400).ids) == 100
     made.add_tokens(["<a token>"])
-    assert longest_token(made) == len("<a token>")
+    assert max_token_chars(made) == len("<a token>")
 
 
 def test_bytes_as_fallback() -> None:
-    assert longest_token(fallback()) == len("<0x00>")  # generous: it stands for one byte
-    assert longest_token(fallback(bytes_missing=1)) is None
+    assert max_token_chars(fallback()) == len(
+        "<0x00>"
+    )  # generous: it stands for one byte
+    assert max_token_chars(fallback(bytes_missing=1)) is None
 
 
 @pytest.mark.parametrize("name", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_a_text_that_is_composed_first(name: str) -> None:
     made = byte_level(normalizer=getattr(normalizers, name)())
-    most = longest_token(made)
+    most = max_token_chars(made)
     assert most is not None
     # Four characters that become one, of three bytes: alpha with three marks.
     text = "ᾂ" * 50
@@ -90,25 +92,25 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("parts", UNKNOWN.values(), ids=UNKNOWN)
 def test_nothing_is_known_where_characters_are_dropped(parts: dict[str, Any]) -> None:
-    assert longest_token(byte_level(**parts)) is None
+    assert max_token_chars(byte_level(**parts)) is None
 
 
 def test_a_token_that_takes_the_blanks_beside_it() -> None:
     made = byte_level()
     made.add_tokens([AddedToken("<end>", rstrip=True)])
-    assert longest_token(made) is None
+    assert max_token_chars(made) is None
 
 
 def test_llamas_blanks() -> None:
     blanks = normalizers.Replace(" ", "▁")
     both = normalizers.Sequence([normalizers.Prepend("▁"), blanks])
-    assert longest_token(byte_level(normalizer=both)) == 4
+    assert max_token_chars(byte_level(normalizer=both)) == 4
 
 
 def test_no_text_of_the_bundled_model_breaks_its_bound() -> None:
     tokenizer = Ours(model_folder(None), context=2048)
-    assert tokenizer.most is not None
-    longest = tokenizer.most // 2048
+    assert tokenizer.max_chars is not None
+    longest = tokenizer.max_chars // 2048
     rng = random.Random(4)
     for _ in range(200):
         pool = rng.choice(["a", " ", "\n", "ab \n\t", "ä漢🙂\u0301", "def self.return "])
@@ -118,8 +120,8 @@ def test_no_text_of_the_bundled_model_breaks_its_bound() -> None:
 
 def test_what_cannot_fit_is_refused_unread() -> None:
     tokenizer = Ours(model_folder(None), context=10)
-    assert tokenizer.most is not None
-    assert tokenizer.encode(" " * tokenizer.most)
+    assert tokenizer.max_chars is not None
+    assert tokenizer.encode(" " * tokenizer.max_chars)
     with pytest.raises(TextTooLongError, match="shorten it"):
-        tokenizer.encode(" " * (tokenizer.most + 1))
-    assert Ours(model_folder(None)).most is None
+        tokenizer.encode(" " * (tokenizer.max_chars + 1))
+    assert Ours(model_folder(None)).max_chars is None

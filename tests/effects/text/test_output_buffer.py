@@ -29,7 +29,7 @@ def done(length: int, reason: str = "length") -> Finished:
 
 def test_without_a_tokenizer_tokens_are_news() -> None:
     one = OutputBuffer(None, None)
-    one.fresh += [1, 2]
+    one.new_tokens += [1, 2]
     assert not one.has_output
     one.flush(NONE)
     assert one.take(0, ()).token_ids == (1, 2)
@@ -40,12 +40,12 @@ def test_tokens_without_text_wait_for_it(tokenizer: Tokenizer) -> None:
     one = OutputBuffer(Detokenizer(tokenizer), None)
     smile = tokenizer.encode("🙂")
     assert len(smile) > 1
-    one.fresh += smile[:1]
+    one.new_tokens += smile[:1]
     one.flush(NONE)
-    assert (one.count, one.has_output) == (1, False)
-    one.fresh += smile[1:]
+    assert (one.num_flushed, one.has_output) == (1, False)
+    one.new_tokens += smile[1:]
     one.flush(NONE)
-    assert (one.count, one.has_output) == (len(smile), True)
+    assert (one.num_flushed, one.has_output) == (len(smile), True)
     new = one.take(3, ())
     assert (new.index, new.text, new.token_ids) == (3, "🙂", tuple(smile))
 
@@ -65,7 +65,7 @@ def test_the_token_that_ends_has_no_text(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     for reason, text in (("stop", "a"), ("length", "ab")):
         one = OutputBuffer(Detokenizer(tokenizer), None)
-        one.fresh += [a, b]
+        one.new_tokens += [a, b]
         one.finish(done(2, reason))
         one.flush(frozenset([b]))
         new = one.take(0, (b,))
@@ -79,7 +79,7 @@ def test_the_token_that_ends_has_a_text_if_that_is_kept(tokenizer: Tokenizer) ->
     special = min(tokenizer.special_ids)
     for end, text in ((b, "ab"), (special, "a")):
         one = OutputBuffer(Detokenizer(tokenizer), None, keeps_stop=True)
-        one.fresh += [a, end]
+        one.new_tokens += [a, end]
         one.finish(done(2, "stop"))
         one.flush(frozenset([end]))
         assert one.take(0, ()).text == text
@@ -88,7 +88,7 @@ def test_the_token_that_ends_has_a_text_if_that_is_kept(tokenizer: Tokenizer) ->
 def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     one = OutputBuffer(Detokenizer(tokenizer), None)
-    one.fresh += [a, b]
+    one.new_tokens += [a, b]
     one.finish(done(2, "stop"))
     one.flush(frozenset([b]))
     new = one.take(0, ())
@@ -97,7 +97,7 @@ def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
 
 def test_what_begins_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["bc"]))
-    one.fresh += [tokenizer.encode(char)[0] for char in "ab"]
+    one.new_tokens += [tokenizer.encode(char)[0] for char in "ab"]
     one.flush(NONE)
     assert one.text == "a"
     one.finish(done(2))
@@ -115,30 +115,30 @@ def test_stop_strings_across_tokens_against_the_whole_text(
     tokens = tokenizer.encode("".join(draw.choices(letters, k=50)))
     stops = drawn(draw, letters, draw.randrange(1, 20), 1 + seed % 8)
     one, given = OutputBuffer(Detokenizer(tokenizer), StopMatcher(stops)), ""
-    while one.stop is None and one.count < len(tokens):
-        one.fresh += tokens[one.count : one.count + draw.randrange(1, 5)]
+    while one.stop_string is None and one.num_flushed < len(tokens):
+        one.new_tokens += tokens[one.num_flushed : one.num_flushed + draw.randrange(1, 5)]
         one.flush(NONE)
-        text = tokenizer.decode(tokens[: one.count]).rstrip("\ufffd")
+        text = tokenizer.decode(tokens[: one.num_flushed]).rstrip("\ufffd")
         given += one.take(0, ()).text
-        if one.stop is None:
+        if one.stop_string is None:
             assert given == text[: len(text) - len(begun(text, stops))]
-    one.finish(done(one.count))
+    one.finish(done(one.num_flushed))
     one.flush(NONE)
     given += one.take(0, ()).text
-    assert (given, one.stop) == searched(tokenizer.decode(tokens), stops)
+    assert (given, one.stop_string) == searched(tokenizer.decode(tokens), stops)
     # It ends with the token that completed the stop string, and not later.
-    before = tokenizer.decode(tokens[: one.count - 1])
-    assert one.stop is None or searched(before, stops)[1] is None
+    before = tokenizer.decode(tokens[: one.num_flushed - 1])
+    assert one.stop_string is None or searched(before, stops)[1] is None
 
 
 def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
     one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["bc"]))
     a, b, c = (tokenizer.encode(char)[0] for char in "abc")
     one.begin((a, b))
-    assert (one.count, one.text, one.tokens) == (2, "", [])
-    one.fresh += [c]
+    assert (one.num_flushed, one.text, one.tokens) == (2, "", [])
+    one.new_tokens += [c]
     one.flush(NONE)
-    assert (one.stop, one.count) == ("bc", 3)
+    assert (one.stop_string, one.num_flushed) == ("bc", 3)
     assert one.take(0, ()).token_ids == (c,)
 
 
@@ -146,7 +146,7 @@ def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     one = OutputBuffer(Detokenizer(tokenizer), None, logprobs=[])
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     assert one.logprobs is not None
-    one.fresh += [a, b]
+    one.new_tokens += [a, b]
     # Of the drawn token and of the likeliest two; then of the drawn one alone.
     one.logprobs += [
         TokenLogprobs(a, -1.0, 2, (b, a), (-0.5, -1.0)),
@@ -172,13 +172,13 @@ def test_stop_strings_do_not_count_before_there_are_enough_tokens(
         for known in (0, min(2, enough), len(tokens) - 1):
             one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["b"]), None, enough)
             one.begin(tuple(tokens[:known]))
-            one.fresh += tokens[known:]
+            one.new_tokens += tokens[known:]
             one.flush(NONE)
             early = tokenizer.decode(tokens[: max(enough, known)])
             wanted = text[: text.index("b", len(early))]
             given = tokenizer.decode(tokens[:known])
             assert given + one.take(0, ()).text == wanted
-            assert one.stop == "b"
+            assert one.stop_string == "b"
 
 
 def test_a_stop_string_may_begin_before_there_are_enough_tokens(
@@ -188,7 +188,7 @@ def test_a_stop_string_may_begin_before_there_are_enough_tokens(
     for known in (0, 1, 2):
         one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["abc"]), None, 2)
         one.begin(tuple(tokens[:known]))
-        one.fresh += tokens[known:]
+        one.new_tokens += tokens[known:]
         one.flush(NONE)
-        assert (one.stop, one.count) == ("abc", 4)
+        assert (one.stop_string, one.num_flushed) == ("abc", 4)
         assert one.text == "x"[known:]

@@ -18,9 +18,9 @@ from minfer.effects.text import tokenizer_loading
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
 from minfer.effects.text.tokenizer_classes import (
-    CLASS_OF,
+    CLASS_BY_MODEL_TYPE,
     CLASSES,
-    OVERRULED,
+    FIXED_CLASS_TYPES,
     PLAIN,
     class_name,
 )
@@ -63,7 +63,7 @@ def agree(folder: Path, *texts: str) -> list[list[str]]:
             assert ours.decode(ids, skip_special_tokens=special) == text_of
             pieces = Detokenizer(ours, skip_special_tokens=special)
             assert pieces.push(ids, final=True) == text_of
-        found.append(ours.names(ours.encode(text)))
+        found.append(ours.token_names(ours.encode(text)))
     assert ours.special_tokens == theirs.special_tokens_map
     return found
 
@@ -278,7 +278,7 @@ def test_what_transformers_refuses_is_read_for_what_it_says(
         AutoTokenizer.from_pretrained(tmp_path).encode("a")
     tokenizer = Tokenizer(tmp_path)
     if wanted is not None:
-        assert tokenizer.names(tokenizer.encode("a <think>b")) == wanted
+        assert tokenizer.token_names(tokenizer.encode("a <think>b")) == wanted
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -304,9 +304,11 @@ def test_the_table_of_classes_is_transformers() -> None:
         for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         for name in [auto.TOKENIZER_MAPPING_NAMES.get(kind)]
     }
-    assert {kind: name for kind, name in theirs.items() if name in known} == CLASS_OF
+    assert {
+        kind: name for kind, name in theirs.items() if name in known
+    } == CLASS_BY_MODEL_TYPE
     overruled = auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-    assert overruled & CLASS_OF.keys() == OVERRULED
+    assert overruled & CLASS_BY_MODEL_TYPE.keys() == FIXED_CLASS_TYPES
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "mistral", "none"])
@@ -359,5 +361,5 @@ def test_what_is_as_its_class_makes_it_is_not_made_again(
         tmp_path, {CONFIG: {"tokenizer_class": name, "unk_token": "a"}}, backend, "qwen3"
     )
     AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    monkeypatch.setattr(tokenizer_loading, "_remade", None)
+    monkeypatch.setattr(tokenizer_loading, "_with_class_components", None)
     agree(tmp_path)

@@ -64,7 +64,7 @@ def test_stop_strings_that_are_kept_against_search(seed: int) -> None:
     letters = ALPHABETS[seed % len(ALPHABETS)]
     text = "".join(draw.choices(letters, k=draw.randrange(60)))
     stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
-    matcher, got, found, at = StopMatcher(stops, kept=True), "", None, 0
+    matcher, got, found, at = StopMatcher(stops, keep_stops=True), "", None, 0
     while at < len(text) and found is None:
         step = draw.randrange(4)
         piece, found = matcher.push(text[at : at + step])
@@ -82,10 +82,10 @@ def test_where_none_may_end_one_may_begin(seed: int) -> None:
     text = "".join(draw.choices(letters, k=draw.randrange(40)))
     stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
     free, kept = draw.randrange(len(text) + 1), seed % 3 == 0
-    matcher, got, at = StopMatcher(stops, kept=kept), "", 0
+    matcher, got, at = StopMatcher(stops, keep_stops=kept), "", 0
     while at < free:
         step = min(1 + draw.randrange(4), free - at)
-        got, at = got + matcher.pass_by(text[at : at + step]), at + step
+        got, at = got + matcher.push_without_stop(text[at : at + step]), at + step
     more, found = matcher.push(text[free:], final=True)
     for end in range(free + 1, len(text) + 1):
         if there := [one for one in stops if text[:end].endswith(one)]:

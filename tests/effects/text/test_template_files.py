@@ -95,5 +95,5 @@ def test_calls_are_looked_for_as_the_template_for_tools_writes_them(
     named = [NAMED[0], {"name": "tool_use", "template": "<tool_call>{{ tools }}"}]
     write(tmp_path, {CONFIG: {"chat_template": named}})
     tokenizer = Tokenizer(tmp_path)
-    assert Parsers().settled(tokenizer.chat_template).unknown_tools
-    assert Parsers().settled(tokenizer.all_templates).tools == "hermes"
+    assert Parsers().resolve(tokenizer.chat_template).unknown_tools
+    assert Parsers().resolve(tokenizer.all_templates).tools == "hermes"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
-from minfer.effects.text.template_limits import LONGEST, ROUNDS
+from minfer.effects.text.template_limits import MAX_LOOP_ROUNDS, MAX_PRODUCT_LENGTH
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.quick import at_most
 
@@ -22,7 +22,7 @@ NESTED = "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}
 
 def test_loops_of_all_levels_are_counted_together(tokenizer: Tokenizer) -> None:
     assert render(tokenizer, NESTED, n=300) == "300"
-    message = f"more than {ROUNDS} times"
+    message = f"more than {MAX_LOOP_ROUNDS} times"
     # 10 ms on an idle machine
     with at_most(1), pytest.raises(ChatTemplateError, match=message):
         render(tokenizer, NESTED, n=99_999)
@@ -37,7 +37,7 @@ def test_a_request_cannot_replace_range(tokenizer: Tokenizer) -> None:
 def test_products_are_bounded(tokenizer: Tokenizer, template: str) -> None:
     assert len(render(tokenizer, template, n=3)) > 5
     with pytest.raises(ChatTemplateError, match="repeats something"):
-        render(tokenizer, template, n=LONGEST)
+        render(tokenizer, template, n=MAX_PRODUCT_LENGTH)
 
 
 def test_powers_are_bounded(tokenizer: Tokenizer) -> None:

@@ -27,7 +27,7 @@ def agree(folder: Path) -> None:
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
                 ids, skip_special_tokens=skip
             )
-        assert ours.names(ids) == theirs.convert_ids_to_tokens(ids)
+        assert ours.token_names(ids) == theirs.convert_ids_to_tokens(ids)
     assert ours.special_ids >= set(theirs.all_special_ids)
     assert all(
         theirs.decode([i], skip_special_tokens=True) == "" for i in ours.special_ids

@@ -138,7 +138,9 @@ def test_files_without_tokenizer_json_are_converted_once(
         if "<s>" not in text:
             assert tokenizer.encode(text) == encode(text), text
     assert {path.name for path in tmp_path.iterdir()} == before
-    monkeypatch.setattr(tokenizer_conversion, "_run", None)  # kept: not run again
+    monkeypatch.setattr(
+        tokenizer_conversion, "_convert_in_process", None
+    )  # kept: not run again
     assert Tokenizer(tmp_path).encode(TEXTS[0]) == encode(TEXTS[0])
 
 

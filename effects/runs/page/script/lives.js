@@ -52,9 +52,9 @@ export function build() {
   log.turn.forEach((t, i) => {
     const what = log.kind[i];
     if (!quiet.includes(what) && decided.at(-1) !== t) decided.push(t);
-    if (what === kind.Preempted || what === kind.Voided) marks.push(i);
-    if (what === kind.Held) held.push(i);
-    if (what === kind.Voided) lives.forEach((life) => unpromise(life, t));
+    if (what === kind.Preempted || what === kind.Discarded) marks.push(i);
+    if (what === kind.QueueBlocked) held.push(i);
+    if (what === kind.Discarded) lives.forEach((life) => unpromise(life, t));
     if (lives[log.sample[i]]) heed(lives[log.sample[i]], i);
   });
   logAt = starts(log.turn);

@@ -90,7 +90,7 @@ function write(g, { words, x, y, taken, background }) {
 function drawMarks(g) {
   for (const i of marks) {
     const x = px(log.turn[i]);
-    g.fillStyle = log.kind[i] === kind.Voided ? color.wrong : color.again;
+    g.fillStyle = log.kind[i] === kind.Discarded ? color.wrong : color.again;
     if (x >= GUTTER) g.fillRect(x - 1, 0, 2, 6);
   }
 }

@@ -119,7 +119,7 @@ function decisionSentence(about) {
     }
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
-    case "Held":
+    case "QueueBlocked":
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":
       return preempted(about);
@@ -128,14 +128,14 @@ function decisionSentence(about) {
       const look = PALETTE[s < 0 ? END : ended(s)];
       return item([name, ` ${how} after ${many(b, "token")}${and(c)}`], look);
     }
-    case "Voided": {
+    case "Discarded": {
       const rows = many(c, "sequence starts", "sequences start");
       const words = `step ${count(a)} failed${and(b)}; ${rows} again`;
       return item([`${words} from what is in memory`], "wrong");
     }
     case "Ignored":
       return item([`a ${text(a)} means nothing here: ${text(b)}`]);
-    case "Overruled": {
+    case "PolicyOverride": {
       const answer = `${text(b)} when asked for ${text(a)}`;
       const words = `the scheduling policy (${run.policy}) ${answer}`;
       return item([`${words}: first come, first served instead`], "wrong");

@@ -68,7 +68,14 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
     assert ids == [one.id for one in drafts]
     about = {kind for _, kind, name, _ in entries(data) if not name}
-    assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}
+    assert not about & {
+        "Submit",
+        "Chunk",
+        "Admitted",
+        "QueueBlocked",
+        "Preempted",
+        "Finished",
+    }
 
 
 def test_a_steady_decode_costs_no_entries() -> None:

@@ -39,7 +39,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
 def test_they_break_no_panel(chromium: Browser, tmp_path: Path, wide: int) -> None:
     config, turns = run_of()
     reasons = {wire_name(one) for t in turns for one in t.transition.reasons}
-    assert {"Admitted", "Held", "Preempted"} <= reasons
+    assert {"Admitted", "QueueBlocked", "Preempted"} <= reasons
     shown(chromium, tmp_path, (config, turns), wide=wide)
     outside = """[...document.querySelectorAll('aside *, header *, #found, #found *')]
         .filter((one) => one.getClientRects().length)

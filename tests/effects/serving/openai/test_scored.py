@@ -126,7 +126,7 @@ def line(tokenizer: Tokenizer, ids: list[int]) -> list[dict[int, Logprob]]:
 def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     tokenizer: Tokenizer,
 ) -> None:
-    (end,) = tokenizer.special([END])
+    (end,) = tokenizer.find_special_ids([END])
     x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)

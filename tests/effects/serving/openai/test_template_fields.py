@@ -73,7 +73,7 @@ def test_special_tokens_come_with_the_text_if_they_are_not_skipped(
     tokenizer = bundled.llm.tokenizer
     assert tokenizer is not None
     token = min(tokenizer.special_ids - set(tokenizer.eos_ids))
-    name = tokenizer.names([token])[0]
+    name = tokenizer.token_names([token])[0]
     request_fields: dict[str, Any] = {"allowed_token_ids": [token], "max_tokens": 2}
     for skip, text in ((None, ""), (True, ""), (False, name)):
         body = {**request_fields, "skip_special_tokens": skip}

@@ -13,7 +13,7 @@ class OneByOne:
     """Moves matchers, and has each make its own mask."""
 
     words: int = 1  # of a line
-    never: frozenset[int] = frozenset()
+    forbidden_tokens: frozenset[int] = frozenset()
 
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: Lines
@@ -22,7 +22,7 @@ class OneByOne:
         errors = {}
         for move in updates:
             try:
-                move.matcher.rollback(move.back)
+                move.matcher.rollback(move.num_rollback)
                 move.matcher.advance(move.tokens)
                 fill(lines[move.line], move.matcher.mask())
             except GrammarError as error:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from minfer.effects.text.grammars.formats import LIBRARIES, PATTERNS
+from minfer.effects.text.grammars.formats import LIBRARY_PATTERNS, STANDARD_PATTERNS
 from tests.effects.text.grammars.bundled import takes_value
 
 EXAMPLES = {
@@ -65,11 +65,11 @@ def test_a_format_allows_what_is_one(name: str) -> None:
 
 def test_every_format_has_an_example() -> None:
     others = {f"uuid{version}" for version in range(1, 9)}
-    assert {*PATTERNS, *LIBRARIES} - others == EXAMPLES.keys() - others
+    assert {*STANDARD_PATTERNS, *LIBRARY_PATTERNS} - others == EXAMPLES.keys() - others
 
 
 def test_every_day_of_the_calendar_is_a_date_and_no_other() -> None:
-    pattern = re.compile(PATTERNS["date"])
+    pattern = re.compile(STANDARD_PATTERNS["date"])
     for year in (1, 4, 100, 400, 1900, 1999, 2000, 2023, 2024, 2100, 9999):
         for month in range(14):
             for day in range(33):
@@ -83,7 +83,7 @@ def test_every_day_of_the_calendar_is_a_date_and_no_other() -> None:
 
 
 def test_networks_are_those_that_python_takes() -> None:
-    pattern = re.compile(LIBRARIES["ipv4network"])
+    pattern = re.compile(LIBRARY_PATTERNS["ipv4network"])
     random = Random(0)
     for _ in range(3000):
         octets = [random.choice([0, 1, 64, 128, 192, 255]) for _ in range(4)]

@@ -7,10 +7,10 @@ import pytest
 
 from minfer.effects.text.grammars.grammar_library import Matcher
 from minfer.effects.text.grammars.idle_matchers import (
-    CAPACITY,
-    CHARACTERS,
-    CONSTRAINTS,
-    TOKENS,
+    CHARACTERS_PER_WEIGHT,
+    MAX_CONSTRAINTS,
+    MAX_SERVED_TOKENS,
+    MAX_TOTAL_WEIGHT,
     IdleMatchers,
 )
 from minfer.sampling.structured import StructuredOutputs
@@ -56,7 +56,7 @@ def test_one_that_cannot_begin_again_is_let_go_of() -> None:
 
 def test_a_matcher_is_dropped_after_many_tokens() -> None:
     idle, walker = IdleMatchers(), made()
-    for tokens in (TOKENS, 0):
+    for tokens in (MAX_SERVED_TOKENS, 0):
         idle.put(REQUESTED, walker, tokens)
         again: Any = idle.take(REQUESTED)
         assert again is walker
@@ -70,21 +70,21 @@ def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
     for one in (first, first, second):
         idle.put(one, made(), 1)
     assert idle.take(first) is not None  # one is left, and was not asked for
-    for _ in range(CAPACITY - 1):
+    for _ in range(MAX_TOTAL_WEIGHT - 1):
         idle.put(third, made(), 1)
-    assert len(idle) == CAPACITY
+    assert len(idle) == MAX_TOTAL_WEIGHT
     assert idle.take(second) is None
     assert idle.take(first) is not None
     idle.clear()
     assert not len(idle)
-    for _ in range(CAPACITY):
+    for _ in range(MAX_TOTAL_WEIGHT):
         idle.put(third, made(), 1)
-    assert len(idle) == CAPACITY
+    assert len(idle) == MAX_TOTAL_WEIGHT
 
 
 def test_few_constraints_have_some() -> None:
     idle = IdleMatchers()
-    for i in range(CONSTRAINTS + 3):
+    for i in range(MAX_CONSTRAINTS + 3):
         idle.put(requested(str(i)), made(), 1)
         idle.put(requested("0"), made(), 1)  # as often as all others together
     assert idle.take(requested("0")) is not None
@@ -94,10 +94,10 @@ def test_few_constraints_have_some() -> None:
 
 def test_long_constraints_take_more_of_it() -> None:
     idle = IdleMatchers()
-    long = requested("a" * 2 * CHARACTERS)
-    for _ in range(CAPACITY):
+    long = requested("a" * 2 * CHARACTERS_PER_WEIGHT)
+    for _ in range(MAX_TOTAL_WEIGHT):
         idle.put(long, made(), 1)
-    assert len(idle) == CAPACITY // 3
+    assert len(idle) == MAX_TOTAL_WEIGHT // 3
 
 
 @pytest.mark.parametrize(

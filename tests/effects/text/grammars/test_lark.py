@@ -7,7 +7,11 @@ import contextlib
 import pytest
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.lark import MOST_DEEP, check_lark, to_compiled_lark
+from minfer.effects.text.grammars.lark import (
+    MAX_RULES_AND_BRACKETS,
+    check_lark,
+    to_compiled_lark,
+)
 from minfer.sampling.structured import MAX_CONSTRAINT
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 from tests.quick import at_most
@@ -42,8 +46,11 @@ def test_rules_in_a_long_line_are_refused(grammar: str) -> None:
 
 
 def test_as_many_rules_as_may_be_in_a_line_can_be_compiled() -> None:
-    assert takes("a", grammar=in_a_line(MOST_DEEP - 2))
-    assert takes("a", grammar=in_a_line((MOST_DEEP - 2) // 9, "(" * 8 + "r{}" + ")" * 8))
+    assert takes("a", grammar=in_a_line(MAX_RULES_AND_BRACKETS - 2))
+    assert takes(
+        "a",
+        grammar=in_a_line((MAX_RULES_AND_BRACKETS - 2) // 9, "(" * 8 + "r{}" + ")" * 8),
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_a_letter_that_must_come_for_ever_blocks_no_thread(
 
 
 def test_brackets_beside_each_other_are_not_deep() -> None:
-    grammar = "start: " + " ".join(['("a" | "b")'] * 2 * MOST_DEEP)
+    grammar = "start: " + " ".join(['("a" | "b")'] * 2 * MAX_RULES_AND_BRACKETS)
     assert check_lark(grammar, "grammar") == grammar
 
 

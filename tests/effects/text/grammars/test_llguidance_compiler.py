@@ -76,7 +76,7 @@ def test_a_model_without_an_end_of_sequence_gets_what_never_comes_at_the_end() -
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     walk.advance(ids("#"))
     assert walk.must_end
-    assert allowed(walk.mask()) == endless.never
+    assert allowed(walk.mask()) == endless.forbidden_tokens
 
 
 @pytest.mark.long
@@ -85,9 +85,9 @@ def test_what_stands_for_an_end_of_sequence_takes_no_token_if_an_id_is_free() ->
     constraint = StructuredOutputs(regex="(.|\n)*")
     for free in (0, 1, 300):
         endless = LlguidanceCompiler(tokenizer().as_json(), vocab() + free, [])
-        assert endless.never == {vocab() if free else vocab() - 1}
+        assert endless.forbidden_tokens == {vocab() if free else vocab() - 1}
         walk = endless.compile(constraint).matcher()
-        may = allowed(walk.mask()) - endless.never
+        may = allowed(walk.mask()) - endless.forbidden_tokens
         assert may & last == (last if free else set())
         assert max(may) < vocab()
         walk.advance(ids("a"))
@@ -95,7 +95,7 @@ def test_what_stands_for_an_end_of_sequence_takes_no_token_if_an_id_is_free() ->
         walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
         walk.advance(ids("#"))
         assert walk.must_end
-        assert allowed(walk.mask()) == endless.never
+        assert allowed(walk.mask()) == endless.forbidden_tokens
 
 
 def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
@@ -156,7 +156,7 @@ def test_what_cannot_be_compiled_is_refused_by_its_field(
 
 def test_a_mask_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = matcher(regex="a+")
-    monkeypatch.setattr(walking, "MOST_SECONDS", 0)
+    monkeypatch.setattr(walking, "MAX_MASK_SECONDS", 0)
     with pytest.raises(GrammarError, match="at most 0; make it simpler"):
         walk.mask()
     assert "make it simpler" in str(refusal(regex="a+"))

@@ -8,11 +8,11 @@ import pytest
 from minfer.effects.text.grammars import llguidance_matcher as walking
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.llguidance_matcher import (
-    MOST_CHARS,
+    MAX_ERROR_CHARS,
     Companions,
     LlguidanceMatcher,
-    check,
-    cut,
+    raise_if_failed,
+    shorten_error,
 )
 from tests.effects.text.grammars.bundled import ENDS, allowed, ids, matcher
 
@@ -55,7 +55,7 @@ def test_a_slow_one_goes_on_with_a_companion(monkeypatch: pytest.MonkeyPatch) ->
     quick = matcher(regex="(ab|c)*d")
     quick.advance(tokens)
     assert not pairs, "a few microseconds each"
-    monkeypatch.setattr(walking, "MASK_WAIT", -1.0)
+    monkeypatch.setattr(walking, "MASK_WAIT_SECONDS", -1.0)
     slow = matcher(regex="(ab|c)*d")
     slow.advance(tokens)
     assert pairs == tokens[1:]
@@ -119,18 +119,18 @@ class Emitted:
     [
         ("NoExtensionBias", "there is no text that it allows"),
         ("too many items <non-verbose/>", "too many items"),
-        ("x" * 1000, "x" * (MOST_CHARS - 3) + "..."),
+        ("x" * 1000, "x" * (MAX_ERROR_CHARS - 3) + "..."),
     ],
 )
 def test_what_the_library_says_is_handed_on_in_short(why: str, reported: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        check(Emitted(why))  # type: ignore[arg-type]  # stands in for one
+        raise_if_failed(Emitted(why))  # type: ignore[arg-type]  # stands in for one
     assert str(caught.value) == reported
-    assert len(cut(why)) <= MOST_CHARS
+    assert len(shorten_error(why)) <= MAX_ERROR_CHARS
 
 
 def test_who_is_stopped_by_an_error_need_not_end() -> None:
-    check(Emitted(""))  # type: ignore[arg-type]  # stands in for one
+    raise_if_failed(Emitted(""))  # type: ignore[arg-type]  # stands in for one
     for why in ("", "broken"):
         companions = Companions(lambda: Emitted(""))  # type: ignore[arg-type, return-value]  # stands in
         walk = LlguidanceMatcher(Emitted(why), companions)  # type: ignore[arg-type]  # likewise

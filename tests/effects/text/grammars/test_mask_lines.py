@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars.mask_lines import (
-    FIRST,
-    MOST_BANS,
-    WORD,
+    MAX_BANS,
+    NUM_FIRST_WORDS,
+    WORD_BITS,
     BannedTokens,
     Lines,
     TokenBans,
@@ -14,11 +14,11 @@ from minfer.effects.text.grammars.mask_lines import (
     fill,
 )
 
-WORDS = FIRST + 2
+WORDS = NUM_FIRST_WORDS + 2
 
 
 def lines_of(*allowed: set[int]) -> Lines:
-    bits = np.zeros((len(allowed), WORD * WORDS), np.uint8)
+    bits = np.zeros((len(allowed), WORD_BITS * WORDS), np.uint8)
     for line, tokens in zip(bits, allowed, strict=True):
         line[list(tokens)] = 1
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
@@ -40,7 +40,7 @@ def test_a_mask_is_written_as_far_as_it_goes_and_nothing_else_is_allowed(
     assert bits_of(lines[1])[:size] == b"\xff" * min(size, 4 * WORDS)
 
 
-LAST = WORD * WORDS - 1
+LAST = WORD_BITS * WORDS - 1
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_banned_tokens_are_cleared_and_empty_lines_are_returned(
     before: list[set[int]], after: list[set[int]], empty: list[int]
 ) -> None:
     bars = BannedTokens.of([30, 31, 64, LAST, LAST + 1, 10**6], WORDS)
-    everything = set(range(WORD * WORDS))
+    everything = set(range(WORD_BITS * WORDS))
     lines = lines_of(everything, *before, everything)
     assert bars.clear(lines, [1, 2]) == [line + 1 for line in empty]
     assert allowed(lines) == [everything, *after, everything]
@@ -83,8 +83,8 @@ def test_lines_are_barred_from_tokens_of_their_own() -> None:
 
 def test_no_more_sets_of_tokens_are_kept_than_have_room() -> None:
     bans = TokenBans()
-    for token in range(3 * MOST_BANS):
+    for token in range(3 * MAX_BANS):
         lines = lines_of({token % 64, 70})
         bans.clear(lines, {frozenset({token % 64, 1000 + token}): [0]})
         assert allowed(lines) == [{70}]
-        assert len(bans._bans) <= MOST_BANS
+        assert len(bans._bans) <= MAX_BANS

@@ -10,7 +10,7 @@ import pytest
 
 from minfer.effects.text.grammars import parallel_masks as module
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     Matcher,
     MatcherUpdate,
@@ -38,11 +38,11 @@ EACH: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[0, module.FEW], ids=["many", "few"])
+@pytest.fixture(params=[0, module.MAX_SERIAL_ROWS], ids=["many", "few"])
 def parallel(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> ParallelMasks:
-    monkeypatch.setattr(module, "FEW", request.param)
+    monkeypatch.setattr(module, "MAX_SERIAL_ROWS", request.param)
     return ParallelMasks(vocab())
 
 
@@ -164,7 +164,7 @@ def test_a_mask_that_takes_longer_than_the_bound_is_late(parallel: ParallelMasks
 
         def unsafe_compute_mask_ptr(self, going: list[Any], *where: int) -> None:
             own.unsafe_compute_mask_ptr([p for p in going if p[1] != 1], *where)
-            time.sleep(20 * MASK_WAIT)
+            time.sleep(20 * MASK_WAIT_SECONDS)
             own.unsafe_compute_mask_ptr([p for p in going if p[1] == 1], *where)
 
     parallel._executor = Slow()  # type: ignore[assignment]  # stands in
@@ -178,7 +178,7 @@ def test_a_token_that_takes_longer_than_the_bound_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = ParallelMasks(vocab())
-    seconds = iter([0.0, MASK_WAIT, 1.0, 1.001 + MASK_WAIT])
+    seconds = iter([0.0, MASK_WAIT_SECONDS, 1.0, 1.001 + MASK_WAIT_SECONDS])
     clock = SimpleNamespace(thread_time=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
     updates = [
@@ -203,9 +203,9 @@ def test_what_stands_for_an_end_of_sequence_is_reported_never_to_come() -> None:
     endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     (made,) = masks(endless, [move(walk, *ids("#"))])
-    assert bits(made) == endless.never != set()
-    assert allowed(walk.mask()) == endless.never  # whatever makes it
-    assert compiler().never == set()
+    assert bits(made) == endless.forbidden_tokens != set()
+    assert allowed(walk.mask()) == endless.forbidden_tokens  # whatever makes it
+    assert compiler().forbidden_tokens == set()
 
 
 def test_matchers_of_another_library_are_refused(parallel: ParallelMasks) -> None:

@@ -162,7 +162,7 @@ def as_argument(rng: Random, pattern: str) -> bool:
         callees=(Callee("f", arguments_schema(schema, "tools[0]")),),
         must=True,
         several=False,
-        token=tokenizer().added,
+        token=tokenizer().added_token_id,
     )
     start = '<tool_call>\n{"name": "f", "arguments": {"a": "'
     text = written(rng, {"grammar": grammar(calling)}, start)

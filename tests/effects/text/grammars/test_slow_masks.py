@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars import slow_masks as watching
-from minfer.effects.text.grammars.grammar_library import MASK_WAIT
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT_SECONDS
 from minfer.effects.text.grammars.slow_masks import UNWRITTEN, MaskWatch, WatchedCall
 
 
@@ -17,7 +17,7 @@ def late(count: int, steps: list[list[int]]) -> set[int]:
     call = WatchedCall(lines, range(count))
     for step in steps:
         lines[step, 0] = 1
-        call.look()
+        call.check_lines()
     return {*call.slow}
 
 
@@ -35,7 +35,7 @@ def late(count: int, steps: list[list[int]]) -> set[int]:
 def test_masks_are_late_that_take_longer_than_the_bound(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
 ) -> None:
-    monkeypatch.setattr(watching, "THREADS", 4)
+    monkeypatch.setattr(watching, "MASK_THREADS", 4)
     assert late(4, steps) == found
 
 
@@ -51,7 +51,7 @@ def test_masks_are_late_that_take_longer_than_the_bound(
 def test_masks_that_wait_for_a_processor_are_not_late(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
 ) -> None:
-    monkeypatch.setattr(watching, "THREADS", 2)
+    monkeypatch.setattr(watching, "MASK_THREADS", 2)
     assert late(6, steps) == found
 
 
@@ -59,11 +59,11 @@ def test_masks_that_wait_for_a_processor_are_not_late(
 def test_its_thread_ends_when_there_is_nothing_to_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watching, "QUIET", 2)
+    monkeypatch.setattr(watching, "MAX_IDLE_CHECKS", 2)
     watch, lines = MaskWatch(), np.zeros((1, 1), np.int32)
     for _ in range(2):
-        with watch.over(lines, [0]) as call:
-            time.sleep(20 * MASK_WAIT)
+        with watch.watch(lines, [0]) as call:
+            time.sleep(20 * MASK_WAIT_SECONDS)
         assert call.slow == {0}
         thread = watch._thread
         assert isinstance(thread, threading.Thread)

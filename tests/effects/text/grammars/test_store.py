@@ -15,10 +15,10 @@ from minfer.effects.text.grammars.grammar_library import (
     GrammarError,
 )
 from minfer.effects.text.grammars.store import (
-    KEPT,
-    MOST_WAITING,
-    SHARE,
-    THREADS,
+    CLIENT_SHARE,
+    COMPILE_THREADS,
+    MAX_GRAMMARS,
+    MAX_WAITING,
     Grammars,
 )
 from minfer.sampling.structured import StructuredOutputs
@@ -80,7 +80,7 @@ def test_a_refusal_is_kept_too() -> None:
 def test_those_that_were_requested_last_are_kept() -> None:
     compiler = Compiler()
     store = Grammars(lambda: compiler)
-    for i in range(KEPT):
+    for i in range(MAX_GRAMMARS):
         store.get(requested(f"x{i}"))
     store.get(requested("x0"))
     store.get(requested("new"))
@@ -111,9 +111,9 @@ def busy() -> Iterator[tuple[Compiler, Grammars]]:
     compiler = Compiler()
     compiler.go.clear()
     store = Grammars(lambda: compiler)
-    for i in range(THREADS):
+    for i in range(COMPILE_THREADS):
         store.begin(requested(f"busy{i}"))
-    while compiler.begun < THREADS:
+    while compiler.begun < COMPILE_THREADS:
         time.sleep(0.001)
     yield compiler, store
     compiler.go.set()
@@ -136,7 +136,7 @@ def test_a_constraint_without_waiters_is_not_compiled(
     other = store.begin(requested("b"), "another client")
     assert gone.cancel()
     assert shared.cancel()
-    assert store.pending == THREADS + 1
+    assert store.pending == COMPILE_THREADS + 1
     found = ended(compiler, [other, store.begin(requested("c"))])
     assert sorted(found) == ["b", "c"]
 
@@ -154,7 +154,7 @@ def test_a_cancelled_compilation_that_runs_is_kept_for_the_next_request(
 def test_clients_take_turns() -> None:
     compiler = Compiler()
     compiler.go.clear()
-    with patch.object(module, "THREADS", 1):
+    with patch.object(module, "COMPILE_THREADS", 1):
         store = Grammars(lambda: compiler)
         waits = [store.begin(requested("first"), "one")]
         while not compiler.begun:
@@ -179,16 +179,16 @@ def test_a_client_may_have_its_share_of_the_line(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     _, store = busy
-    share = MOST_WAITING // SHARE
+    share = MAX_WAITING // CLIENT_SHARE
     mine = [store.begin(requested(f"x{i}"), "me") for i in range(share)]
-    assert store.crowded("me")
-    assert not store.crowded("other")
-    for i in range(MOST_WAITING - share):
+    assert store.is_full_for("me")
+    assert not store.is_full_for("other")
+    for i in range(MAX_WAITING - share):
         store.begin(requested(f"y{i}"), f"client {i}")
-    assert store.crowded("other")
+    assert store.is_full_for("other")
     mine[0].cancel()
-    assert not store.crowded("other")
-    assert not store.crowded("me")
+    assert not store.is_full_for("other")
+    assert not store.is_full_for("me")
 
 
 def test_waiters_are_cancelled_when_it_is_closed(busy: tuple[Compiler, Grammars]) -> None:
@@ -196,7 +196,7 @@ def test_waiters_are_cancelled_when_it_is_closed(busy: tuple[Compiler, Grammars]
     wait = store.begin(requested("a"))
     store.close()
     assert wait.cancelled()
-    assert store.pending == THREADS  # they end by themselves
+    assert store.pending == COMPILE_THREADS  # they end by themselves
 
 
 def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
@@ -215,9 +215,9 @@ def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
     store = Grammars(Compiler)
     walker: Any = Walker()
     store.release_matcher(requested("a"), walker, 3)
-    assert store.idle(requested("b")) is None
-    again: Any = store.idle(requested("a"))
+    assert store.take_idle_matcher(requested("b")) is None
+    again: Any = store.take_idle_matcher(requested("a"))
     assert again is walker
     store.release_matcher(requested("a"), walker, 3)
     store.close()
-    assert store.idle(requested("a")) is None
+    assert store.take_idle_matcher(requested("a")) is None

@@ -16,12 +16,12 @@ from minfer.effects.text.tools.deltas import (
     ReasoningDelta,
     merge,
 )
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.table import TOOLS
 from minfer.effects.text.tools.thinking import REASONING
 
-OFFERED = Offered(
+OFFERED = OfferedTools(
     frozenset({"get_weather", "add", "now"}),
     frozenset({("get_weather", "days"), ("add", "a"), ("add", "b")}),
 )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from minfer.effects.text.tools.format import Format, Written
+from minfer.effects.text.tools.format import CallForm, ToolFormat
 from minfer.effects.text.tools.gemma import GemmaCalls
 from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.python_calls import PythonCalls
@@ -66,7 +66,7 @@ def answer(name: str, calls: Sequence[Call]) -> str:
     return written_answer(TOOLS[name], calls)
 
 
-def written_answer(form: Format, calls: Sequence[Call]) -> str:
+def written_answer(form: ToolFormat, calls: Sequence[Call]) -> str:
     """An answer that is these calls, in a format."""
     written = form.written
     assert written is not None
@@ -76,7 +76,7 @@ def written_answer(form: Format, calls: Sequence[Call]) -> str:
     )
 
 
-def _call(form: Format, written: Written, call: Call, index: int) -> str:
+def _call(form: ToolFormat, written: CallForm, call: Call, index: int) -> str:
     name, arguments = call
     head, _, tail = written.call.partition("{arguments}")
     text = _filled(head.replace("{name}", name), index)
@@ -89,7 +89,9 @@ def _filled(text: str, index: int) -> str:
     return text
 
 
-def arguments_of(form: Format, written: Written, arguments: Mapping[str, Any]) -> str:
+def arguments_of(
+    form: ToolFormat, written: CallForm, arguments: Mapping[str, Any]
+) -> str:
     """Arguments in the notation of a format."""
     match form.dialect:
         case Tags():

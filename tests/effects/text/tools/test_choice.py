@@ -114,7 +114,7 @@ def begins(answer: str, parsers: Parsers) -> str:
 @pytest.mark.parametrize("name", public_templates())
 def test_what_a_public_template_renders_is_read_back(name: str) -> None:
     template = public_templates()[name]
-    parsers = Parsers().settled(template, tokens=TOKENS)
+    parsers = Parsers().resolve(template, tokens=TOKENS)
     assert parsers.unknown_tools is (name in NONE_KNOWN)
     answer = rendered(template, call(0, ARGUMENTS))
     if parsers.unknown_tools or answer is None or "get_it" not in answer:
@@ -150,12 +150,12 @@ OBJECT: Final = (
 )
 def test_a_sign_counts_if_the_rendered_call_is_read(call: str, tools: str) -> None:
     template = CHATML.replace("CALL", call)
-    assert Parsers().settled(template, tokens=TOKENS).tools == tools
+    assert Parsers().resolve(template, tokens=TOKENS).tools == tools
 
 
 def test_a_template_of_its_own_for_conversations_with_tools() -> None:
     with_tools = CHATML.replace("CALL", f"<tool_call>{OBJECT}</tool_call>")
-    found = Parsers().settled("x", tokens=TOKENS, with_tools=with_tools)
+    found = Parsers().resolve("x", tokens=TOKENS, with_tools=with_tools)
     assert found.tools == "hermes"
 
 
@@ -181,7 +181,7 @@ def test_names_are_those_of_vllm() -> None:
 def main(folder: str) -> None:
     """Print what is chosen for the templates of a folder."""
     for path in sorted(Path(folder).glob("*.jinja")):
-        found = Parsers().settled(path.read_text("utf-8"), tokens=TOKENS)
+        found = Parsers().resolve(path.read_text("utf-8"), tokens=TOKENS)
         print(f"{path.stem}: {found.tools}, {found.reasoning}")
 
 

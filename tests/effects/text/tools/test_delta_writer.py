@@ -22,7 +22,7 @@ def test_deltas_of_a_kind_are_one() -> None:
     out.start("f")
     out.arguments("{")
     out.arguments("}")
-    out.end(whole=True)
+    out.end(complete=True)
     call = [CallStart(0, "a", "f"), Arguments(0, "{}"), CallEnd(0)]
     assert out.take() == [ContentDelta("ab c"), *call]
     assert out.take() == []
@@ -45,7 +45,7 @@ def test_no_white_space_is_left_around_calls() -> None:
     out = outlet()
     out.content("\n\n")
     out.start("f")
-    out.end(whole=True)
+    out.end(complete=True)
     out.content("\n")
     out.content(" x")
     out.start("f")
@@ -71,11 +71,11 @@ def test_without_streaming_a_call_is_emitted_once_it_is_complete() -> None:
     out.content("x\n")
     out.start("f")
     out.arguments('{"a": ')
-    assert not out.end(whole=False)
+    assert not out.end(complete=False)
     out.content('{"a": oops')
     out.start("g")
     out.arguments("{")
     out.arguments("}")
     assert out.take() == [ContentDelta('x\n{"a": oops')]
-    assert out.end(whole=True)
+    assert out.end(complete=True)
     assert out.take() == [CallStart(0, "a", "g"), Arguments(0, "{}"), CallEnd(0)]

@@ -31,7 +31,7 @@ def emitted(deltas: list[Delta]) -> str:
         match delta:
             case CallStart(name=name):
                 text += f" {name} "
-            case CallEnd(whole=whole):
+            case CallEnd(complete=whole):
                 text += " " if whole else BREAK
             case _:
                 text += delta.text

@@ -37,13 +37,13 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
     ],
 )
 def test_what_a_template_shows(template: str | None, tools: str, reasoning: str) -> None:
-    assert Parsers().settled(template) == Parsers(tools, reasoning)
+    assert Parsers().resolve(template) == Parsers(tools, reasoning)
 
 
 def test_its_metrics() -> None:
-    reported = Parsers("mistral", "none").settled("<tool_call></think>")
+    reported = Parsers("mistral", "none").resolve("<tool_call></think>")
     assert reported == Parsers("mistral", NONE)
-    assert Parsers(reasoning="think").settled(None) == Parsers(UNKNOWN, "think")
+    assert Parsers(reasoning="think").resolve(None) == Parsers(UNKNOWN, "think")
     with pytest.raises(
         UnknownFormatError, match="no tool parser 'x'; use one of auto, n"
     ):
@@ -53,11 +53,11 @@ def test_its_metrics() -> None:
 
 
 def test_none_is_what_the_user_chose_and_unknown_is_not() -> None:
-    unknown = Parsers().settled("{{ messages }}")
-    chosen = Parsers(NONE).settled("{{ messages }}")
+    unknown = Parsers().resolve("{{ messages }}")
+    chosen = Parsers(NONE).resolve("{{ messages }}")
     assert unknown.unknown_tools
     assert not chosen.unknown_tools
-    assert unknown.settled("<tool_call>") == unknown
+    assert unknown.resolve("<tool_call>") == unknown
     assert Parsers(unknown.tools, unknown.reasoning) == unknown  # as workers get it
     assert unknown.parsing({"f": None}, "") is None
 

@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import NONE, UNKNOWN, Parsers, Parsing
-from minfer.effects.text.tools.response_template import RESPONSE, begun_answer
+from minfer.effects.text.tools.response_template import RESPONSE, answer_prefix
 from tests.effects.scripted import write_talker
 from tests.effects.text.tools.cuts import Found, cuts, fed, reported
 
@@ -170,14 +170,14 @@ def described(tmp_path: Path, template: object) -> Tokenizer:
 
 
 def test_a_checkpoints_own_template_comes_before_the_table(tmp_path: Path) -> None:
-    found = Parsers().settled_for(described(tmp_path, HERMES))
+    found = Parsers().resolve_for(described(tmp_path, HERMES))
     assert (found.tools, found.written) == (RESPONSE, "hermes")
     assert json.loads(found.response) == HERMES
     named = {"default": GEMMA, "other": HERMES}
-    found = Parsers().settled_for(described(tmp_path, named))
+    found = Parsers().resolve_for(described(tmp_path, named))
     assert json.loads(found.response) == GEMMA
-    assert Parsers("mistral").settled_for(described(tmp_path, HERMES)).tools == "mistral"
-    assert Parsers(UNKNOWN, NONE) == Parsers(UNKNOWN, NONE).settled_for(
+    assert Parsers("mistral").resolve_for(described(tmp_path, HERMES)).tools == "mistral"
+    assert Parsers(UNKNOWN, NONE) == Parsers(UNKNOWN, NONE).resolve_for(
         described(tmp_path, HERMES)
     )
 
@@ -217,7 +217,7 @@ def test_a_template_that_does_not_load_is_ignored(
     tmp_path: Path, template: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "minfer.tools"):
-        found = Parsers().settled_for(described(tmp_path, template))
+        found = Parsers().resolve_for(described(tmp_path, template))
     assert found.tools == "hermes"
     assert "the checkpoint's response_template" in caplog.text
 
@@ -287,4 +287,4 @@ def test_a_start_anchor_that_takes_long_does_not_show() -> None:
         "start_anchor_pattern": "(x|x)*y",
         "fields": HERMES["fields"],
     }
-    assert begun_answer(json.dumps(template), "x" * 40) == ""
+    assert answer_prefix(json.dumps(template), "x" * 40) == ""

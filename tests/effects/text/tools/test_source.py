@@ -1,6 +1,12 @@
 """A text that is read while it comes."""
 
-from minfer.effects.text.tools.source import Reading, Source, ahead, char, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    TextSource,
+    peek_any,
+    peek_char,
+    take_until,
+)
 
 
 def step(reading: Reading[str]) -> str | None:
@@ -13,34 +19,34 @@ def step(reading: Reading[str]) -> str | None:
 
 
 def test_what_was_taken_is_kept_if_requested() -> None:
-    source = Source()
+    source = TextSource()
     source.push("abcd")
     source.take(1)
     source.keep("<")
     source.take(2)
-    assert source.kept() == "<bc"
+    assert source.take_kept() == "<bc"
     source.take(1)
-    assert source.kept() == ""
+    assert source.take_kept() == ""
 
 
 def test_words_ahead() -> None:
-    source = Source()
-    reading = ahead(source, ["<a>", "<bb>"])
+    source = TextSource()
+    reading = peek_any(source, ["<a>", "<bb>"])
     assert step(reading) is None
     source.push("<b")
     assert step(reading) is None
     source.push("b>x")
     assert step(reading) == "<bb>"
-    assert step(char(source)) == "<"
-    assert step(ahead(source, ["x"])) == ""
+    assert step(peek_char(source)) == "<"
+    assert step(peek_any(source, ["x"])) == ""
 
 
 def test_words_ahead_of_an_end() -> None:
-    source = Source()
+    source = TextSource()
     source.push("<b", final=True)
-    assert step(ahead(source, ["<bb>"])) == ""
+    assert step(peek_any(source, ["<bb>"])) == ""
     source.take(2)
-    assert step(char(source)) == ""
+    assert step(peek_char(source)) == ""
 
 
 def test_a_marker_within_another_and_one_that_begins_another() -> None:
@@ -50,8 +56,8 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
         ([">", ">>a"], ">>b", ">"),
     ):
         for pieces in ([text], [*text]):
-            source = Source()
-            reading = until(source, markers, lambda _: None)
+            source = TextSource()
+            reading = take_until(source, markers, lambda _: None)
             results = []
             for piece in pieces:
                 source.push(piece)
@@ -64,13 +70,13 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
 
 
 def test_until_a_marker() -> None:
-    source = Source()
+    source = TextSource()
     emitted: list[str] = []
-    reading = until(source, ["<a>", "<ab>"], emitted.append)
+    reading = take_until(source, ["<a>", "<ab>"], emitted.append)
     source.push("x<<a")
     assert step(reading) is None
     assert emitted == ["x<"]
     source.push("c<ab>rest")
     assert step(reading) == "<ab>"
     assert "".join(emitted) == "x<<ac"
-    assert source.text[source.at :] == "rest"
+    assert source.text[source.position :] == "rest"
