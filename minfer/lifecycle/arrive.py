@@ -46,9 +46,7 @@ def rejection_reason(
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
-    if why := _conflict(request):
-        return why
-    output = not request.ends_with_prompt
+    output = request.prompt_only is None
     if prompt > longest_prompt(config.max_model_len, output=output):
         why = (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
@@ -66,22 +64,6 @@ def rejection_reason(
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
-    return ""
-
-
-def _conflict(request: Request) -> str:
-    """Why parameters of a request exclude each other, or nothing."""
-    if request.max_tokens < 0:
-        return "max_tokens must be at least 0"
-    if request.continuation.tail_keys is not None and request.max_tokens > 1:
-        return "a request with keys of its last block yields one token at most"
-    if not (request.pooling or request.ends_with_prompt):
-        return ""
-    if request.max_tokens or request.n != 1 or request.output or request.needs_host_mask:
-        return (
-            "a request that is pooled, or ends with its prompt, yields no token: "
-            "max_tokens must be 0 and n 1, without output and lockstep"
-        )
     return ""
 
 

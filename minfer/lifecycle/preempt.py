@@ -62,7 +62,7 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
     run = state.running
     size = config.block_size
     starts = all_committed(config, state, spots)
-    anew = [i for i in spots if run.seqs[i].request.begins_anew]
+    anew = [i for i in spots if run.seqs[i].request.recomputes_prompt]
     starts |= dict.fromkeys(anew, 0)
     if anew and config.by_chunk:
         state = _without_windows(config, state, anew)

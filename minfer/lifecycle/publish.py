@@ -79,7 +79,7 @@ def release_windows(config: EngineConfig, state: EngineState) -> EngineState:
     """
     run = state.running
     done = all_committed(config, state, range(len(run)))
-    anew = [seq.request.begins_anew for seq in run.seqs]
+    anew = [seq.request.recomputes_prompt for seq in run.seqs]
     upto = {
         i: RELEASE if anew[i] else sure // config.block_size for i, sure in done.items()
     }

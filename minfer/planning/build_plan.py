@@ -100,7 +100,7 @@ def _with_chunks(
         inputs = chunk.stop - chunk.start
         ahead[chunk.i] = counts[chunk.at] = inputs
         ends = chunk.stop == run.num_known_at_admission[chunk.i]
-        most[chunk.at] = int(ends and not run.seqs[chunk.i].request.ends_with_prompt)
+        most[chunk.at] = int(ends and run.seqs[chunk.i].request.prompt_only is None)
     return tuple(ahead), tuple(counts), tuple(most)
 
 

@@ -311,7 +311,7 @@ def _publishable(
         if i in ends:
             continue
         # A request that recomputes everything may restart: its blocks stay private.
-        if not run.seqs[i].request.begins_anew:
+        if not run.seqs[i].request.recomputes_prompt:
             upto[i] = done[run.run_ids[i]]
         elif config.by_chunk:
             upto[i] = RELEASE

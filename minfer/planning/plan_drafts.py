@@ -82,7 +82,7 @@ def may_draft(request: Request, drafter: str) -> bool:
     model if it is in lockstep with the host, which has to know the drafts.
     """
     bound = request.needs_host_mask and drafter != HOST
-    return not (bound or request.ends_with_prompt)
+    return not bound and request.prompt_only is None
 
 
 def waits_for_results(config: EngineConfig, state: EngineState) -> bool:

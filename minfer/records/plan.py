@@ -46,7 +46,7 @@ is 1 more
 """
 
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
@@ -67,9 +67,6 @@ def tokens_of(yields: Any) -> tuple[int, ...] | None:
     return tokens if set(map(type, tokens)) <= {int} else None
 
 
-LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
-MEAN: Final = "mean"  # or the mean over all inputs
-POOLINGS: Final = (LAST, MEAN)
 # Per row, the result of its prompt: a pooled vector, float32 in little-endian order, at
 # its end; or log-probabilities of some of its tokens; or nothing.
 Pooled = tuple[bytes, ...]

@@ -22,6 +22,23 @@ from minfer.values.checks import (
 )
 from minfer.values.checks import ParameterError as ParameterError
 
+LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
+MEAN: Final = "mean"  # or the mean over all inputs
+POOLINGS: Final = (LAST, MEAN)
+
+
+@frozen
+class PromptOnly:
+    """What makes a request end with its prompt and yield no token: the prompt is pooled,
+    or scored (`SamplingParams.prompt_logprobs`), or only fills the cache.
+    """
+
+    # How the prompt is pooled to one vector, for the executor; "": not at all.
+    pooling: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.pooling, "prompt_only.pooling")
+
 
 @frozen(kw_only=True)
 class Continuation:
@@ -90,7 +107,8 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int = 0  # of the output; 0 if and only if it has none
+    prompt_only: PromptOnly | None = None  # set if it has no output
     # token ids that end a sample, and are part of it
     stop_ids: frozenset[int] = frozenset()
     # Token sequences that it may not output: the words of `sampling.bad_words`.
@@ -118,12 +136,6 @@ class Request:
     # Its next token depends on the host: its sampling is deferred, so that a mask may
     # come late, and it is never more than one token ahead of its known tokens.
     needs_host_mask: bool = False
-    # How its prompt is pooled to one vector ("last", "mean"), for the executor. For the
-    # engine, such a request yields no token and ends with its prompt.
-    pooling: str = ""
-    # Whether its prompt may be read from the cache. A mean is over all positions, and
-    # prompt log-probabilities are of each: such a request computes all of them.
-    reads_cache: bool = True
     continuation: Continuation = Continuation()
     kv_transfer: KvTransfer | None = None
     # Whether another engine took it before: it enters the waiting queue even if that is
@@ -144,7 +156,7 @@ class Request:
         self._check_types()
 
     def _check_types(self) -> None:
-        for param in ("id", "client", "pooling"):
+        for param in ("id", "client"):
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
@@ -161,7 +173,8 @@ class Request:
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
-        for param in ("needs_host_mask", "reads_cache", "taken"):
+        self._check_output()
+        for param in ("needs_host_mask", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):
@@ -170,9 +183,16 @@ class Request:
             raise ParameterError("keys", "must be a tuple of bytes")
 
     @property
-    def ends_with_prompt(self) -> bool:
-        """Whether it yields no token: it is pooled or scored, or fills the cache."""
-        return not self.max_tokens
+    def pooling(self) -> str:
+        """How its prompt is pooled to one vector, or nothing."""
+        return "" if self.prompt_only is None else self.prompt_only.pooling
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its prompt may be read from the cache. A mean is over all positions,
+        and prompt log-probabilities are of each: such a request computes all of them.
+        """
+        return self.sampling.prompt_logprobs is None and self.pooling != MEAN
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -188,11 +208,28 @@ class Request:
         return self.continuation.place is not None
 
     @property
-    def begins_anew(self) -> bool:
+    def recomputes_prompt(self) -> bool:
         """Whether its whole prompt must be computed in one generation, after every
         restart again: its pooled result is not in the cache.
         """
-        return bool(self.pooling) and not self.reads_cache
+        return self.prompt_only is not None and self.prompt_only.pooling == MEAN
+
+    def _check_output(self) -> None:
+        """Check that it yields tokens, or none and no more than its prompt needs."""
+        if self.prompt_only is None:
+            if self.max_tokens < 1:
+                raise ParameterError(
+                    "max_tokens", "must be at least 1 without prompt_only"
+                )
+        elif self.max_tokens or self.n != 1 or self.output or self.needs_host_mask:
+            raise ParameterError(
+                "prompt_only",
+                "yields no token: max_tokens must be 0 and n 1, without output and "
+                "needs_host_mask",
+            )
+        if self.continuation.tail_keys is not None and self.max_tokens > 1:
+            reason = "are for a request that yields one token at most"
+            raise ParameterError("continuation.tail_keys", reason)
 
     def _check_bad_words(self) -> None:
         """Check that words are not empty, and that a device has room for all changes of
@@ -219,10 +256,10 @@ class Request:
     def most_known(self, max_model_len: int) -> int:
         """The tokens that a sample may have at most, with the prompt.
 
-        For one that ends with its prompt, one more, which it never gets: so its last
-        input is due as that of any other request is, for the token after it.
+        For one of its prompt only, one more, which it never gets: so its last input is
+        due as that of any other request is, for the token after it.
         """
-        if self.ends_with_prompt:
+        if self.prompt_only is not None:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)
 
@@ -230,6 +267,7 @@ class Request:
 # Fields that are records, and the type of each.
 _RECORDS: Final[dict[str, Any]] = {
     "sampling": SamplingParams,
+    "prompt_only": PromptOnly | None,
     "continuation": Continuation,
     "kv_transfer": KvTransfer | None,
 }

@@ -30,15 +30,8 @@ from minfer.records.messages import (
     StoreBlocks,
     TransferCommand,
 )
-from minfer.records.plan import (
-    MEAN,
-    Draft,
-    NewRow,
-    Plan,
-    Pooled,
-    SampleDeferred,
-    Yields,
-)
+from minfer.records.plan import Draft, NewRow, Plan, Pooled, SampleDeferred, Yields
+from minfer.records.request import MEAN
 from minfer.records.sequence import SampleId
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling

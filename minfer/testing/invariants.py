@@ -296,7 +296,7 @@ def _published(
     own, past = run.chains[i], len(run.seqs[i].history)
     computed = max(own.sealed) * size <= done
     require(computed, "publish after write", f"{own.sealed} blocks at {done}")
-    anew = run.seqs[i].request.begins_anew
+    anew = run.seqs[i].request.recomputes_prompt
     held = [
         held_blocks(config, group, range(own.sealed[g]), own.low[g])
         for g, group in enumerate(config.groups)

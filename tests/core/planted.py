@@ -840,7 +840,7 @@ BUGS: Final = (
         "a kind: a row that begins again rewrites blocks that others read",
         "planning/commit.py",
         "_publishable",
-        "not run.seqs[i].request.begins_anew",
+        "not run.seqs[i].request.recomputes_prompt",
         "True",
     ),
     Bug(
@@ -849,7 +849,7 @@ BUGS: Final = (
         "planning/commit.py",
         "_prompt_only_ends",
         "upto[run.run_ids[i]] == run.num_known_at_admission[i]",
-        "run.seqs[i].request.ends_with_prompt",
+        "run.seqs[i].request.prompt_only is not None",
     ),
     Bug(
         "vector of a neighbour",

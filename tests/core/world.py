@@ -40,7 +40,7 @@ from minfer.records.messages import (
     TransferCommand,
 )
 from minfer.records.policy import FirstCome, Load, Policy
-from minfer.records.request import KvTransfer, Request, SamplingParams
+from minfer.records.request import KvTransfer, PromptOnly, Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
@@ -169,6 +169,17 @@ class Seen:
             alone.read(token)
             every.append(sum(alone.here))
         return cls(every, alone.digest())
+
+
+def _without_output(request: Request, prompt_only: PromptOnly) -> Request:
+    return evolve(
+        request,
+        prompt_only=prompt_only,
+        max_tokens=0,
+        n=1,
+        output=(),
+        needs_host_mask=False,
+    )
 
 
 def pooled_reference(
@@ -475,17 +486,14 @@ class World:
         return evolve(request, kv_transfer=transfer)
 
     def _pooled(self, request: Request) -> Request:
-        """Some requests end with their prompts; a few of them cannot be."""
+        """Some requests end with their prompts."""
         rng = Random(f"pooled {request.id}")
         if not self.pooled or rng.random() >= self.pooled:
             return request
         how = rng.choice(("last", "mean"))
         if rng.random() < 0.5:
             return self._scored(request, rng)
-        plain = evolve(request, pooling=how, reads_cache=how == "last", max_tokens=0)
-        if rng.random() < 0.05:
-            return plain  # it may want samples, or go on
-        return evolve(plain, n=1, output=(), needs_host_mask=False)
+        return _without_output(request, PromptOnly(how))
 
     def _scored(self, request: Request, rng: Random) -> Request:
         """Some requests have the tokens of their prompts scored, and some end with
@@ -494,10 +502,8 @@ class World:
         kind = rng.choice(("scored", "scored", "both", "fills the cache"))
         if kind != "fills the cache":
             sampling = evolve(request.sampling, prompt_logprobs=0)
-            request = evolve(request, sampling=sampling, reads_cache=False)
-        if kind != "scored":
-            request = evolve(request, max_tokens=0, n=1, output=(), needs_host_mask=False)
-        return request
+            request = evolve(request, sampling=sampling)
+        return request if kind == "scored" else _without_output(request, PromptOnly())
 
     def _name(self) -> str:
         """A new id, or one whose samples have all ended."""

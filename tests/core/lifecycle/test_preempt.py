@@ -10,7 +10,7 @@ from minfer.policies.builtin import Ageing, Priority, Shortest
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Finish, Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
-from minfer.records.request import Continuation, Request
+from minfer.records.request import Continuation, PromptOnly, Request
 from minfer.records.sequence import Running
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -99,7 +99,7 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
 def test_who_begins_anew_after_a_failed_step_has_nothing_left_of_its_windows() -> None:
     """What pools the mean of its prompt computes all of it."""
     bench = Bench(evolve(CONFIG, groups=(CacheGroup(8), CacheGroup(12)), num_blocks=64))
-    asked = ask("a", 40, 0, pooling="mean", reads_cache=False)
+    asked = ask("a", 40, 0, prompt_only=PromptOnly("mean"))
     bench.give(Submit(asked))
     bench.turn()
     bench.give(bench.oracle.fail("boom", halfway=True))

@@ -14,6 +14,7 @@ from minfer.lifecycle.publish import (
 )
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
+from minfer.records.request import PromptOnly
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -132,8 +133,7 @@ def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
 def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:
     for pooling, published in (("mean", 0), ("", 4)):
         bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),)))
-        more = {"pooling": pooling, "reads_cache": False} if pooling else {}
-        bench.give(Submit(ask("a", 40, 0, **more)))
+        bench.give(Submit(ask("a", 40, 0, prompt_only=PromptOnly(pooling))))
         state = evolve(bench.state, inflight=())
         after = release_windows(bench.config, state)
         assert len(after.blocks.prefix.nodes) == published

@@ -13,7 +13,7 @@ from minfer.journal.replay import Journal, open_segments
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
-from minfer.records.request import Continuation, Request, SamplingParams
+from minfer.records.request import Continuation, ParameterError, Request, SamplingParams
 from minfer.records.sequence import Place
 from minfer.records.state import Turn, initial
 from minfer.simulation.oracle import Oracle
@@ -24,6 +24,7 @@ from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import reference
 
 GREEDY = SamplingParams(temperature=0.0)
+SCORED = SamplingParams(temperature=0.0, prompt_logprobs=0)
 ROOT = root_key(b"model")
 
 
@@ -82,7 +83,7 @@ def test_what_does_not_fit_exactly_is_computed() -> None:
         "two tokens more": node("c", (*root, 7, 8)),
         "another root": node("d", (*root, 7), root=root_key(b"other")),
         "not asked for": node("e", (*root, 7), continuation=Continuation()),
-        "not to be read": node("f", (*root, 7), reads_cache=False),
+        "not to be read": node("f", (*root, 7), sampling=SCORED),
     }.items():
         (got,) = served(bench, other)
         assert got.copied == 0, name
@@ -93,16 +94,14 @@ def test_a_prompt_shorter_than_a_block_has_a_tail_only() -> None:
     served(bench, node("a", (1, 2, 3), 16))
     (got,) = served(bench, node("b", (1, 2, 3, 4), 16))
     assert (got.hit, got.copied) == (0, 3)
-    (computed,) = served(bench, node("c", (1, 2, 3, 4), 16, reads_cache=False))
+    (computed,) = served(bench, node("c", (1, 2, 3, 4), 16, sampling=SCORED))
     assert computed.copied == 0
 
 
 def test_no_more_than_one_token_may_come_of_it() -> None:
     bench = Bench()
-    bench.give(
-        Submit(ask("a", max_tokens=2, continuation=Continuation(tail_keys=(b"", b""))))
-    )
-    assert "one token at most" in bench.ended["a", 0].error
+    with pytest.raises(ParameterError, match="one token at most"):
+        ask("a", max_tokens=2, continuation=Continuation(tail_keys=(b"", b"")))
     bench.give(
         Submit(ask("b", max_tokens=0, continuation=Continuation(tail_keys=(b"", b""))))
     )
@@ -238,7 +237,7 @@ def test_a_tail_that_is_cached_and_computed_again_is_as_old_as_before() -> None:
     bench, prompts = Bench(), {"a": (1, 2, 3), "b": (4, 5, 6)}
     served(bench, node("a", prompts["a"]))
     served(bench, node("b", prompts["b"]))
-    served(bench, node("again", prompts["a"], reads_cache=False))
+    served(bench, node("again", prompts["a"], sampling=SCORED))
     idle = bench.state.blocks.prefix.idle
     tails = [tail_key(ROOT, prompt) for prompt in prompts.values()]
     assert [key for _, key in sorted(idle.items())] == tails

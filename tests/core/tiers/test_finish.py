@@ -5,6 +5,7 @@ from attrs import evolve
 
 from minfer.blocks.keys import Key
 from minfer.records.messages import Lost, Moved, StoreBlocks, Submit
+from minfer.records.request import SamplingParams
 from minfer.records.state import EngineState
 from minfer.records.tiers import RecentKeys, TransferKind
 from minfer.tiers.finish import finish_transfer
@@ -19,7 +20,8 @@ def test_pages_of_blocks_that_were_computed_meanwhile_are_free() -> None:
     bench.serve(LONG)
     bench.push_out()
     bench.late = True
-    bench.turn(Submit(AGAIN), Submit(evolve(LONG, id="anew", reads_cache=False)))
+    scored = SamplingParams(prompt_logprobs=0)
+    bench.turn(Submit(AGAIN), Submit(evolve(LONG, id="anew", sampling=scored)))
     while "anew" in bench.state.requests:
         bench.turn()
     assert bench.fetches

@@ -18,7 +18,13 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.request import Continuation, KvTransfer, Request, SamplingParams
+from minfer.records.request import (
+    Continuation,
+    KvTransfer,
+    PromptOnly,
+    Request,
+    SamplingParams,
+)
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
@@ -52,10 +58,11 @@ SAMPLING = other(
     bad_words=("a", "ß"),
 )
 REQUEST = other(
-    Request(id="a", prompt=(1,), max_tokens=1),
+    Request(id="a", prompt=(1,), prompt_only=PromptOnly()),
     id="b#2",
     prompt=(5, 2**32 - 1, 0),
-    max_tokens=2**31,
+    max_tokens=1,
+    prompt_only=None,
     stop_ids=frozenset({3, 9}),
     bad_words=((3,), (4, 5)),
     n=3,
@@ -69,8 +76,6 @@ REQUEST = other(
     keys=(b"k1", b"\xfe"),
     output=(8, 7),
     needs_host_mask=True,
-    pooling="mean",
-    reads_cache=False,
     continuation=other(
         Continuation(),
         tail_keys=(b"", b"k3"),
@@ -150,7 +155,9 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
     same(found.sampling, SAMPLING)
     plain = Request(id="a", prompt=(1,), max_tokens=1)
     assert plain.deadline == inf
-    same(to_engine(wire.SubmitRequests((plain,))).requests[0], plain)
+    pooled = Request(id="a", prompt=(1,), prompt_only=PromptOnly("mean"))
+    for one in (plain, pooled):
+        same(to_engine(wire.SubmitRequests((one,))).requests[0], one)
 
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
