@@ -27,9 +27,9 @@ def longest_prompt(context: int, *, output: bool) -> int:
     return context - output
 
 
-def queue_is_full(waiting: int, new: int, most: int) -> bool:
+def queue_is_full(waiting: int, new: int, max_waiting: int) -> bool:
     """Returns whether the waiting queue cannot take so many new samples."""
-    return waiting + new > most
+    return waiting + new > max_waiting
 
 
 def rejection_reason(
@@ -39,26 +39,28 @@ def rejection_reason(
     before it.
     """
     prompt = len(request.prompt)
-    known = prompt + len(request.output)
-    most = request.most_known(config.max_model_len)
-    needs = config.most_pages(blocks_for(most, config.block_size))
+    num_known = prompt + len(request.output)
+    max_known = request.most_known(config.max_model_len)
+    needs = config.most_pages(blocks_for(max_known, config.block_size))
     if not prompt:
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
     output = request.prompt_only is None
     if prompt > longest_prompt(config.max_model_len, output=output):
-        why = (
+        reason = (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens"
         )
         left = ", of which at least one must be left for the output"
-        return why + left if output else why
-    if known >= most:
-        return f"the request was resumed with all of its {most - prompt} output tokens"
+        return reason + left if output else reason
+    if num_known >= max_known:
+        return (
+            f"the request was resumed with all of its {max_known - prompt} output tokens"
+        )
     if needs > config.num_blocks:
-        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
-        return f"{what}; the cache has {config.num_blocks}"
+        reason = f"prompt and output of up to {max_known} tokens need {needs} KV blocks"
+        return f"{reason}; the cache has {config.num_blocks}"
     full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
     if full and not (request.continues or request.taken):
         return f"the waiting line is full ({config.max_waiting} samples)"
@@ -73,10 +75,10 @@ def submit_requests(
     """Add requests to the waiting queue, in order; the queue and the requests are rebuilt
     once.
     """
-    came = _Arrivals(config, state)
+    arrivals = _Arrivals(config, state)
     for request in requests:
-        came.submit(request)
-    return came.done()
+        arrivals.submit(request)
+    return arrivals.done()
 
 
 def id_in_use(name: str) -> str:
@@ -101,24 +103,24 @@ class _Arrivals:
         if request.id in self.live:  # its end would be taken for that of the other one
             self.reasons.append(Ignored("submit", id_in_use(request.id)))
             return
-        why = rejection_reason(config, self.state, request, len(self.new))
-        if why:
+        reason = rejection_reason(config, self.state, request, len(self.new))
+        if reason:
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
-                self.rejected.append(Finished(request.id, sample, "rejected", 0, why))
-                self.reasons.append(Ended(request.id, sample, "rejected", why))
+                self.rejected.append(Finished(request.id, sample, "rejected", 0, reason))
+                self.reasons.append(Ended(request.id, sample, "rejected", reason))
             return
         rank, self.state = consult.rank(config, self.state, request, self.last)
-        place = self._kept(request) or (rank, self.arrivals, 0)
+        place = self._earlier_place(request) or (rank, self.arrivals, 0)
         self.last = max(self.last, place[0])
         history = request.prompt + request.output
-        given = request.keys[: len(request.prompt) // config.block_size]
-        keys = extend_keys(given, request.root, history, config.block_size)
+        sent_keys = request.keys[: len(request.prompt) // config.block_size]
+        keys = extend_keys(sent_keys, request.root, history, config.block_size)
         for sample in range(request.n):
-            own = (*place[:2], place[2] + sample)
+            sample_place = (*place[:2], place[2] + sample)
             self.new.append(
-                Sequence(request, sample, own, self.state.time, history, keys)
+                Sequence(request, sample, sample_place, self.state.time, history, keys)
             )
-            self.places.add(own)
+            self.places.add(sample_place)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
         if config.external_store is not None and request.kv_transfer is not None:
@@ -131,31 +133,32 @@ class _Arrivals:
         """Believe what the sender says of the external store; or have blocks of the
         prompt stored there: those that are cached now, and others once they are.
         """
-        known, queue = self.tiers.external_keys, self.tiers.external_queue
+        external_keys, queue = self.tiers.external_keys, self.tiers.external_queue
         push = self.tiers.push_keys
         first, stored = transfer.first_block, transfer.num_stored_blocks
         for g in range(len(self.config.groups)):
             if transfer.push_to:
-                own = group_keys(prompt[first:], g)
-                known = known.discard(own)
-                queue = queue.extended(own, self.config.num_blocks)
-                push = push.add(own, store.max_known_keys) if store.push_only else push
+                own_keys = group_keys(prompt[first:], g)
+                external_keys = external_keys.discard(own_keys)
+                queue = queue.extended(own_keys, self.config.num_blocks)
+                if store.push_only:
+                    push = push.add(own_keys, store.max_known_keys)
             else:
-                own = group_keys(prompt[first:stored], g)
-                known = known.add(own, store.max_known_keys)
+                own_keys = group_keys(prompt[first:stored], g)
+                external_keys = external_keys.add(own_keys, store.max_known_keys)
         self.tiers = evolve(
-            self.tiers, external_keys=known, push_keys=push, external_queue=queue
+            self.tiers, external_keys=external_keys, push_keys=push, external_queue=queue
         )
 
-    def _kept(self, request: Request) -> Place | None:
+    def _earlier_place(self, request: Request) -> Place | None:
         """The place that a request brings along, if it can have that: one that was given
         before, and that no sequence has now.
         """
         place = request.continuation.place
         if place is None or place[1] >= self.arrivals or request.n > 1:
             return None
-        taken = place in self.places or place_is_taken(self.state, place)
-        return None if taken else place
+        is_taken = place in self.places or place_is_taken(self.state, place)
+        return None if is_taken else place
 
     def done(self) -> Transition:
         """The state with all of them in the queue, and one `Emit` with those that were

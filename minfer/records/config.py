@@ -109,19 +109,21 @@ class EngineConfig:
         self._check_groups()
         self._check_tiers()
         if self.watermark >= self.num_blocks:
-            what = (
+            message = (
                 f"watermark ({self.watermark}) must be below num_blocks "
                 f"({self.num_blocks})"
             )
-            raise ConfigError(what)
+            raise ConfigError(message)
 
     def most_pages(self, blocks: int) -> int:
         """The most pages that a sequence of so many blocks must hold at once."""
         if not self.by_chunk:
             return blocks * self.block_pages
         size = self.block_size
-        each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
-        return sum(most * pages for most, pages in each)
+        bundles = (
+            (group.most_blocks(blocks, size), group.pages) for group in self.groups
+        )
+        return sum(max_blocks * pages for max_blocks, pages in bundles)
 
     @property
     def has_tiers(self) -> bool:
@@ -163,8 +165,8 @@ class EngineConfig:
             )
         if len(groups) > MOST_GROUPS:
             raise ConfigError(f"groups must be at most {MOST_GROUPS}, not {len(groups)}")
-        how = self.speculation
-        if len(groups) > 1 and how is not None and how.drafter == DEVICE:
+        spec_config = self.speculation
+        if len(groups) > 1 and spec_config is not None and spec_config.drafter == DEVICE:
             raise ConfigError(
                 "speculation: a draft model cannot draft for a model whose layers are of "
                 "several cache groups; use lookups or none"

@@ -96,8 +96,10 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
     """Whether a column has, for each row, nothing or one entry for each token."""
     if type(column) is not tuple or len(column) != len(sizes):
         return False
-    each = zip(column, sizes, strict=True)
-    if not all(type(some) is tuple and len(some) in (0, size) for some, size in each):
+    pairs = zip(column, sizes, strict=True)
+    if not all(
+        type(entries) is tuple and len(entries) in (0, size) for entries, size in pairs
+    ):
         return False
     return set(map(type, chain.from_iterable(column))) <= {TokenLogprobs}
 

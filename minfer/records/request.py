@@ -145,13 +145,13 @@ class Request:
     largest: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        why = "token ids must be whole numbers from 0, in a tuple"
+        reason = "token ids must be whole numbers from 0, in a tuple"
         if not type(self.prompt) is type(self.output) is tuple:
-            raise ParameterError("prompt", why)
+            raise ParameterError("prompt", reason)
         try:
             ids = array("I", self.prompt + self.output)
         except (TypeError, OverflowError):
-            raise ParameterError("prompt", why) from None
+            raise ParameterError("prompt", reason) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
         self._check_types()
 
@@ -243,9 +243,9 @@ class Request:
                 raise ParameterError("bad_words", "a word has no token")
             for token in word:
                 check_number(token, "bad_words", 0, LARGEST_TOKEN, whole=True)
-        said = self.sampling
-        stops = len(self.stop_ids) if said.min_tokens else 0
-        count = len(said.logit_bias) + stops + sum(map(len, words))
+        sampling = self.sampling
+        stops = len(self.stop_ids) if sampling.min_tokens else 0
+        count = len(sampling.logit_bias) + stops + sum(map(len, words))
         if count > MAX_ADJUSTMENTS:
             raise ParameterError(
                 "bad_words" if words else "logit_bias",
@@ -278,8 +278,10 @@ def _is_place(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
         return False
     rank, *numbers = value
-    whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
-    return whole and all(type(one) in (int, float) and one == one for one in rank)
+    are_whole = all(type(number) is int and 0 <= number <= MOST for number in numbers)
+    return are_whole and all(
+        type(number) in (int, float) and number == number for number in rank
+    )
 
 
 def _are_keys(value: Any) -> bool:

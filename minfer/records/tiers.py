@@ -83,11 +83,11 @@ class RecentKeys:
     def __bool__(self) -> bool:
         return bool(self.young or self.old)
 
-    def add(self, keys: Iterable[Key], most: int) -> "RecentKeys":
-        """These keys and `keys`, of which at most the last `most` are remembered."""
+    def add(self, keys: Iterable[Key], max_keys: int) -> "RecentKeys":
+        """These keys and `keys`, of which at most the last `max_keys` are remembered."""
         young, old = self.young.mutate(), self.old
         for key in keys:
-            if len(young) >= most // 2:
+            if len(young) >= max_keys // 2:
                 young, old = Map[Key, None]().mutate(), young.finish()
             young[key] = None
         return RecentKeys(young.finish(), old)
@@ -176,12 +176,12 @@ class Tiers:
 
     def transfers_of(self, kind: TransferKind) -> list[Transfer]:
         """The transfers of a kind in flight."""
-        return [one for one in self.transfers if one.kind is kind]
+        return [transfer for transfer in self.transfers if transfer.kind is kind]
 
     @property
     def loading(self) -> frozenset[str]:
         """The requests that wait for transfers in flight."""
-        return frozenset().union(*[one.waiting for one in self.transfers])
+        return frozenset().union(*[transfer.waiting for transfer in self.transfers])
 
     def with_transfer(
         self,
@@ -219,13 +219,13 @@ class Tiers:
             transfers=tuple(
                 [
                     evolve(
-                        one,
+                        transfer,
                         sample=None
-                        if one.sample and one.sample[0] in requests
-                        else one.sample,
-                        waiting=one.waiting.difference(requests),
+                        if transfer.sample and transfer.sample[0] in requests
+                        else transfer.sample,
+                        waiting=transfer.waiting.difference(requests),
                     )
-                    for one in self.transfers
+                    for transfer in self.transfers
                 ]
             ),
         )

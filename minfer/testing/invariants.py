@@ -239,7 +239,7 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     require(
         rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared"
     )
-    past = {gen for gen in run.run_ids if gen < state.next_gen}
+    past = {gen for gen in run.run_ids if gen < state.next_run_id}
     require(len(past) == len(run), "generations", "not unique, or from the future")
     behind = any(
         start < base

@@ -20,15 +20,19 @@ def finish_transfer(
 ) -> Transition:
     """Apply the report of a transfer; one that is not in flight is ignored."""
     tiers, number = state.tiers, event.number if type(event.number) is int else None
-    found = [one for one in tiers.transfers if one.number == number]
-    if not found:
+    ended = [
+        in_progress for in_progress in tiers.transfers if in_progress.number == number
+    ]
+    if not ended:
         return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
-    [transfer], lost = found, isinstance(event, Lost)
+    [transfer], lost = ended, isinstance(event, Lost)
     if transfer.kind.to_device:
         device = _write(state.blocks, transfer, lost=lost)
     else:
         device = _release(state.blocks, transfer)
-    in_flight = tuple([one for one in tiers.transfers if one is not transfer])
+    in_flight = tuple(
+        [in_progress for in_progress in tiers.transfers if in_progress is not transfer]
+    )
     tiers = evolve(_after(config, tiers, transfer, lost=lost), transfers=in_flight)
     waiting = _stop_choosing(state, transfer.sample)
     state = evolve(state, blocks=device, waiting=waiting, tiers=tiers)
@@ -69,12 +73,12 @@ def _after_external_store(config: EngineConfig, tiers: Tiers, keys: Keys) -> Tie
     """
     if config.external_store is None:
         return tiers
-    known = tiers.external_keys
+    external_keys = tiers.external_keys
     if not config.external_store.push_only:
-        known = known.add(keys, config.external_store.max_known_keys)
-    again = tuple([key for key in keys if key in tiers.push_keys])
-    queue = tiers.external_queue.extended(again, config.num_blocks)
-    return evolve(tiers, external_keys=known, external_queue=queue)
+        external_keys = external_keys.add(keys, config.external_store.max_known_keys)
+    repeated = tuple([key for key in keys if key in tiers.push_keys])
+    queue = tiers.external_queue.extended(repeated, config.num_blocks)
+    return evolve(tiers, external_keys=external_keys, external_queue=queue)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:

@@ -39,7 +39,7 @@ def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
         device.prefix.unstored = ()
     tiers, move = _store_in_host(config, prefix, device, tiers, new)
     tiers, store = _store_in_external(config, prefix, device, tiers, new)
-    commands = tuple([one for one in (move, store) if one is not None])
+    commands = tuple([command for command in (move, store) if command is not None])
     return Transition(evolve(state, blocks=device.done(), tiers=tiers), commands)
 
 
@@ -66,30 +66,32 @@ class _Batch:
     def of(
         cls,
         prefix: PrefixIndex,
-        there: Container[Key],
+        contents: Container[Key],
         room: int,
         stores: list[Transfer],
     ) -> "_Batch":
         """An empty batch for a tier, to which these transfers are in flight."""
-        return cls(prefix, there, room, {key for one in stores for key in one.keys})
+        return cls(
+            prefix, contents, room, {key for transfer in stores for key in transfer.keys}
+        )
 
     def collect(self, queue: Queue[Key]) -> Queue[Key]:
         """Collect blocks as far as there is room; returns those of the queue that are
         left.
         """
-        for at, key in enumerate(queue):
+        for index, key in enumerate(queue):
             run = self._missing(key)
             if run is None:
                 continue
-            whole, size = len(run.keys), len(run.blocks[0])
-            fits = min(whole, self.room // size)
-            if fits < whole:
+            num_blocks, size = len(run.keys), len(run.blocks[0])
+            fits = min(num_blocks, self.room // size)
+            if fits < num_blocks:
                 run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
             if fits:
                 self._append(run)
                 self.room -= fits * size
-            if fits < whole:
-                return queue.without_first(at)
+            if fits < num_blocks:
+                return queue.without_first(index)
         return Queue()
 
     def _missing(self, key: Key) -> _Run | None:
@@ -143,17 +145,17 @@ def _store_in_host(
     queue = tiers.host_queue.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
-    stores, there = tiers.transfers_of(TransferKind.STORE_TO_HOST), host.prefix.nodes
-    room = config.host.storing - sum(len(one.targets) for one in stores)
-    batch = _Batch.of(prefix, there, room, stores)
-    rest, wanted = batch.collect(queue), room - batch.room
-    if host.free < wanted:
-        short = wanted - host.free
+    stores, contents = tiers.transfers_of(TransferKind.STORE_TO_HOST), host.prefix.nodes
+    room = config.host.storing - sum(len(transfer.targets) for transfer in stores)
+    batch = _Batch.of(prefix, contents, room, stores)
+    remaining, needed = batch.collect(queue), room - batch.room
+    if host.free < needed:
+        short = needed - host.free
         available = host.free + evictable(host.prefix, host.prefix.idle, short)
-        if available < wanted:
-            batch = _Batch.of(prefix, there, available, stores)
-            rest = batch.collect(queue)
-    tiers = evolve(tiers, host_queue=rest)
+        if available < needed:
+            batch = _Batch.of(prefix, contents, available, stores)
+            remaining = batch.collect(queue)
+    tiers = evolve(tiers, host_queue=remaining)
     return _begin(device, tiers, host, batch.runs)
 
 
@@ -161,20 +163,20 @@ def _begin(
     device: Transaction, tiers: Tiers, host: Blocks, runs: list[_Run]
 ) -> tuple[Tiers, Move | None]:
     """Begin a transfer of these runs to host memory, which has room for nearly all."""
-    tier, there = Transaction(host), host.prefix.nodes
-    held_parents = tuple([run.parent for run in runs if run.parent in there])
+    tier, contents = Transaction(host), host.prefix.nodes
+    held_parents = tuple([run.parent for run in runs if run.parent in contents])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
     sources, paths, missed = list[Pages](), list[ChainRun](), list[Key]()
     for run in runs:
         size = len(run.blocks[0])
-        taken = tier.take(len(run.blocks) * size)
-        if taken is None:  # the parent is held, and no longer makes room
+        allocated = tier.take(len(run.blocks) * size)
+        if allocated is None:  # the parent is held, and no longer makes room
             missed.append(run.keys[-1])
             continue
         device.prefix.pin(run.keys[-1])
         sources += run.blocks
-        pages = (*bundles(taken.pages, size),)
+        pages = (*bundles(allocated.pages, size),)
         paths.append(ChainRun(run.parent, tuple(run.keys), pages))
     if not paths:
         return tiers, None
@@ -218,9 +220,9 @@ def _store_in_external(
     if not queue:
         return tiers, None
     stores = tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
-    moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    there = _Except(tiers.push_keys) if push_only else tiers.external_keys
-    batch = _Batch.of(prefix, there, config.external_store.storing - moving, stores)
+    moving = sum(len(pages_of(prefix, transfer.keys)) for transfer in stores)
+    contents = _Except(tiers.push_keys) if push_only else tiers.external_keys
+    batch = _Batch.of(prefix, contents, config.external_store.storing - moving, stores)
     tiers = evolve(tiers, external_queue=batch.collect(queue))
     if not batch.runs:
         return tiers, None

@@ -83,8 +83,8 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
     before = bench.state
     bench.give(bench.oracle.fail("boom", halfway=True))
     run = bench.state.running
-    assert run.run_ids == (before.next_gen, before.next_gen + 1)
-    assert bench.state.next_gen == before.next_gen + 2
+    assert run.run_ids == (before.next_run_id, before.next_run_id + 1)
+    assert bench.state.next_run_id == before.next_run_id + 2
     assert (run.ids, run.rows) == (before.running.ids, before.running.rows)
     assert run.num_known_at_admission == run.known == before.running.known
     assert run.starts == tuple(known - 1 for known in run.known)

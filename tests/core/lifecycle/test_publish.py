@@ -127,7 +127,10 @@ def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
     for sealed, then in ((0, 0), (1, 3)):
         chain = evolve(chain, sealed=(sealed,))
         about = (change, chain, chain.keys, 0, group, table)
-        assert _publish_window(*about, count=sealed, gone=3, sinks=1) == (then, 3)
+        assert _publish_window(*about, count=sealed, num_outside=3, sinks=1) == (
+            then,
+            3,
+        )
 
 
 def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:

@@ -13,7 +13,7 @@ from minfer.planning.plan_drafts import (
     plan_drafts,
     waits_for_results,
 )
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.records.acceptance import Costs
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
