@@ -260,7 +260,12 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
     wrong = (b"x" * DIGEST,) * 2
     continuation = Continuation(tail_keys=wrong)
     asked = evolve(
-        request(), prompt=prompt, root=b"root", keys=wrong, continuation=continuation
+        request(),
+        prompt=prompt,
+        max_tokens=1,
+        root=b"root",
+        keys=wrong,
+        continuation=continuation,
     )
     every = {None: (keys, tails), 1: (wrong, wrong)}
     for fronts, right in every.items():
