@@ -14,12 +14,12 @@ from minfer.records.tiers import TransferKind
 from minfer.values.pmap import Map
 
 _TRANSFERS: Final = {
-    TransferKind.STORE_TO_HOST: "stores {} of host memory",
-    TransferKind.LOAD_FROM_HOST: "loads {} of host memory",
-    TransferKind.STORE_TO_EXTERNAL: "stores {} by key",
-    TransferKind.FETCH_FROM_EXTERNAL: "loads {} by key",
+    TransferKind.STORE_TO_HOST: "stores {} blocks of host memory",
+    TransferKind.LOAD_FROM_HOST: "loads {} blocks of host memory",
+    TransferKind.STORE_TO_EXTERNAL: "stores {} blocks by key",
+    TransferKind.FETCH_FROM_EXTERNAL: "loads {} blocks by key",
 }
-_MANY: Final = 20  # sequences in the list
+_MAX_LISTED: Final = 20  # sequences in the list
 
 
 def summary_line(name: str, text: str) -> str:
@@ -49,12 +49,14 @@ def render_state(journal: Journal) -> str:
 def _plain(value: Any) -> str:
     """A value as Python writes it, its maps as dicts in a fixed order."""
     if isinstance(value, Map):
-        pairs = sorted(f"{_plain(key)}: {_plain(one)}" for key, one in value.items())
+        pairs = sorted(
+            f"{_plain(key)}: {_plain(element)}" for key, element in value.items()
+        )
         return "{" + ", ".join(pairs) + "}"
     if has(type(value)):
         names = fields_dict(type(value))
-        parts = (f"{name}={_plain(getattr(value, name))}" for name in names)
-        return f"{type(value).__name__}({', '.join(parts)})"
+        fields = (f"{name}={_plain(getattr(value, name))}" for name in names)
+        return f"{type(value).__name__}({', '.join(fields)})"
     return repr(value)
 
 
@@ -84,20 +86,24 @@ def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
         waits = f"{len(tiers.host_queue)} blocks wait to be stored"
         yield summary_line("host", f"{used} of {config.host.pages} pages used, {waits}")
     if config.external_store is not None:
-        known = len({*tiers.external_keys.young, *tiers.external_keys.old})
+        num_known = len({*tiers.external_keys.young, *tiers.external_keys.old})
         waits = f"{len(tiers.external_queue)} wait to be stored"
-        where = "believed to be on disk or sent by another engine"
-        yield summary_line("by key", f"{known} blocks {where}, {waits}")
-    for one in tiers.transfers[:_MANY]:
-        what = _TRANSFERS[one.kind].format(f"{len(one.keys)} blocks")
-        who = f", for {', '.join(map(repr, sorted(one.waiting)))}" if one.waiting else ""
-        yield f"  transfer {one.number}: {what}{who}"
+        location = "believed to be on disk or sent by another engine"
+        yield summary_line("by key", f"{num_known} blocks {location}, {waits}")
+    for transfer in tiers.transfers[:_MAX_LISTED]:
+        action = _TRANSFERS[transfer.kind].format(len(transfer.keys))
+        waiters = (
+            f", for {', '.join(map(repr, sorted(transfer.waiting)))}"
+            if transfer.waiting
+            else ""
+        )
+        yield f"  transfer {transfer.number}: {action}{waiters}"
 
 
 def _running(state: EngineState) -> Iterator[str]:
     run = state.running
     yield summary_line("running", f"{len(run)} sequences, in rank order")
-    for i, seq in enumerate(run.seqs[:_MANY]):
+    for i, seq in enumerate(run.seqs[:_MAX_LISTED]):
         filled = (
             " (its prompt)" if run.scheduled[i] < run.num_known_at_admission[i] else ""
         )
@@ -112,12 +118,12 @@ def _waiting(state: EngineState) -> Iterator[str]:
     yield summary_line(
         "waiting", f"{len(state.waiting)} sequences, head of the queue first"
     )
-    for seq in islice(state.waiting, _MANY):
-        again = f", preempted {seq.preempted} times" if seq.preempted else ""
+    for seq in islice(state.waiting, _MAX_LISTED):
+        preempted = f", preempted {seq.preempted} times" if seq.preempted else ""
         since = f"since {seq.arrived:.6f} s, {len(seq.history)} tokens"
-        yield f"  {_name(seq)}: {since}{again}"
+        yield f"  {_name(seq)}: {since}{preempted}"
 
 
 def _name(seq: Sequence) -> str:
-    several = seq.request.n > 1
-    return repr(seq.request.id) + (f" sample {seq.sample}" if several else "")
+    has_several = seq.request.n > 1
+    return repr(seq.request.id) + (f" sample {seq.sample}" if has_several else "")
