@@ -42,8 +42,8 @@ class PromptOnly:
 
 @frozen(kw_only=True)
 class Continuation:
-    """What a request takes over from an earlier one, and how beams of a search are named:
-    all beams of a round are requests of their own. Without anything: it continues none.
+    """What a request takes over from an earlier one; by default nothing. Each beam of a
+    search is a request of its own, which continues one of the round before.
     """
 
     # The place in the waiting queue of an earlier request that this one continues: rank,
