@@ -25,7 +25,7 @@ from minfer.journal.routing_journal import RoutingJournal
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.routing.key_index import holders
-from minfer.routing.messages import Lost
+from minfer.routing.messages import RequestsLost
 from minfer.routing.policies import ROUTING_POLICIES, Prefix, routing_policy_named
 from minfer.routing.replica_events import content_keys
 from minfer.routing.state import RouterConfig
@@ -489,7 +489,7 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
     turns = list(journal.turns())
     assert journal.state == router.state
     lost = [one for turn in turns for one in getattr(turn.result, "reasons", ())]
-    assert any(isinstance(one, Lost) for one in lost)
+    assert any(isinstance(one, RequestsLost) for one in lost)
     assert len(turns) > 50
 
 

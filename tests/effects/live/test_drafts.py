@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.host_drafts import (
     MAX_SKIPPED_TURNS,
@@ -61,7 +61,7 @@ class Loop(Driver):
         was = self.state
         done = super().turn(before)
         self.steps += sum(isinstance(event, Executed) for event in self.last_events)
-        self.tally = self.tally.plus(tally_of(judged(was, self.last_events, done)))
+        self.tally = self.tally.plus(tally_of(sample_drafts(was, self.last_events, done)))
         assert not done.reasons or not any(
             type(one).__name__ == "Ignored" for one in done.reasons
         )

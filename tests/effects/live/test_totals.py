@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
-from minfer.analysis.drafts import drafted, judged, tally_of
+from minfer.analysis.drafts import sample_drafts, step_drafts, tally_of
 from minfer.effects.live.totals import (
     ACCEPTED_PER_POSITION,
     COUNTERS,
@@ -211,8 +211,8 @@ def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
     tally, whole = TotalsCounter(), NO_DRAFTS
     for turn in run().turns:
         of = turn.before, turn.events, turn.transition
-        tally.count_drafts(drafted(*of))
-        whole = whole.plus(tally_of(judged(*of)))
+        tally.count_drafts(step_drafts(*of))
+        whole = whole.plus(tally_of(sample_drafts(*of)))
     counts = tally.totals().counts
     assert counts["spec_decode_num_drafts"] == whole.rows > 0
     assert counts["spec_decode_num_draft_tokens"] == sum(whole.proposed)
