@@ -144,7 +144,8 @@ def _can_be_written(entry: TokenLogprobs) -> bool:
 def beam_rows(state: EngineState, plan: Plan) -> list[int]:
     """The rows of a plan that are beams of searches, by their places in its columns."""
     run = state.running
-    beams = compress(run.run_ids, [seq.request.search is not None for seq in run.seqs])
+    rounds = [seq.request.continuation.beam_round for seq in run.seqs]
+    beams = compress(run.run_ids, [beam_round is not None for beam_round in rounds])
     beam_run_ids = frozenset(beams)
     if not beam_run_ids:
         return []

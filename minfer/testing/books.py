@@ -152,7 +152,7 @@ class Books:
             raise InvariantError("lifetime", f"{one.id} runs without a seat")
         self.move(one, Cause.RESTARTED)
         self.seats.pop(old.gen, None)
-        kv = 0 if one.request.begins_anew else old.kv  # all of it is recomputed
+        kv = 0 if one.request.recomputes_prompt else old.kv  # all of it is recomputed
         one.seat = Seat(
             account=one,
             gen=NOT_SEEN,
@@ -167,7 +167,7 @@ class Books:
         """The tables after a restart: blocks that were released behind a window would be
         missing if all is recomputed.
         """
-        if not (one.request.begins_anew and self.config.by_chunk):
+        if not (one.request.recomputes_prompt and self.config.by_chunk):
             return old.tables
         each = zip(old.tables, self.config.groups, strict=True)
         return tuple(() if group.window else table for table, group in each)

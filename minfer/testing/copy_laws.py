@@ -62,9 +62,10 @@ def _copied(
     counts = all(copy.count == got.copied for copy in mine)
     of = {copy.target: copy.source for copy in mine}
     from_ = [of[page] for page in targets]
-    if one.request.tails is not None:
+    tails = one.request.continuation.tail_keys
+    if tails is not None:
         nodes = after.blocks.prefix.nodes
-        keys = [group_key(one.request.tails[0], g) for g in range(len(config.groups))]
+        keys = [group_key(tails[0], g) for g in range(len(config.groups))]
         # It may have been evicted since.
         whole = all(key in nodes for key in keys)
         found = not whole or [*pages_of(after.blocks.prefix, keys)] == from_

@@ -123,7 +123,7 @@ class _Reader:
         require(got.waited == waited, "reason", f"{got}: not its wait")
         known = len(one.known)
         require(got.known == known, "reason", f"{got}: {known} are known")
-        first = one.stage is Stage.WAITING and one.request.place is None
+        first = one.stage is Stage.WAITING and not one.request.continues
         prompt = len(one.request.prompt) if first else 0
         share = (min(got.hit, prompt), prompt)
         require((got.cached, got.prompt) == share, "hit share", f"{got}, not {share}")

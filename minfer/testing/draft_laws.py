@@ -138,7 +138,7 @@ def _may(how: Speculation, one: SampleAccount) -> bool:
     """
     request = one.request
     bound = request.needs_host_mask and how.drafter != HOST
-    return not (bound or request.pooling) and request.max_tokens > 0
+    return not bound and request.prompt_only is None
 
 
 def _of_host(how: Speculation, one: SampleAccount) -> int:

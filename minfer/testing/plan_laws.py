@@ -135,7 +135,7 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
         pooled = one.pooling == account.request.pooling
         require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
-        anew = not account.request.begins_anew or plan.starts[at] == 0
+        anew = not account.request.recomputes_prompt or plan.starts[at] == 0
         require(anew, "open", f"row {plan.rows[at]} does not compute its whole prompt")
         for table, mine in zip(one.tables, seat.tables, strict=True):
             kept = table[: len(mine)] == mine

@@ -77,7 +77,7 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
 
 def _are_loads(state: EngineState) -> bool:
     """Whether pages are written by a load, which are available after it."""
-    return any(one.loads for one in state.tiers.transfers)
+    return any(one.kind.to_device for one in state.tiers.transfers)
 
 
 def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
@@ -105,7 +105,7 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
     freed.
     """
     coming = any(fence in before.fences for fence in after.fences)
-    loads = {one.number for one in before.tiers.transfers if one.loads}
+    loads = {one.number for one in before.tiers.transfers if one.kind.to_device}
     coming = coming or any(one.number in loads for one in after.tiers.transfers)
     right = not (planning.preempted and coming)
     require(right, "preemption", "though blocks were coming")

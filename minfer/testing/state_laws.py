@@ -111,7 +111,7 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     for i, gen in enumerate(run.run_ids):
         own, due = run.chains[i], books.filled.get(gen, 0) // size
         (sealed,) = own.sealed
-        if sealed >= due or run.seqs[i].request.begins_anew:
+        if sealed >= due or run.seqs[i].request.recomputes_prompt:
             continue
         twin = [*own.keys[sealed : sealed + 1]]
         found = any(key in nodes for key in twin for nodes in cached)

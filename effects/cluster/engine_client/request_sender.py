@@ -24,7 +24,7 @@ from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.request_names import resumed_name, search_of
 from minfer.effects.live.request_registry import RequestRegistry, Sending
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
@@ -86,8 +86,7 @@ class RequestSender:
         request_state.waits_alone = request_state.runs_alone
         if request.n == 1:
             output = request.output + tuple(request_state.tokens[0])
-            # Queue places are not valid in another engine.
-            unfinished = evolve(request, output=output, place=None)
+            unfinished = evolve(_without_place(request), output=output)
             return [self._make_resumed(request_state, unfinished, None, replica)]
         if not request_state.ended and not any(request_state.tokens):
             return [self._make_resumed(request_state, request, None, replica)]
@@ -145,17 +144,23 @@ class RequestSender:
         self.sent[f"{placed.replica} {reason}"] += 1
         sending = Sending(placed, link.machine)
         request_state.record.sendings.append(sending)
-        if request_state.request.search is None or not was_routed:
+        if request_state.request.continuation.beam_round is None or not was_routed:
             return
         search = search_of(request_state.request.id)
         if (search_record := self._live.get(search)) is not None:
             search_record.sendings.append(sending)
-        if request_state.request.place is not None:  # it is not valid in another engine
-            request_state.request = evolve(request_state.request, place=None)
+        request_state.request = _without_place(request_state.request)
         searches = self._requests.searches
         if len(searches) >= _MAX_SEARCHES:
             del searches[next(iter(searches))]
         searches[search] = link.number
+
+
+def _without_place(request: Request) -> Request:
+    """Returns a request without its queue place, which is not valid in another engine."""
+    if not request.continues:
+        return request
+    return evolve(request, continuation=evolve(request.continuation, place=None))
 
 
 def _for_engine(request_state: ApiServerRequest, request: Request) -> Request:
@@ -167,10 +172,9 @@ def _for_engine(request_state: ApiServerRequest, request: Request) -> Request:
     if handover is None or handover.stage is HandoverStage.OVER:
         return request
     if handover.stage is HandoverStage.DECODE:
-        return evolve(request, stored=len(request.keys), sent_from=handover.target_blocks)
-    return evolve(
-        request,
-        max_tokens=len(request.output) + 1,
-        push_to=handover.push_to,
-        sent_from=handover.target_blocks,
-    )
+        stored = KvTransfer(
+            num_stored_blocks=len(request.keys), first_block=handover.target_blocks
+        )
+        return evolve(request, kv_transfer=stored)
+    pushed = KvTransfer(push_to=handover.push_to, first_block=handover.target_blocks)
+    return evolve(request, max_tokens=len(request.output) + 1, kv_transfer=pushed)

@@ -6,7 +6,9 @@ from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 
 
 class ApiServerCounts:
-    """What each API server has counted since its process began, and all of them together."""
+    """What each API server has counted since its process began, and all of them
+    together.
+    """
 
     def __init__(self) -> None:
         # By API server: which of its processes is connected, and what that has counted.

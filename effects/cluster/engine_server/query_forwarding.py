@@ -1,4 +1,6 @@
-"""An API server's questions about a request, passed on to all others (`request_queries`)."""
+"""An API server's questions about a request, passed on to all others
+(`request_queries`).
+"""
 
 from collections.abc import Sequence
 

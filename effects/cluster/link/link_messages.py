@@ -48,7 +48,9 @@ class Resumed(Struct, frozen=True):
 
 
 class ApiServerHello(Struct, tag="hello", frozen=True):
-    """An API server is connected, with those of its requests that wait for this engine."""
+    """An API server is connected, with those of its requests that wait for this
+    engine.
+    """
 
     api_server: int  # its number, from 0
     life: int  # different for each process with this number

@@ -33,7 +33,7 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.request_registry import RequestStage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
@@ -238,7 +238,8 @@ class BeamSearches:
                 continue
             search = beam.search
             if (place := outputs.places.get(name)) is not None:
-                search.request = evolve(search.request, place=place)
+                first_round = Continuation(place=place)
+                search.request = evolve(search.request, continuation=first_round)
             if not search.rounds.next_round.number:
                 arrived.append(search.request.id)
         return tuple(arrived)

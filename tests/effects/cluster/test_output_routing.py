@@ -1,4 +1,6 @@
-"""Each API server is told of its own rows, and of the batch's ids only when they change."""
+"""Each API server is told of its own rows, and of the batch's ids only when
+they change.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -235,7 +235,9 @@ def test_a_request_that_is_deferred_waits_until_one_of_its_tenant_starts() -> No
 
 
 class Links:
-    """An API server with links to engines that are ready, and say what they are told to."""
+    """An API server with links to engines that are ready, and say what they are
+    told to.
+    """
 
     def __init__(
         self,

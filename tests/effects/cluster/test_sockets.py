@@ -1,4 +1,6 @@
-"""Links on real sockets: none waits for an API server, and none ends the others' links."""
+"""Links on real sockets: none waits for an API server, and none ends the
+others' links.
+"""
 
 import asyncio
 import contextlib
@@ -328,7 +330,9 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
 
 
 async def link_to(remote: RemoteEngine, path: Path) -> tuple[LinkClient, socket.socket]:
-    """An API server's end of a link, and the engine's end, which says nothing by itself."""
+    """An API server's end of a link, and the engine's end, which says nothing
+    by itself.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

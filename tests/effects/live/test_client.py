@@ -102,7 +102,9 @@ def test_log_probabilities_are_part_of_the_news() -> None:
 
 @pytest.mark.long
 def test_no_other_module_touches_the_queue() -> None:
-    """Folders above use the client and the frontend of a model, not the engine's insides."""
+    """Folders above use the client and the frontend of a model, not the
+    engine's insides.
+    """
     allowed = {
         "effects/live/served_model.py",  # makes it
         # It tells API servers of its cache and its load.

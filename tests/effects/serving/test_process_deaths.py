@@ -253,7 +253,9 @@ WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started 
 def test_a_request_that_kills_engines_fails_after_few_deaths(
     kind: str, replicas: int
 ) -> None:
-    """It is refused then, by all API servers; of two replicas, one serves all the time."""
+    """It is refused then, by all API servers; of two replicas, one serves all
+    the time.
+    """
     path, body, most = CRASHING_REQUESTS[kind]
     module = "tests.effects.serving.dying_engine"
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")

@@ -1,4 +1,6 @@
-"""A request is found by its id, and can be cancelled, at whichever API server one asks."""
+"""A request is found by its id, and can be cancelled, at whichever API server
+one asks.
+"""
 
 import asyncio
 import json
