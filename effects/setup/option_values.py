@@ -17,7 +17,7 @@ from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.speculation_settings import speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
-from minfer.values.checks import MOST, ConfigError, is_number
+from minfer.values.checks import MAX_INT64, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
@@ -64,7 +64,9 @@ def _read_size(text: str) -> int | None:
 
 def _is_length(value: Any) -> bool:
     number = is_number(value, whole=True)
-    return value is None or (number and (value == AS_FITS or SHORTEST <= value <= MOST))
+    return value is None or (
+        number and (value == AS_FITS or SHORTEST <= value <= MAX_INT64)
+    )
 
 
 def read_json_object(text: str) -> Mapping[str, Any]:
@@ -105,7 +107,9 @@ def whole(
     """Returns the kind of whole numbers from `low` on, or None."""
 
     def right(value: Any) -> bool:
-        return value is None or (is_number(value, whole=True) and low <= value <= MOST)
+        return value is None or (
+            is_number(value, whole=True) and low <= value <= MAX_INT64
+        )
 
     return OptionKind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
 

@@ -52,7 +52,7 @@ _ELSEWHERE: Final = (
 )  # methods of other engines
 
 
-_whole: Final = partial(number, of=f"{_WHERE}: ")
+_whole: Final = partial(number, prefix=f"{_WHERE}: ")
 
 
 def _method(_: object, __: "Attribute[str]", value: Any) -> None:

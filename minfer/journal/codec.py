@@ -44,7 +44,7 @@ from minfer.records import (
 )
 from minfer.sampling import beam, structured
 from minfer.values import log, queue
-from minfer.values.checks import LEAST, MOST
+from minfer.values.checks import MAX_INT64, MIN_INT64
 from minfer.values.pmap import Map
 
 _MANY: Final = 16  # consecutive integers that are worth packing
@@ -161,7 +161,7 @@ def _packed(value: tuple[Any, ...]) -> Any:
     low, high = min(value), max(value)
     fits = (w for w in (1, 2, 4) if low >= 0 and high < 1 << 8 * w)
     wide = next(fits, 8)
-    if wide == 8 and not LEAST <= low <= high <= MOST:
+    if wide == 8 and not MIN_INT64 <= low <= high <= MAX_INT64:
         return list(value)
     packed = array(_CODES[wide], value).tobytes()
     return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": wide}

@@ -38,7 +38,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan, flaw_beside, tokens_of
 from minfer.records.state import EngineState, Turn
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.values.checks import MOST, is_number
+from minfer.values.checks import MAX_INT64, is_number
 
 
 def head_record(head: Head) -> bytes:
@@ -137,7 +137,7 @@ def _is_of_numbers(one: TokenLogprobs) -> bool:
         return False
     whole, others = (one.rank, *one.likeliest), (one.logprob, *one.logprobs)
     return all(
-        is_number(part, whole=True) and -MOST <= part <= MOST for part in whole
+        is_number(part, whole=True) and -MAX_INT64 <= part <= MAX_INT64 for part in whole
     ) and all(isinstance(part, float) for part in others)
 
 

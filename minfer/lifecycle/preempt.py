@@ -96,7 +96,7 @@ def _without_windows(
                 low, sinks = chain.low[g], group.sink_blocks(config.block_size)
                 table, pages = own[g], group.pages
                 every = kept(table, 0, len(table), low * pages, sinks * pages)
-                change.pool.give(every)
+                change.pool.release(every)
                 own[g] = Log()
         none = (0,) * len(own)
         tables[i], chains[i] = tuple(own), evolve(chain, sealed=none, low=none)

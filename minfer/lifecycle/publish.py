@@ -183,7 +183,7 @@ def _publish_window(
     first = max(low, sinks)  # of the blocks that are held beside those of the sinks
     for key in group_keys(keys[first : min(gone, sealed)], g):
         change.prefix.release(key)
-    change.pool.give(table[max(first, sealed) * pages : gone * pages])
+    change.pool.release(table[max(first, sealed) * pages : gone * pages])
     return (sealed if sealed < sinks else max(sealed, gone)), max(low, gone)
 
 

@@ -127,7 +127,7 @@ def free_blocks(change: Transaction, left: Released | Fence) -> None:
         left.published
     ):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
-    change.pool.give(left.private)
+    change.pool.release(left.private)
 
 
 def free_fenced_blocks(state: EngineState, step: int | None) -> EngineState:

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, Contents, Index, Pages, live, lookup, pages_of
+from minfer.blocks.prefix import ROOT, CachedKeys, Index, Pages, is_live, lookup, pages_of
 from minfer.blocks.window import GONE, kept, lookup_window, outside
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
@@ -38,7 +38,7 @@ class Hit:
         return self.found.blocks
 
 
-def find_hit(config: EngineConfig, prefix: Contents, keys: Keys, full: int) -> Found:
+def find_hit(config: EngineConfig, prefix: CachedKeys, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
@@ -127,7 +127,7 @@ def pages_needed(
         if group.window:
             low = outside(hit * size, group.window, size)
             own = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
-            idle = sum(not live(prefix, key) for key in own)
+            idle = sum(not is_live(prefix, key) for key in own)
             held = len(own) - idle
         else:
             held = _live_blocks(prefix, keys, hit, g)
@@ -138,7 +138,7 @@ def pages_needed(
 def _live_blocks(prefix: Index, keys: Keys, hit: int, g: int) -> int:
     """How many of the first `hit` blocks of a chain running sequences hold."""
     return bisect_left(
-        keys, True, hi=hit, key=lambda key: not live(prefix, group_key(key, g))
+        keys, True, hi=hit, key=lambda key: not is_live(prefix, group_key(key, g))
     )
 
 

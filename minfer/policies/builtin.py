@@ -22,7 +22,7 @@ from minfer.values.record import evolve
 
 PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 
 
 @frozen

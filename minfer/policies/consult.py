@@ -16,7 +16,7 @@ from minfer.records.policy import Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.sequence import Place
 from minfer.records.state import EngineState
-from minfer.values.checks import LEAST, MOST
+from minfer.values.checks import MAX_INT64, MIN_INT64
 from minfer.values.record import evolve
 
 
@@ -32,7 +32,7 @@ def _number(answer: Any) -> float:
         return float(answer)
     if not isinstance(answer, int) or isinstance(answer, bool):
         raise _UnusableError(f"returned a {type(answer).__name__}")
-    if not LEAST <= answer <= MOST:
+    if not MIN_INT64 <= answer <= MAX_INT64:
         raise _UnusableError("returned a number too large to hold")
     return int(answer)
 

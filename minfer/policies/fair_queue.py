@@ -20,11 +20,11 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
-from minfer.values.checks import MOST, ConfigError, is_number, number
+from minfer.values.checks import MAX_INT64, ConfigError, is_number, number
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 
 Owner = tuple[int, str]  # of an account: class and client
 
@@ -34,7 +34,7 @@ def positive_weights(
 ) -> None:
     """Raise ConfigError unless each client's weight is a number above 0."""
     for client, weight in weights.items():
-        if not is_number(weight) or not 0 < weight <= MOST:
+        if not is_number(weight) or not 0 < weight <= MAX_INT64:
             what = f"scheduling policy: {attribute.name} must be numbers above 0"
             raise ConfigError(f"{what}; that of {client!r:.80} is not")
 

@@ -36,7 +36,7 @@ RENEWED: Final = 16
 LINGER: Final = 1.0  # seconds for which other clients count after their end
 STALE: Final = LINGER / 4  # seconds after which their presence is recorded again
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 _NONE: Final = Map[int, int]()
 
 

@@ -15,7 +15,7 @@ Table = tuple[tuple[int, float], ...]  # of sizes and seconds
 
 
 def _setting(default: float, **how: Any) -> Any:
-    return field(default=default, validator=number(0, of="speculation: ", **how))
+    return field(default=default, validator=number(0, prefix="speculation: ", **how))
 
 
 @frozen(kw_only=True)

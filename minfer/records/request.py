@@ -14,8 +14,8 @@ from minfer.sampling.params import SamplingParams as SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import (
     LARGEST_TOKEN,
+    MAX_INT64,
     MAX_PRIORITY,
-    MOST,
     check_number,
     check_text,
     check_whole,
@@ -116,7 +116,7 @@ class Request:
         check_number(self.first_sample, "first_sample", 0, MAX_SAMPLES, whole=True)
         check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
         if type(self.deadline) is not float or not self.deadline >= 0:
-            check_number(self.deadline, "deadline", 0, MOST)
+            check_number(self.deadline, "deadline", 0, MAX_INT64)
             object.__setattr__(self, "deadline", float(self.deadline))
         if not isinstance(self.sampling, SamplingParams):
             raise ParameterError("sampling", "must be SamplingParams")
@@ -125,8 +125,8 @@ class Request:
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
-        check_number(self.stored, "stored", 0, MOST, whole=True)
-        check_number(self.sent_from, "sent_from", 0, MOST, whole=True)
+        check_number(self.stored, "stored", 0, MAX_INT64, whole=True)
+        check_number(self.sent_from, "sent_from", 0, MAX_INT64, whole=True)
         for param in ("needs_host_mask", "reads_cache", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
@@ -202,7 +202,7 @@ def _is_place(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
         return False
     rank, *numbers = value
-    whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
+    whole = all(type(one) is int and 0 <= one <= MAX_INT64 for one in numbers)
     return whole and all(type(one) in (int, float) and one == one for one in rank)
 
 

@@ -63,7 +63,7 @@ def _depth(plan: Plan) -> int:
 
 
 def _cost(**how: Any) -> Any:
-    return field(validator=number(0, of="cost model: "), **how)
+    return field(validator=number(0, prefix="cost model: "), **how)
 
 
 @frozen(kw_only=True)

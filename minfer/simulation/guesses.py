@@ -48,7 +48,7 @@ class Acceptances:
 class Guesses:
     """Coins, and recorded facts. Raises ConfigError for an invalid rate."""
 
-    rate: float = field(default=ASSUMED, validator=number(0, of="acceptance "))
+    rate: float = field(default=ASSUMED, validator=number(0, prefix="acceptance "))
     said: Mapping[SampleId, Acceptances] = field(factory=dict)
     asked: int = 0  # the limit of the host's drafts when they were recorded
 

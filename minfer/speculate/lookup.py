@@ -27,7 +27,7 @@ from minfer.values.record import evolve
 
 
 def _size(default: int, least: int = 1) -> Any:
-    return field(default=default, validator=number(least, of="lookup: "))
+    return field(default=default, validator=number(least, prefix="lookup: "))
 
 
 @frozen

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from minfer.blocks.keys import group_keys
 from minfer.blocks.ownership import Blocks
-from minfer.blocks.prefix import Pages, PrefixIndex, flattened, live, node_of
+from minfer.blocks.prefix import Pages, PrefixIndex, flattened, is_live, node_of
 from minfer.blocks.window import kept, outside
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -172,7 +172,7 @@ def _keeps_hits(
             low, sinks = outside(end * size, group.window, size), group.sink_blocks(size)
             own = group_keys(kept(keys, 0, end, low, sinks), g)
             rest = [key for key in own if key not in transfer.keys]
-            held = all(live(turn.state.blocks.prefix, key) for key in rest)
+            held = all(is_live(turn.state.blocks.prefix, key) for key in rest)
             require(held, "tiers", f"a block of the hit of {reason.id} can be evicted")
 
 

@@ -17,7 +17,7 @@ from minfer.blocks.prefix import (
     Pages,
     PrefixIndex,
     bundles,
-    evictable,
+    count_evictable,
     flattened,
     pages_of,
 )
@@ -150,7 +150,7 @@ def _store_in_host(
     rest, wanted = batch.collect(queue), room - batch.room
     if host.free < wanted:
         short = wanted - host.free
-        available = host.free + evictable(host.prefix, host.prefix.idle, short)
+        available = host.free + count_evictable(host.prefix, host.prefix.idle, short)
         if available < wanted:
             batch = _Batch.of(prefix, there, available, stores)
             rest = batch.collect(queue)

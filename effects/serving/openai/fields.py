@@ -32,7 +32,7 @@ from minfer.sampling.params import (
     RowValues,
     SamplingParams,
 )
-from minfer.values.checks import LEAST, MAX_PRIORITY, MOST
+from minfer.values.checks import MAX_INT64, MAX_PRIORITY, MIN_INT64
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
@@ -133,7 +133,7 @@ def _by_id(given: object) -> object:
 _LONGEST_ID: Final = 19  # digits: ids with more are out of range anyway
 
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
-Whole = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
+Whole = Annotated[int, Field(ge=MIN_INT64, lt=MAX_INT64 + 1)]
 Priority = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
 Stops = Annotated[
     list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
@@ -208,7 +208,7 @@ class GenerationBody(ConstrainedBody):
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: Top | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MOST)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MAX_INT64)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # in log-probabilities
     request_id: RequestId = ""
