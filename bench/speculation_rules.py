@@ -19,9 +19,9 @@ from minfer.effects.setup.speculation_settings import (
 )
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
-from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.accept import TargetOutput, Verdict
 from minfer.speculate.proposer import Proposer
-from minfer.speculate.rejection import Chances, Streams, drawn, rejection
+from minfer.speculate.rejection import Chances, Streams, rejection, sample_draft
 from minfer.speculate.tally import DraftTally, of_row
 
 SCOPE: Final = b""  # who shares what others wrote: all
@@ -58,7 +58,7 @@ class ByModel:
         for _ in range(most):
             text = known + tokens
             [logits] = logits_of(self.model, text, 1)
-            one = drawn(logits, self.how, text, self.prompt, self.streams)
+            one = sample_draft(logits, self.how, text, self.prompt, self.streams)
             tokens.append(one.token)
             proposed.append(one.chances)
         return tokens, proposed
@@ -113,8 +113,11 @@ def one_row(
         most = min(args.drafts, end - len(known) - 1)
         drafts, proposed = drafter.drafts(known, most) if most else ([], [])
         rows = logits_of(model, known + drafts, len(drafts) + 1)
-        target = Target(
-            how=how, known=tuple(known), prompt=len(prompt), logits=tuple(rows)
+        target = TargetOutput(
+            sampling=how,
+            tokens=tuple(known),
+            num_prompt_tokens=len(prompt),
+            logits=tuple(rows),
         )
         verdict: Verdict = rejection(target, drafts, proposed)
         if drafts:

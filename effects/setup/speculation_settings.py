@@ -121,9 +121,9 @@ class SpeculativeConfig:
         """Matching tokens that are required, and tokens that are compared."""
         usual = Lookup()
         few = self.prompt_lookup_min or min(
-            usual.least, self.prompt_lookup_max or usual.least
+            usual.min_match, self.prompt_lookup_max or usual.min_match
         )
-        return few, self.prompt_lookup_max or max(few, usual.longest)
+        return few, self.prompt_lookup_max or max(few, usual.max_match)
 
     @property
     def speculation(self) -> Speculation:
@@ -144,8 +144,8 @@ class SpeculativeConfig:
             return None
         few, many = self.lookups
         if self.method == NGRAM:
-            return Lookup(least=few, longest=many, others=0)
-        return Lookup(least=few, longest=many)
+            return Lookup(min_match=few, max_match=many, max_scope_tokens=0)
+        return Lookup(min_match=few, max_match=many)
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:

@@ -29,10 +29,10 @@ from minfer.sampling.beam import (
     BeamSearch,
     Candidates,
     Hypothesis,
-    Round,
+    RoundContext,
     Search,
-    choose,
-    wanted,
+    choose_beams,
+    num_candidates,
 )
 
 # fills up where fewer than requested were found
@@ -98,27 +98,27 @@ class SearchRounds:
         padding = self.about.width - len(offers)  # fewer beams than the width
         search = Search(
             logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
-            offers=(*offers, *(None,) * padding),
-            done=self.done,
+            candidates=(*offers, *(None,) * padding),
+            hypotheses=self.done,
         )
-        choice = choose(
+        choice = choose_beams(
             search,
-            Round(
-                how=self.about.how,
+            RoundContext(
+                params=self.about.how,
                 stop_ids=self.stop_ids,
                 length=len(outputs[0]) + 1,
-                most=self.about.most,
+                max_tokens=self.about.most,
                 output_of=outputs.__getitem__,
             ),
         )
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
-            for child in choice.children
+            for child in choice.next_beams
             if child.logprob > _IMPOSSIBLE
             for parent in (self.beams[child.parent],)
         )
         about = evolve(self.about, number=self.about.number + 1)
-        return SearchRounds(about, self.stop_ids, beams, choice.done)
+        return SearchRounds(about, self.stop_ids, beams, choice.hypotheses)
 
 
 def replayed(
@@ -193,7 +193,7 @@ def round_requests(
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=1,
-        logprobs=wanted(request.width, len(request.stop_ids)),
+        logprobs=num_candidates(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
     for at, beam in enumerate(rounds.beams):
