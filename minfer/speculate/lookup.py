@@ -66,12 +66,8 @@ class Lookup(Proposer):
     min_match: int = _size(3)  # tokens that must match
     max_match: int = _size(32)  # that are compared
     candidates: int = _size(8)  # places to compare, in own and other texts each
-    max_sample_tokens: int = _size(
-        2**17
-    )  # tokens of a sample; a longer one gets no more drafts
-    max_scope_tokens: int = _size(
-        2**16, minimum=0
-    )  # tokens of a scope; 0: own text alone
+    max_sample_tokens: int = _size(2**17)  # a longer sample gets no more drafts
+    max_scope_tokens: int = _size(2**16, minimum=0)  # 0: a sample's own text alone
     max_scopes: int = _size(16)
     batch: int = _size(32)  # tokens that are published at once: each time has a cost
 
@@ -126,47 +122,37 @@ class Lookup(Proposer):
         if sample is None or max_drafts < 1:
             return Proposal()
         last = sample.texts.last_tokens(0, self.max_match)
-        own_match = sample.texts.find(
-            last, self.candidates + 1
-        )  # the first is the end itself
-        scope = state.scopes.get(sample.scope)
-        scope_match = scope.texts.find(last, self.candidates) if scope else None
-        if (
-            scope
-            and scope_match
-            and (own_match is None or scope_match.length > own_match.length)
-        ):
-            return Proposal(
-                scope.texts.tokens_after(scope_match, max_drafts), scope_match.length
-            )
-        if own_match is None:
+        # The first candidate is the end itself.
+        match = sample.texts.find(last, self.candidates + 1)
+        shared = state.scopes.get(sample.scope)
+        other = shared.texts.find(last, self.candidates) if shared else None
+        if shared and other and (match is None or other.length > match.length):
+            return Proposal(shared.texts.tokens_after(other, max_drafts), other.length)
+        if match is None:
             return Proposal()
-        return Proposal(
-            repeat_to(sample.texts.tokens_after(own_match, max_drafts), max_drafts),
-            own_match.length,
-        )
+        tokens = sample.texts.tokens_after(match, max_drafts)
+        return Proposal(repeat_to(tokens, max_drafts), match.length)
 
     def _publish(self, state: Library, sample: SampleText) -> tuple[Library, SampleText]:
         """The library with the sample's unpublished output added to its scope."""
         tokens = sample.unpublished
-        scope, scopes = state.scopes.get(sample.scope), state.scopes
-        if scope is None:
-            # Numbers that no scope has used: an earlier scope of the scope may have been
+        shared, scopes = state.scopes.get(sample.scope), state.scopes
+        if shared is None:
+            # Numbers that are not used yet: earlier texts of the scope may have been
             # dropped.
             clock = state.clock
-            scope = ScopeTexts(
+            shared = ScopeTexts(
                 Texts(self.min_match, self.max_scope_tokens, first=clock, next=clock)
             )
             if len(scopes) >= self.max_scopes:
-                scopes = scopes.delete(
-                    min(scopes, key=lambda key: scopes[key].last_write)
-                )
-        texts, number = scope.texts, sample.number
+                oldest = min(scopes, key=lambda key: scopes[key].last_write)
+                scopes = scopes.delete(oldest)
+        texts, number = shared.texts, sample.number
         if number not in texts.texts:  # new, or its text was dropped as the oldest
             number, texts = texts.next, texts.with_new_text()
             tokens = tokens[-self.max_scope_tokens :]
-        scope = ScopeTexts(texts.extended(number, tokens), state.clock + 1)
-        scopes = scopes.set(sample.scope, scope)
+        shared = ScopeTexts(texts.extended(number, tokens), state.clock + 1)
+        scopes = scopes.set(sample.scope, shared)
         state = evolve(state, scopes=scopes, clock=state.clock + 1)
         return state, evolve(sample, number=number, unpublished=())
 

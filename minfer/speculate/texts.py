@@ -78,9 +78,7 @@ class Texts:
         heads, links = trimmed.heads.mutate(), list[int]()
         gram_length, start = self.gram_length, len(old.tokens)
         window = old.tokens[max(0, start - gram_length + 1) :] + tokens
-        num_before = start - (
-            len(window) - len(tokens)
-        )  # tokens of the text before these
+        num_before = start - (len(window) - len(tokens))  # tokens before the window
         for end in range(gram_length, len(window) + 1):
             slot = self._slot(window[end - gram_length : end])
             links.append(heads.get(slot, NOWHERE))
