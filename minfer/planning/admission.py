@@ -88,7 +88,7 @@ def _next_admissible(work: StepBuilder, deferred: set[str]) -> Sequence | None:
     if len(loading) >= work.config.max_num_seqs:
         return None
     runs = len(state.running) or work.newcomers
-    if not runs or not consult.may_hold_back(work.config):
+    if not runs or not consult.may_defer(work.config):
         deferred.clear()
         return state.waiting.first_but((), loading)
     while seq := work.state.waiting.first_but(deferred, loading):

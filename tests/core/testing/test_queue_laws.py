@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
 from minfer.policies.builtin import Priority
-from minfer.policies.fair_seats import JOIN_EVERY, FairSeats
+from minfer.policies.fair_seats import JOIN_EVERY_STEPS, FairSeats
 from minfer.records.messages import (
     Admitted,
     Preempted,
@@ -66,7 +66,7 @@ def shared(turn: Turn) -> bool:
     state = turn.transition.state
     reported = state.blocked is not None and state.blocked.cause == "share"
     step = state.inflight[-1].step if state.inflight else 1
-    return reported and len(state.running) > 2 and step % JOIN_EVERY == 0
+    return reported and len(state.running) > 2 and step % JOIN_EVERY_STEPS == 0
 
 
 BITES = (

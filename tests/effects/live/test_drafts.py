@@ -114,7 +114,7 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     assert host is not None
     assert not host.samples  # nothing is kept of who has ended
     assert not host.by_gen
-    assert not host.library.own
+    assert not host.library.samples
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
