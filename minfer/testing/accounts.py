@@ -98,12 +98,12 @@ def account(
 
 def touched(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:
     """The pages that a row may read or write in a plan that starts at `start`."""
-    found = set[int]()
+    pages = set[int]()
     for table, group in zip(seat.tables, config.groups, strict=False):
         low = outside(start, group.window, config.block_size)
         sinks = group.sink_blocks(config.block_size)
-        found.update(table[low * group.pages :], table[: sinks * group.pages])
-    return frozenset(found)
+        pages.update(table[low * group.pages :], table[: sinks * group.pages])
+    return frozenset(pages)
 
 
 def held_blocks(
@@ -113,13 +113,13 @@ def held_blocks(
     blocks below `low`, but for those of sink tokens, were released.
     """
     size = config.block_size
-    return [at for at in blocks if at >= low or at * size < group.sink_tokens]
+    return [block for block in blocks if block >= low or block * size < group.sink_tokens]
 
 
 def capacity(config: EngineConfig, tables: Iterable[Sized]) -> int:
     """How many positions all tables of a row have room for."""
-    each = zip(tables, config.groups, strict=True)
-    return config.block_size * min(len(table) // group.pages for table, group in each)
+    pairs = zip(tables, config.groups, strict=True)
+    return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 
 def tables_of(run: Running, i: int) -> SeatTables:

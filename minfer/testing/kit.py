@@ -101,9 +101,9 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
     speculate, and some have several groups of layers.
     """
     groups = draw(st.sampled_from(GROUPS))
-    how = draw(_speculations)
-    if len(groups) > 1 and how is not None:  # no draft model
-        how = evolve(how, drafter=HOST)
+    spec_config = draw(_speculations)
+    if len(groups) > 1 and spec_config is not None:  # no draft model
+        spec_config = evolve(spec_config, drafter=HOST)
     return EngineConfig(
         policy=policy,
         num_blocks=draw(st.integers(6, 14)) * sum(group.pages for group in groups),
@@ -115,7 +115,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         depth=draw(st.integers(1, 3)),
         watermark=draw(st.sampled_from((0, 1))),
         groups=groups,
-        speculation=how,
+        speculation=spec_config,
     )
 
 
@@ -166,9 +166,9 @@ def check_policy(
     tried = _stories(policy, max_examples, overtakes, patience, hold)
     try:
         (tried if seed is None else hypothesis.seed(seed)(tried))()
-    except (PolicyError, FlakyFailure) as found:
+    except (PolicyError, FlakyFailure) as caught:
         # "Flaky" means that a policy's answers depend on more than its arguments.
-        error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
+        error: Any = caught if isinstance(caught, PolicyError) else caught.exceptions[0]
         if save is not None:
             _save(error, save)
         raise error from error.__cause__
@@ -208,8 +208,8 @@ def _save(error: PolicyError, path: str) -> None:
     """Write the story of a failure as a journal; if that fails, the error says why."""
     try:
         journal = encode_journal(error.config, error.turns)
-    except CodecError as why:
-        error.add_note(f"no journal was saved: {why}")
+    except CodecError as codec_error:
+        error.add_note(f"no journal was saved: {codec_error}")
         return
     with open(path, "wb") as file:
         file.write(journal)

@@ -106,15 +106,15 @@ class Ledger:
     _overruled: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        begun = self.state.next_step or self.state.requests
-        self.contents = Contents(whole=not begun)
+        has_begun = self.state.next_step or self.state.requests
+        self.contents = Contents(whole=not has_begun)
 
     @classmethod
     def at(cls, config: EngineConfig, state: EngineState) -> "Ledger":
         """A ledger opened at `state`, which it trusts."""
         books = Books.at(config, state)
-        left = measure(books.accounts, state, passed=holds(config))
-        return cls(config, state, books, left)
+        work_left = measure(books.accounts, state, passed=holds(config))
+        return cls(config, state, books, work_left)
 
     def take(
         self,
@@ -131,7 +131,7 @@ class Ledger:
         check(self.config, turn.state)
         before, report = self.state, TurnReport()
         check_sizes(self.config, before, turn.state)
-        self._overruled |= any(isinstance(one, PolicyOverride) for one in turn.reasons)
+        self._overruled |= any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
         if not self._overruled:  # all its answers were used
             check_policy_state(self.config, turn.state)
         self.books.left.clear()
@@ -150,20 +150,20 @@ class Ledger:
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         # Samples whose blocks have come are counted again.
         outside |= before.tiers.loading - turn.state.tiers.loading != frozenset()
-        self._progress(turn.state, planning, due=report.progress and not outside)
+        self._progress(turn.state, planning, expected=report.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
             check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
             self.contents.check(self.books, turn.state)
         self.state = turn.state
 
-    def _progress(self, after: EngineState, planning: Planning, *, due: bool) -> None:
+    def _progress(self, after: EngineState, planning: Planning, *, expected: bool) -> None:
         """Check that less is left after a good step, if all victims were the last in
         rank.
         """
-        passed = holds(self.config)
-        left = measure(self.books.accounts, after, passed=passed)
-        usual = all(one in planning.last_victims for one, _ in planning.preempted)
-        anew = passed and planning.fresh
-        if due and usual and not anew:
-            check_progress(self.measure, left, planning.last_victims)
-        self.measure = left
+        may_pass = holds(self.config)
+        work_left = measure(self.books.accounts, after, passed=may_pass)
+        last_in_rank = all(victim in planning.last_victims for victim, _ in planning.preempted)
+        anew = may_pass and planning.fresh
+        if expected and last_in_rank and not anew:
+            check_progress(self.measure, work_left, planning.last_victims)
+        self.measure = work_left

@@ -72,13 +72,13 @@ class RouterTrial:
         try:
             twin = deepcopy(args)
             answer = self.policy.choose(*args)
-            kept, same, again = deepcopy(answer), args == twin, self.policy.choose(*twin)
+            copy, unchanged, repeated = deepcopy(answer), args == twin, self.policy.choose(*twin)
         except Exception as error:
             self._flaws.append(("never raises", f"choose raised {error!r}"))
             self._raised = self._raised or error
             raise  # the router goes on without an answer: `_must` raises later
-        if not (same and answer == kept == again):
-            report = f"choose is {kept!r}, then {again!r}; or its arguments changed"
+        if not (unchanged and answer == copy == repeated):
+            report = f"choose is {copy!r}, then {repeated!r}; or its arguments changed"
             self._flaws.append(("purity", report))
         return answer
 
@@ -94,34 +94,34 @@ class RouterTrial:
         self.state = apply(self.config, before, (event,)).state
         self.books.take(event)
         self._flaws += self.books.differences(self.state)
-        again = apply(self.config, before, (event,)).state
-        self._must(again == self.state, "determinism", "an event leads to two states")
+        repeated = apply(self.config, before, (event,)).state
+        self._must(repeated == self.state, "determinism", "an event leads to two states")
 
     def route(self, request: RoutingRequest) -> Routed:
         """Route a request."""
         self.story.append(str(request))
         before = self.state
-        found = route(self.config, before, request)
-        self.story.append(f"  {found.reason}")
-        self.state = found.state
+        routed = route(self.config, before, request)
+        self.story.append(f"  {routed.reason}")
+        self.state = routed.state
         self.books.take(Ended(request.id))
-        self._check(request, found)
-        if found.replica is not None:
-            self.books.dispatch(found.replica, request)
+        self._check(request, routed)
+        if routed.replica is not None:
+            self.books.dispatch(routed.replica, request)
         self._flaws += self.books.differences(self.state)
-        again = route(self.config, before, request) == found
-        self._must(again, "determinism", "a request is routed otherwise again")
-        return found
+        is_same = route(self.config, before, request) == routed
+        self._must(is_same, "determinism", "a request is routed otherwise again")
+        return routed
 
-    def _check(self, request: RoutingRequest, found: Routed) -> None:
+    def _check(self, request: RoutingRequest, routed: Routed) -> None:
         """Check a decision; the books do not have it yet."""
         names = self.books.open
         if names:
             self._check_candidates(request, names)
-        match found.reason:
+        match routed.reason:
             case Placed() as placed:
-                self._must(found.replica == placed.replica, "reason", "names differ")
-                self._must(found.replica in names, "eligible", f"of {names}")
+                self._must(routed.replica == placed.replica, "reason", "names differ")
+                self._must(routed.replica in names, "eligible", f"of {names}")
                 self._must(not placed.override, "policy", f"it {placed.override}")
                 self._check_placed(request, placed)
             case Deferred() as deferred:
@@ -130,40 +130,40 @@ class RouterTrial:
                     for name in names
                 ]
                 self._must(sum(waits) > 0, "deferred", "none of its tenant waits")
-                right = Deferred(request.id, request.tenant, sum(waits))
-                self._must(deferred == right, "reason", f"not {right}")
+                expected = Deferred(request.id, request.tenant, sum(waits))
+                self._must(deferred == expected, "reason", f"not {expected}")
             case NoReplica() as none:
-                right_none = NoReplica(request.id, len(self.books.replicas))
+                expected_none = NoReplica(request.id, len(self.books.replicas))
                 self._must(not names, "eligible", f"there are {names}")
-                self._must(none == right_none, "reason", f"not {right_none}")
-            case other:
-                self._must(False, "reason", f"{other}")
-        self._must(names != [] or found.replica is None, "eligible", "there is none")
+                self._must(none == expected_none, "reason", f"not {expected_none}")
+            case unknown:
+                self._must(False, "reason", f"{unknown}")
+        self._must(names != [] or routed.replica is None, "eligible", "there is none")
 
     def _check_candidates(self, request: RoutingRequest, names: list[str]) -> None:
         """Check what the policy was asked about."""
-        asked = [one.replica.name for one in self._asked]
+        asked = [candidate.replica.name for candidate in self._asked]
         self._must(asked == names, "eligible", f"candidates {asked}, not {names}")
-        for one in self._asked:
-            hit = self.books.replicas[one.replica.name].hit(request)
+        for candidate in self._asked:
+            hit = self.books.replicas[candidate.replica.name].hit(request)
             prefill = prefill_tokens(request.tokens, hit, self.block_size)
-            right = (one.hit, one.prefill) == (hit, prefill)
-            self._must(right, "reason", f"{one} hits {hit} blocks")
+            is_true = (candidate.hit, candidate.prefill) == (hit, prefill)
+            self._must(is_true, "reason", f"{candidate} hits {hit} blocks")
 
     def _check_placed(self, request: RoutingRequest, placed: Placed) -> None:
         hit = self.books.replicas[placed.replica].hit(request)
         prefill = prefill_tokens(request.tokens, hit, self.block_size)
-        wants = (request.id, hit, len(request.keys), prefill)
-        has = (placed.id, placed.hit, placed.blocks, placed.prefill)
-        self._must(has == wants, "reason", f"{has}, not {wants}")
+        expected = (request.id, hit, len(request.keys), prefill)
+        actual = (placed.id, placed.hit, placed.blocks, placed.prefill)
+        self._must(actual == expected, "reason", f"{actual}, not {expected}")
 
     def finish(self, request: RoutingRequest) -> None:
         """Check that a request is placed once all others have started."""
         self.tell(ReplicaJoined("last"))
         for name in self.books.live:
             self.tell(Started(name))
-        found = self.route(request)
-        self._must(found.replica is not None, "deferred", "though none waits")
+        routed = self.route(request)
+        self._must(routed.replica is not None, "deferred", "though none waits")
 
     def flood(self, requests: list[RoutingRequest], spread: float) -> None:
         """Check that of these requests, of which none ends, no replica gets more than
@@ -172,10 +172,10 @@ class RouterTrial:
         config = RouterConfig(self.policy, self.block_size)
         counts, state = dict.fromkeys(self.books.open, 0), self.state
         for request in requests:
-            found = route(config, state, request)
-            state = found.state
-            if found.replica is not None:
-                counts[found.replica] += 1
-        most = spread * len(requests) / len(counts) + 1
-        report = f"{counts} of {len(requests)} requests; at most {most:g}"
-        self._must(max(counts.values()) <= most, "bounded load", report)
+            routed = route(config, state, request)
+            state = routed.state
+            if routed.replica is not None:
+                counts[routed.replica] += 1
+        limit = spread * len(requests) / len(counts) + 1
+        report = f"{counts} of {len(requests)} requests; at most {limit:g}"
+        self._must(max(counts.values()) <= limit, "bounded load", report)

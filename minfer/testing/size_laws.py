@@ -59,37 +59,37 @@ def bounds(
         "tiers.known.old": known // 2,
         "tiers.wanted.young": known // 2,
         "tiers.wanted.old": known // 2,
-        **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
+        **{f"policy.{name}": limit for name, limit in of_policy(after, samples).items()},
     }
 
 
 def _stop_ids(before: EngineState, after: EngineState) -> int:
     """A fixed number; beyond it, those of sequences that left are removed."""
-    usual = max(thresholds.STOP_IDS, len(before.stops))
-    if len(after.stops) <= usual:
-        return usual
-    here = (*after.running.seqs, *after.waiting)
-    return len(frozenset().union(*(seq.request.stop_ids for seq in here)))
+    limit = max(thresholds.STOP_IDS, len(before.stops))
+    if len(after.stops) <= limit:
+        return limit
+    seqs = (*after.running.seqs, *after.waiting)
+    return len(frozenset().union(*(seq.request.stop_ids for seq in seqs)))
 
 
 def of_policy(state: EngineState, samples: int) -> dict[str, int]:
     """The bounds of the policy's own state, if it is a policy of minfer."""
-    own: Any = state.policy
-    found = dict[str, int]()
-    if isinstance(own, Shares):
-        found |= {"tags": own.limit}
-    if isinstance(own, Accounts):
-        found |= {"by_owner": own.limit, "times": len(own.by_owner)}
-    if isinstance(own, Seats):
-        found |= {"held": samples, "taken": samples, "beside": len(own.held)}
-    return found
+    policy_state: Any = state.policy
+    limits = dict[str, int]()
+    if isinstance(policy_state, Shares):
+        limits |= {"tags": policy_state.limit}
+    if isinstance(policy_state, Accounts):
+        limits |= {"by_owner": policy_state.limit, "times": len(policy_state.by_owner)}
+    if isinstance(policy_state, Seats):
+        limits |= {"held": samples, "taken": samples, "beside": len(policy_state.held)}
+    return limits
 
 
 def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -> None:
     """Raise InvariantError if a collection of a state is larger than it may be."""
-    for name, most in bounds(config, before, after).items():
+    for name, limit in bounds(config, before, after).items():
         size = len(attrgetter(name)(after))
-        require(size <= most, "size", f"{name} has {size} entries, of at most {most}")
+        require(size <= limit, "size", f"{name} has {size} entries, of at most {limit}")
     for name, live in after.requests.items():
         size = len(live.moved)
         require(size <= live.samples, "size", f"{name} has {size} places of samples")
@@ -99,9 +99,9 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 def _tables(config: EngineConfig, after: EngineState) -> None:
     """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
-    for last, tables, chain in zip(run.last_index, run.tables, run.chains, strict=True):
-        most = -(-(last + 1) // size)
-        each = zip(tables, config.groups, strict=True)
-        blocks = max(-(-len(table) // group.pages) for table, group in each)
-        right = max(blocks, len(chain.keys), len(chain.chunks)) <= most
-        require(right, "size", f"a sequence of {last + 1} tokens has {blocks} blocks")
+    for last_index, tables, chain in zip(run.last_index, run.tables, run.chains, strict=True):
+        max_blocks = -(-(last_index + 1) // size)
+        pairs = zip(tables, config.groups, strict=True)
+        blocks = max(-(-len(table) // group.pages) for table, group in pairs)
+        fits = max(blocks, len(chain.keys), len(chain.chunks)) <= max_blocks
+        require(fits, "size", f"a sequence of {last_index + 1} tokens has {blocks} blocks")

@@ -17,8 +17,8 @@ def suspects(
     one did not show the cause. Paused ones are left out: they do not run, so none waits
     for them.
     """
-    few = few_failures(config)
-    return [one for one in running if one.faults >= few and not one.paused]
+    threshold = few_failures(config)
+    return [account for account in running if account.faults >= threshold and not account.paused]
 
 
 def few_failures(config: EngineConfig) -> int:
@@ -33,33 +33,33 @@ def most_ahead(config: EngineConfig) -> int:
     return int(config.late_masks)
 
 
-def is_paused(config: EngineConfig, one: SampleAccount, seat: Seat) -> bool:
+def is_paused(config: EngineConfig, account: SampleAccount, seat: Seat) -> bool:
     """Whether nothing of a paused sample may be planned: only its yielding inputs are
     left, or it would have to run alone.
     """
-    return seat.scheduled >= seat.base - 1 or one.faults >= few_failures(config)
+    return seat.scheduled >= seat.base - 1 or account.faults >= few_failures(config)
 
 
-def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> str:
+def skips_step(config: EngineConfig, account: SampleAccount, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it waits for a
     token in flight, or for its mask), "window" (it has as many prefill tokens in flight
     as it may); nothing if it could run.
     """
-    seat = one.seat
-    if seat is None or seat.scheduled >= one.last:
+    seat = account.seat
+    if seat is None or seat.scheduled >= account.last:
         return "end"
-    if one.request.needs_host_mask and seat.scheduled >= len(one.known) + most_ahead(
+    if account.request.needs_host_mask and seat.scheduled >= len(account.known) + most_ahead(
         config
     ):
         return "host"
-    if one.paused and is_paused(config, one, seat):
+    if account.paused and is_paused(config, account, seat):
         return "host"
     if seat.scheduled < seat.base and seat.scheduled >= most_in_flight(config, seat):
         return "window"
     run = after.running
     ends = capacity(config, seat.tables)
-    if not seat.opened and one.id in run.ids:  # its growth since is in no plan
-        ends = capacity(config, run.tables[run.ids.index(one.id)])
+    if not seat.opened and account.id in run.ids:  # its growth since is in no plan
+        ends = capacity(config, run.tables[run.ids.index(account.id)])
     return "blocks" if seat.scheduled >= ends else ""
 
 

@@ -123,8 +123,8 @@ def _loads(transfer: Transfer, now: EngineState) -> None:
     require(free, "tiers", "a plan in flight copies from what is written")
     sample = transfer.sample
     waits = sample is not None and sample[0] in transfer.waiting
-    here = {seq.id for seq in now.waiting}
-    require(waits and sample in here, "tiers", "a load for a sample that does not wait")
+    waiting_ids = {seq.id for seq in now.waiting}
+    require(waits and sample in waiting_ids, "tiers", "a load for a sample that does not wait")
 
 
 def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
@@ -145,9 +145,9 @@ def _arrived(transfer: Transfer, now: EngineState) -> None:
     if target.available == 0 or target.idle == 0:
         return
     for path in transfer.paths:
-        known = [key in target.prefix.nodes for key in path.keys]
-        right = known == sorted(known, reverse=True)
-        require(right, "tiers", "a cached block whose parent is not")
+        is_cached = [key in target.prefix.nodes for key in path.keys]
+        in_order = is_cached == sorted(is_cached, reverse=True)
+        require(in_order, "tiers", "a cached block whose parent is not")
 
 
 def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
@@ -178,5 +178,5 @@ def _keeps_hits(
 
 def check_losses(events: Iterable[Event], lost: int, turn: Transition) -> None:
     """Raise InvariantError unless each of the lost transfers is reported."""
-    said = sum(isinstance(one, LostBlocks) for one in turn.reasons)
-    require(said == lost, "tiers", f"{lost} lost, {said} reported: {list(events)}")
+    num_reported = sum(isinstance(reason, LostBlocks) for reason in turn.reasons)
+    require(num_reported == lost, "tiers", f"{lost} lost, {num_reported} reported: {list(events)}")
