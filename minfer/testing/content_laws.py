@@ -27,10 +27,10 @@ class CachedContent:
 
 
 @define(eq=False)
-class Contents:
+class BlockContents:
     """The content of all published blocks."""
 
-    whole: bool  # the run was followed from its beginning
+    from_start: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
     # What was computed, of blocks that are in any tier, or on their way to one; with a
     # keyed store, of all.
@@ -54,8 +54,8 @@ class Contents:
         for block in [block for block in blocks if block not in holds]:
             del blocks[block]
         if new:
-            self._learn(books, new)
-            computed = not new or not self.whole
+            self._add(books, new)
+            computed = not new or not self.from_start
             require(computed, "publish after write", f"{new} was not computed")
         self._compare(books, after)
         self._forget(books, after)
@@ -69,13 +69,19 @@ class Contents:
         host = after.tiers.host
         present = {key for one in after.tiers.transfers for key in one.keys}
         present.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
-        self.computed = {key: content for key, content in self.computed.items() if key in present}
+        self.computed = {
+            key: content for key, content in self.computed.items() if key in present
+        }
 
-    def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
+    def _add(self, books: Books, new: dict[Pages, Key]) -> None:
         """Find the tokens of new blocks; removes those it found from `new`."""
-        running = [account.seat for account in books.accounts.values() if account.seat is not None]
-        for seat in (*running, *books.left):
-            self._written(books, seat, new)
+        running = [
+            account.seat
+            for account in books.accounts.values()
+            if account.seat is not None
+        ]
+        for seat in (*running, *books.released_seats):
+            self._add_computed(books, seat, new)
         self.computed.update({content.key: content for content in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
         loaded = books.config.has_tiers
@@ -84,10 +90,10 @@ class Contents:
                 self.blocks[pages] = self.computed[key]
                 del new[pages]
 
-    def _written(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
+    def _add_computed(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
         """Learn what a sequence has computed into new blocks."""
         size, request = books.config.block_size, seat.account.request
-        root, tokens = request.root, seat.account.known
+        root, tokens = request.root, seat.account.tokens
         keys: Keys = ()
         for g, group in enumerate(books.config.groups):
             for k, pages in enumerate(bundled(seat, g, group)[: seat.kv // size]):
@@ -96,11 +102,13 @@ class Contents:
                 # Outside a window the entries of a table may be blocks of others by now.
                 keys = keys or block_keys(root, tokens, size)
                 if new[pages] == group_key(keys[k], g):
-                    content = CachedContent(new.pop(pages), root, tokens[: (k + 1) * size])
+                    content = CachedContent(
+                        new.pop(pages), root, tokens[: (k + 1) * size]
+                    )
                     self.blocks[pages] = content
-            self._tail(seat, new, size, g, group)
+            self._add_tail(seat, new, size, g, group)
 
-    def _tail(
+    def _add_tail(
         self, seat: Seat, new: dict[Pages, Key], size: int, g: int, group: CacheGroup
     ) -> None:
         """Learn what a sequence has computed of the partial last block of its prompt."""
@@ -126,7 +134,7 @@ class Contents:
                     content = self.blocks.get(table[start : start + group.pages])
                     if content is None:
                         continue
-                    expected = account.request.root, account.known[: (k + 1) * size]
+                    expected = account.request.root, account.tokens[: (k + 1) * size]
                     if (content.root, content.tokens) != expected:
                         raise InvariantError(
                             "shared content", f"{account.id} reads {content} at block {k}"

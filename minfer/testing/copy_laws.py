@@ -13,7 +13,7 @@ from minfer.records.messages import Admitted
 from minfer.records.plan import Copy, Plan
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.testing.accounts import SampleAccount, Seat, SeatTables, touched
+from minfer.testing.accounts import SampleAccount, Seat, SeatTables, touched_pages
 from minfer.testing.books import Books
 from minfer.testing.invariants import require
 
@@ -32,16 +32,20 @@ def check_copies(
     for index, seat in seats.items():
         admission = newcomers.get(seat.account.id)
         if admission is not None and admission.copied:
-            for copy in _copied(books, remaining, seat, admission, plan.starts[index], after):
+            for copy in _copies_of(
+                books, remaining, seat, admission, plan.starts[index], after
+            ):
                 remaining.remove(copy)
     require(not remaining, "copy", f"{remaining} of no planned row")
-    touched_pages = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
-    targets = Counter(chain.from_iterable(touched_pages))
+    in_use = (
+        touched_pages(books.config, seat, seat.kv) for seat in _seats(books.running)
+    )
+    targets = Counter(chain.from_iterable(in_use))
     for copy in plan.copies:
         require(targets[copy.target] == 1, "copy", f"others have block {copy.target}")
 
 
-def _copied(
+def _copies_of(
     books: Books,
     copies: list[Copy],
     seat: Seat,
@@ -52,7 +56,11 @@ def _copied(
     """Those of `copies` that are for a newcomer that starts at `start`: a page each."""
     account, config = seat.account, books.config
     at_end = start == admission.hit + admission.copied == len(account.request.prompt) - 1
-    require(at_end and admission.copied < config.block_size, "copy", f"{admission}: starts at {start}")
+    require(
+        at_end and admission.copied < config.block_size,
+        "copy",
+        f"{admission}: starts at {start}",
+    )
     # the block in which it starts, whose first positions are copied
     block = start // config.block_size
     targets = _block_pages(config, seat.tables, block)

@@ -28,15 +28,15 @@ def read_decisions(
     before: EngineState,
     turn: Transition,
     budgets: Sequence[int] | None,
-    held_back: Collection[str] | None = None,
+    deferred: Collection[str] | None = None,
 ) -> Planning:
     """Read the decisions of a turn. Raises InvariantError.
 
     `budgets`, if they were recorded, are the policy's answers for each plan, and
-    `held_back` the clients that it deferred.
+    `deferred` the clients that it deferred.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
-    planning = Planning(None if budgets is None else list(budgets), held_back)
+    planning = Planning(None if budgets is None else list(budgets), deferred)
     planning.preempts = any(isinstance(reason, Preempted) for reason in turn.reasons)
     reader = _Reader(books, before, turn, plans, planning)
     for number, reason in enumerate(turn.reasons):
@@ -59,7 +59,7 @@ class _Reader:
     plans: deque[Plan]  # that have not been read
     planning: Planning
 
-    def _served(self, reason: Admitted | Preempted) -> SampleAccount:
+    def _account_of(self, reason: Admitted | Preempted) -> SampleAccount:
         account = self.books.accounts.get((reason.id, reason.sample))
         if account is None:
             raise InvariantError("reason", f"{reason} of a sample that is not served")
@@ -67,34 +67,34 @@ class _Reader:
 
     def admitted(self, admission: Admitted) -> None:
         """Read an admission: the next plan opens the sample's row."""
-        account = self._served(admission)
+        account = self._account_of(admission)
         skips = account.paused or suspects(self.books.config, [account])
-        if skips and not any(account.id in _opened(plan) for plan in self.plans):
-            self._sits(account, admission)
+        if skips and not any(account.id in _opened_rows(plan) for plan in self.plans):
+            self._admitted_unopened(account, admission)
             return
-        while self.plans and account.id not in _opened(self.plans[0]):
+        while self.plans and account.id not in _opened_rows(self.plans[0]):
             self.launch()
         require(self.plans, "reason", f"{admission}, but no plan opens its row")
         books, plan = self.books, self.plans[0]
         self._check_admission(account, admission)
         account.cached = max(account.cached, admission.cached)
-        self.planning.fresh |= account.stage is Stage.WAITING
+        self.planning.has_new |= account.stage is Stage.WAITING
         books.move(account, Cause.ADMITTED)
-        index = _opened(plan)[account.id]
+        index = _opened_rows(plan)[account.id]
         account.seat = Seat(
             account=account,
-            gen=plan.run_ids[index],
+            run_id=plan.run_ids[index],
             row=plan.rows[index],
-            base=len(account.known),
+            num_known_at_admission=len(account.tokens),
             scheduled=admission.hit + admission.copied,
             kv=admission.hit,
             tables=next(opened.tables for opened in plan.opens if opened.index == index),
         )
-        books.seats[account.seat.gen] = account.seat
+        books.seats[account.seat.run_id] = account.seat
         self.planning.newcomers[account.id] = admission
         self.planning.admitted.append(account.id)
 
-    def _sits(self, account: SampleAccount, admission: Admitted) -> None:
+    def _admitted_unopened(self, account: SampleAccount, admission: Admitted) -> None:
         """Read an admission that no plan shows yet: the state is trusted, until a plan
         opens the row.
         """
@@ -106,14 +106,14 @@ class _Reader:
         index = run.ids.index(account.id) if account.id in run.ids else None
         account.seat = Seat(
             account=account,
-            gen=NOT_SEEN,
+            run_id=NOT_SEEN,
             row=NOT_SEEN if index is None else run.rows[index],
-            base=len(account.known),
+            num_known_at_admission=len(account.tokens),
             scheduled=admission.hit,
             kv=admission.hit,
             tables=() if index is None else tables_of(run, index),
         )
-        self.planning.sitting.add(account.id)
+        self.planning.unopened.add(account.id)
         self.planning.admitted.append(account.id)
 
     def _check_admission(self, account: SampleAccount, admission: Admitted) -> None:
@@ -121,30 +121,56 @@ class _Reader:
         size = self.books.config.block_size
         waited = self.books.time - account.arrived
         require(admission.waited == waited, "reason", f"{admission}: not its wait")
-        num_tokens = len(account.known)
-        require(admission.known == num_tokens, "reason", f"{admission}: {num_tokens} are known")
+        num_tokens = len(account.tokens)
+        require(
+            admission.known == num_tokens,
+            "reason",
+            f"{admission}: {num_tokens} are known",
+        )
         first = account.stage is Stage.WAITING and account.request.place is None
         prompt = len(account.request.prompt) if first else 0
         share = (min(admission.hit, prompt), prompt)
-        require((admission.cached, admission.prompt) == share, "hit share", f"{admission}, not {share}")
+        require(
+            (admission.cached, admission.prompt) == share,
+            "hit share",
+            f"{admission}, not {share}",
+        )
         full = (num_tokens - 1) // size
-        is_possible = admission.hit % size == 0 and 0 <= admission.hit <= full * size and admission.copied >= 0
+        is_possible = (
+            admission.hit % size == 0
+            and 0 <= admission.hit <= full * size
+            and admission.copied >= 0
+        )
         require(is_possible, "reason", f"{admission} cannot be")
-        computes_all = not (account.request.reads_cache or account.sample or account.output)
-        require(not (computes_all and admission.hit), "reason", f"{admission} was to compute its prompt")
+        computes_all = not (
+            account.request.reads_cache or account.sample or account.output
+        )
+        require(
+            not (computes_all and admission.hit),
+            "reason",
+            f"{admission} was to compute its prompt",
+        )
         missing = [r for r in self.turn.reasons if isinstance(r, Missed)]
         missed = {(r.id, r.sample): r for r in missing}.get(account.id)
-        expected = None if admission.hit == full * size else Missed(*account.id, admission.hit // size, full)
+        expected = (
+            None
+            if admission.hit == full * size
+            else Missed(*account.id, admission.hit // size, full)
+        )
         require(missed == expected, "reason", f"{missed}, not {expected}")
 
     def preempted(self, reason: Preempted, number: int) -> None:
         """Read a preemption, by reason `number` of the turn; the sample was in the plans
         that were made before.
         """
-        account = self._served(reason)
+        account = self._account_of(reason)
         later = self.turn.reasons[number:]
-        num_admissions = sum(isinstance(r, Admitted) and (r.id, r.sample) == account.id for r in later)
-        while account.seat is not None and _planned(self.plans, account.seat, num_admissions):
+        num_admissions = sum(
+            isinstance(r, Admitted) and (r.id, r.sample) == account.id for r in later
+        )
+        while account.seat is not None and _planned(
+            self.plans, account.seat, num_admissions
+        ):
             self.launch()
         places = {
             seq.id: seq.place for seq in (*self.before.running.seqs, *self.before.waiting)
@@ -154,24 +180,28 @@ class _Reader:
             self.planning.last_victims.add(account.id)
         self.books.move(account, Cause.PREEMPTED)
         if account.seat is not None:
-            num_tokens, kv = len(account.known), account.seat.kv
+            num_tokens, kv = len(account.tokens), account.seat.kv
             is_true = (reason.known, reason.computed) == (num_tokens, kv)
-            require(is_true, "reason", f"{reason}: it knows {num_tokens}, and has KV of {kv}")
-        require(reason.by in self.books.accounts, "reason", f"{reason}: for an unknown sample")
+            require(
+                is_true, "reason", f"{reason}: it knows {num_tokens}, and has KV of {kv}"
+            )
+        require(
+            reason.by in self.books.accounts, "reason", f"{reason}: for an unknown sample"
+        )
         preempting = self.books.accounts[reason.by]
-        self.planning.fresh |= preempting.stage is Stage.WAITING
+        self.planning.has_new |= preempting.stage is Stage.WAITING
         self.planning.preempted.append((account.id, reason.by))
-        self.books.leave(account, [plan.step for plan in self.plans])
+        self.books.release_seat(account, [plan.step for plan in self.plans])
 
     def launch(self) -> None:
         """Read one more plan that goes to the device."""
         books, plan = self.books, self.plans.popleft()
-        for name, index in _opened(plan).items():
+        for name, index in _opened_rows(plan).items():
             account = books.accounts.get(name)
             seat = account.seat if account is not None else None
             if seat is None or seat.opened:
                 raise InvariantError("open", f"{name} is opened, and why?")
-            books.seen(seat, plan.run_ids[index])
+            books.set_run_id(seat, plan.run_ids[index])
         check_plan(books, plan, self.turn.state, self.planning)
         fills = {fill.index for fill in plan.fills}
         for index, run_id in enumerate(plan.run_ids):
@@ -181,10 +211,10 @@ class _Reader:
                 else plan.max_sampled_tokens[index]
             )
         books.flights.append(books.flight(plan))
-        self.planning.launched(plan)
+        self.planning.record(plan)
 
 
-def _opened(plan: Plan) -> dict[SampleId, int]:
+def _opened_rows(plan: Plan) -> dict[SampleId, int]:
     """The samples whose rows a plan opens, and their places in its columns."""
     return {row.name: row.index for row in plan.opens}
 
@@ -193,6 +223,6 @@ def _planned(plans: Iterable[Plan], seat: Seat, num_later: int) -> bool:
     """Whether a seat is in any of these plans, of which `requeue_rank` open its row for
     later ones.
     """
-    if seat.gen == NOT_SEEN:
-        return sum(seat.account.id in _opened(plan) for plan in plans) > num_later
-    return any(seat.gen in plan.run_ids for plan in plans)
+    if seat.run_id == NOT_SEEN:
+        return sum(seat.account.id in _opened_rows(plan) for plan in plans) > num_later
+    return any(seat.run_id in plan.run_ids for plan in plans)

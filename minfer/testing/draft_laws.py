@@ -19,7 +19,7 @@ from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 
 
-def by_host(config: EngineConfig) -> bool:
+def host_drafts(config: EngineConfig) -> bool:
     """Whether the host drafts."""
     return config.speculation is not None and config.speculation.drafter == HOST
 
@@ -27,7 +27,7 @@ def by_host(config: EngineConfig) -> bool:
 def drafts_in_flight(books: Books) -> bool:
     """Whether the host drafts for a step in flight: no step is planned after it."""
     has_drafts = any(flight.plan.drafts for flight in books.flights)
-    return by_host(books.config) and has_drafts
+    return host_drafts(books.config) and has_drafts
 
 
 def may_wait_to_draft(books: Books) -> bool:
@@ -36,8 +36,10 @@ def may_wait_to_draft(books: Books) -> bool:
     if spec_config is None or not books.flights:
         return False
     few_rows = not 0 < spec_config.rows < len(books.running)
-    has_proposals = few_rows and any(_of_host(spec_config, account) for account in books.running)
-    return drafts_in_flight(books) or (by_host(books.config) and has_proposals)
+    has_proposals = few_rows and any(
+        _num_proposed(spec_config, account) for account in books.running
+    )
+    return drafts_in_flight(books) or (host_drafts(books.config) and has_proposals)
 
 
 def check_drafts(
@@ -61,19 +63,17 @@ def check_drafts(
     if spec_config is None:
         require(not places, "drafts", "there is no speculation")
         return
-    in_flight = by_host(books.config) and bool(books.flights)
+    in_flight = host_drafts(books.config) and bool(books.flights)
     require(not (places and in_flight), "drafts", "a step is in flight before them")
     for draft in plan.drafts:
-        _right(spec_config, plan, seats[draft.index], draft.index, draft.tokens)
-    max_measured = spec_config.costs.verify[-1][0] if spec_config.adaptive and spec_config.costs else 0
-    is_measured = not (places and max_measured) or sum(plan.num_scheduled_tokens) <= max_measured
-    require(
-        is_measured,
-        "drafts",
-        f"{sum(plan.num_scheduled_tokens)} inputs, of at most {max_measured} measured",
-    )
+        _check_row(spec_config, plan, seats[draft.index], draft.index, draft.tokens)
+    costs, total = spec_config.costs, sum(plan.num_scheduled_tokens)
+    max_measured = costs.verify[-1][0] if spec_config.adaptive and costs else 0
+    is_measured = not (places and max_measured) or total <= max_measured
+    detail = f"{total} inputs, of at most {max_measured} measured"
+    require(is_measured, "drafts", detail)
     allowed = books.config.max_num_batched_tokens if budget is None else budget
-    num_inputs = _lines(plan)
+    num_inputs = _num_inputs(plan)
     require(
         not places or num_inputs <= allowed,
         "drafts",
@@ -84,17 +84,21 @@ def check_drafts(
     is_default = method is Policy.drafts and not preempted
     if not spec_config.adaptive and is_default:
         _expected_drafts(books, plan, seats, after, budget)
-    if by_host(books.config):  # proposals are for one step
+    if host_drafts(books.config):  # proposals are for one step
         for account in books.accounts.values():
             account.proposed = None
 
 
-def _right(
+def _check_row(
     spec_config: Speculation, plan: Plan, seat: Seat, index: int, tokens: tuple[int, ...]
 ) -> None:
     """Check that a row may have drafts, this many, and these."""
     account, count = seat.account, plan.num_scheduled_tokens[index] - 1
-    may = _may(spec_config, account) and seat.scheduled >= seat.base and not account.paused
+    may = (
+        _may_draft(spec_config, account)
+        and seat.scheduled >= seat.num_known_at_admission
+        and not account.paused
+    )
     require(may, "drafts", f"{account.id} must not have any")
     if not 0 < count <= spec_config.drafts or 0 < spec_config.rows < len(plan.run_ids):
         raise InvariantError("drafts", f"{account.id} has {count}")
@@ -102,7 +106,7 @@ def _right(
     is_allowed = spec_config.drafter != HOST and not tokens
     if spec_config.drafter == HOST and proposed is not None:
         same = proposed.tokens[:count] == tokens and len(tokens) == count
-        is_allowed = same and proposed.known == num_known == len(account.known)
+        is_allowed = same and proposed.known == num_known == len(account.tokens)
     require(is_allowed, "drafts", f"{account.id} has {tokens}, of {proposed}")
 
 
@@ -122,7 +126,7 @@ def row_cost(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> int
     return sum(plan.num_scheduled_tokens) + sum(extra)
 
 
-def _lines(plan: Plan) -> int:
+def _num_inputs(plan: Plan) -> int:
     """Inputs of a plan, if each row with drafts has as many as the deepest of them."""
     drafts = [plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts]
     return (
@@ -132,7 +136,7 @@ def _lines(plan: Plan) -> int:
     )
 
 
-def _may(spec_config: Speculation, account: SampleAccount) -> bool:
+def _may_draft(spec_config: Speculation, account: SampleAccount) -> bool:
     """Whether a sample may have drafts: a draft model makes none in lockstep with the
     host.
     """
@@ -141,14 +145,15 @@ def _may(spec_config: Speculation, account: SampleAccount) -> bool:
     return not (bound or request.pooling) and request.max_tokens > 0
 
 
-def _of_host(spec_config: Speculation, account: SampleAccount) -> int:
+def _num_proposed(spec_config: Speculation, account: SampleAccount) -> int:
     """How many drafts the host has for a sample, if nothing of it is in flight."""
     proposed = account.proposed
-    if proposed is None or proposed.known != len(account.known) or account.paused:
+    if proposed is None or proposed.known != len(account.tokens) or account.paused:
         return 0
-    if not _may(spec_config, account):
+    if not _may_draft(spec_config, account):
         return 0
-    return max(0, min(spec_config.drafts, len(proposed.tokens), account.last - len(account.known)))
+    room = account.last_index - len(account.tokens)
+    return max(0, min(spec_config.drafts, len(proposed.tokens), room))
 
 
 def _expected_drafts(
@@ -164,8 +169,10 @@ def _expected_drafts(
     spec_config, config = books.config.speculation, books.config
     if spec_config is None or 0 < spec_config.rows < len(plan.run_ids):
         return
-    if by_host(config) and books.flights:
-        has_proposals = any(_of_host(spec_config, account) for account in books.running)
+    if host_drafts(config) and books.flights:
+        has_proposals = any(
+            _num_proposed(spec_config, account) for account in books.running
+        )
         too_early = has_proposals and _only_decodes(config, books)
         require(not too_early, "drafts", "a step does not wait for what it could use")
         return
@@ -174,13 +181,19 @@ def _expected_drafts(
     drafts = sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
     room, missing = max(0, budget - row_cost(config, plan, seats_by_index) + drafts), 0
     filled = {fill.index for fill in plan.fills}
-    seats = {index: seats_by_index[index] for index in sorted(seats_by_index.keys() - filled)}
-    for index, num_possible in _shared(config, spec_config, seats, room).items():
+    seats = {
+        index: seats_by_index[index] for index in sorted(seats_by_index.keys() - filled)
+    }
+    for index, num_possible in _possible_drafts(config, spec_config, seats, room).items():
         seat = seats_by_index[index]
         account = seat.account
         room_in_table = capacity(config, seat.tables) - seat.scheduled - 1
         num_drafts = len(range(1, plan.num_scheduled_tokens[index]))
-        require(num_drafts == min(num_possible, room_in_table), "drafts", f"{account.id} has {num_drafts} of {num_possible}, {room_in_table}")
+        require(
+            num_drafts == min(num_possible, room_in_table),
+            "drafts",
+            f"{account.id} has {num_drafts} of {num_possible}, {room_in_table}",
+        )
         if room_in_table < num_possible:
             blocks = -(-(seat.scheduled + num_possible + 1) // config.block_size)
             for table, group in zip(seat.tables, config.groups, strict=True):
@@ -190,7 +203,7 @@ def _expected_drafts(
     require(not plenty, "drafts", f"{missing} pages are not taken, though there are")
 
 
-def _shared(
+def _possible_drafts(
     config: EngineConfig, spec_config: Speculation, seats: Mapping[int, Seat], room: int
 ) -> dict[int, int]:
     """The number of drafts of each of these, in their order, while there is room; each of
@@ -199,8 +212,12 @@ def _shared(
     counts, left = dict[int, int](), room
     for index, seat in seats.items():
         account = seat.account
-        max_drafts = min(spec_config.drafts, account.last - seat.scheduled - 1) if _may(spec_config, account) else 0
-        counts[index] = min(left, _of_host(spec_config, account) if by_host(config) else max(0, max_drafts))
+        if host_drafts(config):
+            max_drafts = _num_proposed(spec_config, account)
+        else:
+            max_drafts = min(spec_config.drafts, account.last_index - seat.scheduled - 1)
+            max_drafts = max(0, max_drafts) * _may_draft(spec_config, account)
+        counts[index] = min(left, max_drafts)
         left -= counts[index]
     deepest = room // max(1, sum(map(bool, counts.values())))
     return {index: min(count, deepest) for index, count in counts.items()}
@@ -210,8 +227,7 @@ def _only_decodes(config: EngineConfig, books: Books) -> bool:
     """Whether no row is in prefill, and there are tokens for drafts."""
     running, spec_config = books.running, config.speculation
     seats = [account.seat for account in running if account.seat is not None]
-    decode = all(seat.scheduled >= seat.base for seat in seats) and len(seats) == len(
-        running
-    )
+    decode = all(seat.scheduled >= seat.num_known_at_admission for seat in seats)
+    decode = decode and len(seats) == len(running)
     few_rows = spec_config is not None and not 0 < spec_config.rows < len(running)
     return decode and few_rows and len(running) < config.max_num_batched_tokens

@@ -34,11 +34,11 @@ from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Transition
-from minfer.testing.accounts import SampleAccount, TurnReport, account
+from minfer.testing.accounts import SampleAccount, TurnReport, new_account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.needs import pages_at_once
-from minfer.testing.result_laws import good
+from minfer.testing.result_laws import is_valid_result
 
 
 def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
@@ -58,7 +58,9 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     in_vocabulary = all(0 <= token < config.vocab_size for token in tokens)
     taken = request.place is not None or request.taken
     queue_has_room = waiting + request.n <= config.max_waiting or taken
-    return whole and samples and fits_cache and has_room and in_vocabulary and queue_has_room
+    return (
+        whole and samples and fits_cache and has_room and in_vocabulary and queue_has_room
+    )
 
 
 def fold(books: Books, event: Event, report: TurnReport) -> None:
@@ -94,25 +96,29 @@ def _transfer(books: Books, event: Moved | Lost, report: TurnReport) -> None:
 
 
 def _submit(books: Books, request: Request, report: TurnReport) -> None:
-    if request.id in books.lives:
+    if request.id in books.num_live:
         report.ignored.append("submit")
         return
-    waiting = sum(account.stage is not Stage.RUNNING for account in books.accounts.values())
+    waiting = sum(
+        account.stage is not Stage.RUNNING for account in books.accounts.values()
+    )
     if not can_run(books.config, request, waiting):
         for sample in range(max(1, min(request.n, MAX_SAMPLES))):
-            refused = account(books.config, request, sample, books.time)
+            refused = new_account(books.config, request, sample, books.time)
             books.move(refused, Cause.REJECTED)
             report.finished.append(Finished(request.id, sample, "rejected", 0))
         return
-    books.lives[request.id] = request.n
+    books.num_live[request.id] = request.n
     for sample in range(request.n):
-        account = account(books.config, request, sample, books.time)
+        account = new_account(books.config, request, sample, books.time)
         books.move(account, Cause.SUBMITTED)
         books.accounts[account.id] = account
 
 
 def _cancel(books: Books, name: str, report: TurnReport) -> None:
-    accounts = [account for account in books.accounts.values() if account.request.id == name]
+    accounts = [
+        account for account in books.accounts.values() if account.request.id == name
+    ]
     if not accounts:
         report.ignored.append("cancel")
     for account in accounts:
@@ -139,10 +145,16 @@ def _pause(books: Books, event: Pause, report: TurnReport) -> None:
 
 
 def _propose(books: Books, event: Propose, report: TurnReport) -> None:
-    account, spec_config = books.accounts.get((event.id, event.sample)), books.config.speculation
+    account = books.accounts.get((event.id, event.sample))
+    spec_config = books.config.speculation
     host_drafts = spec_config is not None and spec_config.drafter == HOST
     is_usable = event.tokens and all(t < books.config.vocab_size for t in event.tokens)
-    if account is None or account.stage is not Stage.RUNNING or not host_drafts or not is_usable:
+    if (
+        account is None
+        or account.stage is not Stage.RUNNING
+        or not host_drafts
+        or not is_usable
+    ):
         report.ignored.append("propose")
         return
     account.proposed = Proposed(event.known, event.tokens)
@@ -161,10 +173,12 @@ def _step(books: Books, event: Executed | Failed, report: TurnReport) -> None:
     steps = [flight.plan.step for flight in books.flights]
     if type(event.step) is not int or event.step not in steps:
         report.ignored.append(type(event).__name__.lower())
-    elif isinstance(event, Executed) and good(books.config, books.flights[0].plan, event):
+    elif isinstance(event, Executed) and is_valid_result(
+        books.config, books.flights[0].plan, event
+    ):
         _commit(books, event, report)
     else:
-        _void(books, event.step, report)
+        _discard(books, event.step, report)
 
 
 def _commit(books: Books, event: Executed, report: TurnReport) -> None:
@@ -181,17 +195,19 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
         account.faults = 0
         books.move(account, Cause.ADVANCED)
         if event.pooled and event.pooled[index]:
-            report.pooled[account.id] = report.pooled.get(account.id, b"") + event.pooled[index]
+            report.pooled[account.id] = (
+                report.pooled.get(account.id, b"") + event.pooled[index]
+            )
         seat.scheduled -= plan.max_sampled_tokens[index] - len(tokens)
-        new_tokens, reason = _cut(account, tokens)
-        account.known += new_tokens
+        new_tokens, reason = _until_end(account, tokens)
+        account.tokens += new_tokens
         if new_tokens:
             report.tokens[account.id] = report.tokens.get(account.id, ()) + new_tokens
         filled = plan.starts[index] + plan.num_scheduled_tokens[index]
-        seat.kv = filled if index in fills else len(account.known) - 1
+        seat.kv = filled if index in fills else len(account.tokens) - 1
         if index in fills:
-            books.filled[seat.gen] = filled
-        if not account.request.max_tokens and filled == seat.base:
+            books.filled[seat.run_id] = filled
+        if not account.request.max_tokens and filled == seat.num_known_at_admission:
             reason = "length"
         if reason:
             ends.append((account, reason))
@@ -201,16 +217,18 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
     books.open_fences(plan.step)
 
 
-def _cut(account: SampleAccount, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+def _until_end(
+    account: SampleAccount, tokens: tuple[int, ...]
+) -> tuple[tuple[int, ...], str]:
     """The new tokens that count, and the reason if they end the sample."""
-    room = account.last + 1 - len(account.known)
+    room = account.last_index + 1 - len(account.tokens)
     for count, token in enumerate(tokens[:room], 1):
         if token in account.request.stop_ids:
             return tokens[:count], "stop"
     return tokens[:room], "length" if len(tokens) >= room else ""
 
 
-def _void(books: Books, step: int, report: TurnReport) -> None:
+def _discard(books: Books, step: int, report: TurnReport) -> None:
     """Discard a failed step and all in flight, and count a failure of its own rows."""
     restarted: dict[SampleId, SampleAccount] = {}
     for flight in books.flights:
@@ -218,12 +236,18 @@ def _void(books: Books, step: int, report: TurnReport) -> None:
             if seat.account.seat is seat:
                 restarted[seat.account.id] = seat.account
                 seat.account.faults += flight.plan.step == step
-    report.discarded.append(Discarded(step, "", plans=len(books.flights), rows=len(restarted)))
+    report.discarded.append(
+        Discarded(step, "", plans=len(books.flights), rows=len(restarted))
+    )
     for account in restarted.values():
         books.restart(account)
     books.flights.clear()
     books.open_fences(None)
-    failed = [account for account in restarted.values() if account.faults >= books.config.max_failures]
+    failed = [
+        account
+        for account in restarted.values()
+        if account.faults >= books.config.max_failures
+    ]
     for account in failed:
         report.finished.append(_ended(account, "error", account.output))
         books.close(account, Cause.FAILED)
@@ -236,17 +260,17 @@ def check_report(report: TurnReport, turn: Transition) -> None:
     """Raise InvariantError unless the outputs are those expected, in any order of
     samples.
     """
-    finished = _emitted(report, turn)
+    finished = _check_emitted(report, turn)
     ends = [evolve(end, error="") for end in finished]
     is_expected = Counter(ends) == Counter(report.finished)
     require(is_expected, "lifetime", f"ended: {ends}, not {report.finished}")
     for end in finished:
         needs_error = end.reason in ("rejected", "error")
         require(not needs_error or end.error, "lifetime", f"{end} does not say why")
-    _reasons(report, turn, finished)
+    _check_reasons(report, turn, finished)
 
 
-def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
+def _check_emitted(report: TurnReport, turn: Transition) -> list[Finished]:
     """Check the emitted tokens; returns the emitted ends."""
     tokens: dict[SampleId, tuple[int, ...]] = {}
     pooled: dict[SampleId, bytes] = {}
@@ -259,7 +283,7 @@ def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
                 if new:
                     tokens[name] = tokens.get(name, ()) + new
             finished += command.finished
-            for name, value in _of_prompts(command).items():
+            for name, value in _pooled_of(command).items():
                 pooled[name] = pooled.get(name, b"") + value
     if tokens != report.tokens:
         raise InvariantError("emit", f"{tokens}, not {report.tokens}")
@@ -267,7 +291,7 @@ def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
     return finished
 
 
-def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
+def _pooled_of(emit: Emit) -> dict[SampleId, bytes]:
     """The emitted results of prompts, by sample."""
     if not emit.pooled:
         return {}
@@ -277,7 +301,9 @@ def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
     return {name: value for name, value in pairs if value}
 
 
-def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> None:
+def _check_reasons(
+    report: TurnReport, turn: Transition, finished: list[Finished]
+) -> None:
     """Check that ends, failed steps and ignored events are also reported as reasons."""
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
     expected = [Ended(end.id, end.sample, end.reason, end.error) for end in finished]
@@ -290,4 +316,6 @@ def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> 
     )
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
     expected_ignored = Counter(report.ignored)
-    require(ignored == expected_ignored, "reason", f"ignored {ignored}, not {report.ignored}")
+    require(
+        ignored == expected_ignored, "reason", f"ignored {ignored}, not {report.ignored}"
+    )

@@ -35,24 +35,24 @@ def require(holds: object, law: str, detail: object) -> None:
         raise InvariantError(law, detail)
 
 
-def holds(config: EngineConfig) -> bool:
+def may_defer(config: EngineConfig) -> bool:
     """Whether the policy may defer clients at all."""
-    asked = getattr(type(config.policy), "defer", None)
-    return asked is not Policy.defer
+    method = getattr(type(config.policy), "defer", None)
+    return method is not Policy.defer
 
 
 def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
-    _partition(config, state)
-    _forest(state.blocks.prefix, _holders(config, state))
+    _check_partition(config, state)
+    _check_forest(state.blocks.prefix, _holders(config, state))
     check_tiers(config, state)
-    _columns(config, state)
+    _check_columns(config, state)
     for i in range(len(state.running)):
-        _sequence(config, state, i)
-    _plans(config, state)
-    _requests(state)
+        _check_sequence(config, state, i)
+    _check_plans(config, state)
+    _check_requests(state)
     if not state.requests and not state.inflight:
-        _quiescence(state)
+        _check_quiescence(state)
 
 
 def free_pages(pool: Pool) -> list[int]:
@@ -74,7 +74,7 @@ def private_pages(config: EngineConfig, run: Running, i: int) -> list[int]:
     return pages
 
 
-def _quiescence(state: EngineState) -> None:
+def _check_quiescence(state: EngineState) -> None:
     """Check that nothing is left of requests when all have ended.
 
     This follows from the other laws (conservation, fence, faults, refcount), which find
@@ -85,7 +85,7 @@ def _quiescence(state: EngineState) -> None:
     require(idle and not held, "quiescence", "something is left over")
 
 
-def _partition(config: EngineConfig, state: EngineState) -> None:
+def _check_partition(config: EngineConfig, state: EngineState) -> None:
     """Check that every page is free, private to one owner, or published; and in one
     place only.
     """
@@ -118,7 +118,7 @@ def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     return [*chain(*held)]
 
 
-def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
+def _check_forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     """Check that published blocks form a forest with true counts, whose idle leaves can
     be evicted.
     """
@@ -221,10 +221,10 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         for one in tiers.transfers
         if not one.keyed
     ]
-    _forest(host.prefix, [*chain(*holders)])
+    _check_forest(host.prefix, [*chain(*holders)])
 
 
-def _columns(config: EngineConfig, state: EngineState) -> None:
+def _check_columns(config: EngineConfig, state: EngineState) -> None:
     run = state.running
     lengths = {len(getattr(run, name)) for name in COLUMNS}
     require(len(lengths) == 1, "columns", lengths)
@@ -243,37 +243,41 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
         for start, base in zip(run.scheduled, run.num_known_at_admission, strict=True)
     )
     require(
-        state.filling or not in_prefill, "filling", "inputs from the host are not looked for"
+        state.filling or not in_prefill,
+        "filling",
+        "inputs from the host are not looked for",
     )
     needs_mask = any(seq.request.needs_host_mask for seq in state.running.seqs)
     require(
         state.needs_host_mask or not needs_mask,
         "needs_host_mask",
-        "who may not run ahead is not looked for",
+        "a sample that may not run ahead is not looked for",
     )
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     require(stops <= state.stops, "stops", "a stop id is not looked for")
 
 
-def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
+def _check_sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     """Check the sequence at `i`, column by column."""
     run, size = state.running, config.block_size
     tokens, num_computed = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
-    _known(run, i, tokens)
+    _check_tokens(run, i, tokens)
     last_index, scheduled = run.last_index[i], run.scheduled[i]
     is_valid = 0 <= num_computed < run.known[i] <= last_index + 1
     require(is_valid, "coverage", f"{num_computed} of {run.known[i]}")
-    require(num_computed <= scheduled <= last_index, "coverage", "more is planned than may be")
+    require(
+        num_computed <= scheduled <= last_index, "coverage", "more is planned than may be"
+    )
     fits = scheduled <= _capacity(config, run, i)
     require(fits, "coverage", "more is planned than the table holds")
-    _windows(config, run, i, num_computed)
-    _published(config, state, i, tokens, num_computed)
-    _marks(config, run, i)
-    _ahead(state, i)
+    _check_windows(config, run, i, num_computed)
+    _check_published(config, state, i, tokens, num_computed)
+    _check_marks(config, run, i)
+    _check_ahead(state, i)
 
 
-def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
+def _check_tokens(run: Running, i: int, tokens: tuple[int, ...]) -> None:
     """Check that its tokens are as many as counted, and begin with its history."""
     history = run.seqs[i].history
     counted = len(tokens) == run.known[i] >= run.num_known_at_admission[i]
@@ -283,8 +287,12 @@ def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
     require(tokens[: len(history)] == history, "history", "known tokens were rewritten")
 
 
-def _published(
-    config: EngineConfig, state: EngineState, i: int, tokens: tuple[int, ...], num_computed: int
+def _check_published(
+    config: EngineConfig,
+    state: EngineState,
+    i: int,
+    tokens: tuple[int, ...],
+    num_computed: int,
 ) -> None:
     """Check that its published blocks are computed, and can be found under the keys of
     its `tokens`, of which `num_computed` have KV.
@@ -292,7 +300,9 @@ def _published(
     run, size, prefix = state.running, config.block_size, state.blocks.prefix
     seq_chain, num_history = run.chains[i], len(run.seqs[i].history)
     computed = max(seq_chain.sealed) * size <= num_computed
-    require(computed, "publish after write", f"{seq_chain.sealed} blocks at {num_computed}")
+    require(
+        computed, "publish after write", f"{seq_chain.sealed} blocks at {num_computed}"
+    )
     anew = run.seqs[i].request.begins_anew
     held = [
         held_blocks(config, group, range(seq_chain.sealed[g]), seq_chain.low[g])
@@ -300,8 +310,16 @@ def _published(
     ]
     require(not (anew and any(held)), "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
-    require(keys[: len(seq_chain.keys)] == seq_chain.keys, "keys", "a key is not of its tokens")
-    require(len(seq_chain.keys) >= num_history // size, "keys", "a key of the history is missing")
+    require(
+        keys[: len(seq_chain.keys)] == seq_chain.keys,
+        "keys",
+        "a key is not of its tokens",
+    )
+    require(
+        len(seq_chain.keys) >= num_history // size,
+        "keys",
+        "a key of the history is missing",
+    )
     leaf = ROOT
     for g, group in enumerate(config.groups):
         table, pages = run.tables[i][g], group.pages
@@ -315,27 +333,35 @@ def _published(
     require(seq_chain.leaf == leaf, "leaf", seq_chain.leaf.hex())
 
 
-def _windows(config: EngineConfig, run: Running, i: int, num_computed: int) -> None:
-    """Check that blocks are released behind windows alone, `num_computed` positions having KV;
-    and that where blocks are taken chunk by chunk, it has not many more than it reads.
+def _check_windows(config: EngineConfig, run: Running, i: int, num_computed: int) -> None:
+    """Check that blocks are released behind windows alone, `num_computed` positions
+    having KV; and that where blocks are taken chunk by chunk, it has not many more than
+    it reads.
     """
     seq_chain, size, held_pages = run.chains[i], config.block_size, list[int]()
     spec_config = config.speculation
     ahead = config.max_num_batched_tokens * 5 // 4
-    ahead = max(ahead, (1 + (spec_config.drafts if spec_config else 0)) * (config.depth + 1))
+    max_inputs = 1 + (spec_config.drafts if spec_config else 0)
+    ahead = max(ahead, max_inputs * (config.depth + 1))
     for g, group in enumerate(config.groups):
         table, low, pages = run.tables[i][g], seq_chain.low[g], group.pages
-        sinks, max_low = group.sink_blocks(size), outside(num_computed, group.window, size)
-        if seq_chain.sealed[g] >= sinks:  # else a sink block has a twin: none is published
+        sinks = group.sink_blocks(size)
+        max_low = outside(num_computed, group.window, size)
+        # Else a sink block has a twin: none is published.
+        if seq_chain.sealed[g] >= sinks:
             max_low = min(max_low, seq_chain.sealed[g])
-        require(low <= max_low, "window", f"{low} given back at {num_computed}")
+        require(low <= max_low, "window", f"{low} released at {num_computed}")
         held_pages += (*table[: min(low, sinks) * pages], *table[low * pages :])
         require(len(table) % pages == 0, "window", f"part of a block: {table}")
         if group.window and config.by_chunk:
             min_low = outside(num_computed - 2 * size, group.window, size)
             ends = num_computed + ahead + 2 * size
             is_valid = min_low <= low and len(table) // pages * size <= ends
-            require(is_valid, "window", f"{low} to {len(table) // pages} held at {num_computed}")
+            require(
+                is_valid,
+                "window",
+                f"{low} to {len(table) // pages} held at {num_computed}",
+            )
     require(len(set(held_pages)) == len(held_pages), "self-alias", held_pages)
 
 
@@ -345,21 +371,25 @@ def _capacity(config: EngineConfig, run: Running, i: int) -> int:
     return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 
-def _marks(config: EngineConfig, run: Running, i: int) -> None:
+def _check_marks(config: EngineConfig, run: Running, i: int) -> None:
     """Check the marks that find due work by one comparison: they must never be too
     late.
     """
     size = config.block_size
     grow_limit = min(run.last_index[i], _capacity(config, run, i))
-    require(run.grow_at[i] <= grow_limit, "grow_at", f"{run.grow_at[i]} is past {grow_limit}")
+    require(
+        run.grow_at[i] <= grow_limit, "grow_at", f"{run.grow_at[i]} is past {grow_limit}"
+    )
     sealable = max(len(run.chains[i].keys), run.num_known_at_admission[i] // size)
     publish_limit = min(run.last_index[i], (sealable + 1) * size) + 1
     require(
-        run.publish_at[i] <= publish_limit, "publish_at", f"{run.publish_at[i]} is past {publish_limit}"
+        run.publish_at[i] <= publish_limit,
+        "publish_at",
+        f"{run.publish_at[i]} is past {publish_limit}",
     )
 
 
-def _ahead(state: EngineState, i: int) -> None:
+def _check_ahead(state: EngineState, i: int) -> None:
     """Check that it is scheduled as far ahead of its known tokens as plans in flight take
     it.
     """
@@ -376,7 +406,7 @@ def _ahead(state: EngineState, i: int) -> None:
         require(is_valid, "coverage", "sampled while filled")
 
 
-def _plans(config: EngineConfig, state: EngineState) -> None:
+def _check_plans(config: EngineConfig, state: EngineState) -> None:
     require(len(state.inflight) <= config.depth, "depth", len(state.inflight))
     steps = [plan.step for plan in state.inflight]
     require(steps == sorted(set(steps)), "depth", "plans in flight are out of order")
@@ -405,20 +435,24 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
         require(len(set(plan.rows)) == len(plan.rows), "plan", "a row is planned twice")
 
 
-def _requests(state: EngineState) -> None:
+def _check_requests(state: EngineState) -> None:
     """Check that every sample waits, runs or has ended: exactly one of these."""
     sample_ids = [seq.id for seq in state.waiting] + list(state.running.ids)
-    require(len(set(sample_ids)) == len(sample_ids), "conservation", "a sample is in two places")
+    require(
+        len(set(sample_ids)) == len(sample_ids),
+        "conservation",
+        "a sample is in two places",
+    )
     require(
         len(state.waiting) == sum(1 for _ in state.waiting),
         "conservation",
-        "line miscounted",
+        "the queue is miscounted",
     )
     counts = Counter(name for name, _ in sample_ids)
     expected = {name: live.samples - live.ended for name, live in state.requests.items()}
     require(counts == expected, "conservation", "a sample is lost")
     places = [seq.place for seq in state.waiting]
-    require(places == sorted(places), "order", "the line is not in order")
+    require(places == sorted(places), "order", "the queue is not in order")
     for seq in (*state.waiting, *state.running.seqs):
         live = state.requests[seq.request.id]
         require(
@@ -434,7 +468,7 @@ def _requests(state: EngineState) -> None:
         require(
             state.waiting.find(seq.place) is seq,
             "order",
-            f"{seq.id} is not found in line",
+            f"{seq.id} is not found in the queue",
         )
     sample_set = set(sample_ids)
     needs_mask = {
@@ -442,6 +476,8 @@ def _requests(state: EngineState) -> None:
         for seq in (*state.waiting, *state.running.seqs)
         if seq.request.needs_host_mask
     }
-    require(state.paused <= needs_mask, "paused", "who is not here, or is not bound")
+    require(
+        state.paused <= needs_mask, "paused", "a sample that has ended, or needs no mask"
+    )
     for name, count in state.faults:
         require(name in sample_set and count > 0, "faults", f"{count} of {name}")

@@ -81,7 +81,9 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
 
 def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
     """The arrival of request `number`, or the cancelling of one of the last before it."""
-    cancel = st.integers(max(0, number - 4), number).map(lambda one: Cancel(f"r{one}"))
+    cancel = st.integers(max(0, number - 4), number).map(
+        lambda target: Cancel(f"r{target}")
+    )
     return st.one_of(*[requests(f"r{number}").map(Submit)] * 3, cancel)
 
 
@@ -191,14 +193,14 @@ def _stories(
     )
     @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
     def tried(
-        config: EngineConfig, pace: float, trace: Trace, mine: Request, every: int
+        config: EngineConfig, pace: float, trace: Trace, request: Request, interval: int
     ) -> None:
         trial = Trial(config, pace, overtakes, patience, hold)
         for gap, event in trace:
             trial.tell(event, gap)
-        if every:
-            mine = evolve(mine, stop_ids=frozenset(), output=())
-            trial.compete(mine, abs(every), short=every < 0)
+        if interval:
+            request = evolve(request, stop_ids=frozenset(), output=())
+            trial.compete(request, abs(interval), short=interval < 0)
         trial.finish()
 
     return tried

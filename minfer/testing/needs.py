@@ -10,7 +10,7 @@ from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 
 
-def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
+def pages_needed(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Pages that the admission of `seq` takes, of those that are available."""
     size, num_tokens = config.block_size, len(seq.history)
     full = (num_tokens - 1) // size if _may_read(seq) else 0
@@ -24,7 +24,9 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
             saved -= node is not None and not node.users
         pages -= saved * group.pages
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    next_block = num_tokens % size == 0 and num_tokens + 1 < ends and seq.request.max_tokens > 0
+    next_block = (
+        num_tokens % size == 0 and num_tokens + 1 < ends and seq.request.max_tokens > 0
+    )
     if not len(after.running):
         return pages
     return pages + max(
@@ -33,8 +35,8 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
 
 
 def pages_at_once(config: EngineConfig, blocks: int) -> int:
-    """Pages that a sequence of so many blocks holds at once at least: where a group has a
-    window, the most blocks that a query and those before it in the window lie in, and
+    """Pages that a sequence of this many blocks holds at once at least: where a group has
+    a window, the most blocks that a query and those before it in the window lie in, and
     those of its sink tokens.
     """
     total, size = 0, config.block_size
@@ -42,7 +44,10 @@ def pages_at_once(config: EngineConfig, blocks: int) -> int:
         max_blocks = blocks
         if group.window:
             positions = range(group.window - 1, group.window - 1 + size)
-            spans = [position // size - (position - group.window + 1) // size + 1 for position in positions]
+            spans = [
+                position // size - (position - group.window + 1) // size + 1
+                for position in positions
+            ]
             first = [position // size for position in range(group.sink_tokens)]
             max_blocks = min(blocks, max(spans) + len({*first}))
         total += max_blocks * group.pages
@@ -53,7 +58,9 @@ def read_blocks(config: EngineConfig, group: CacheGroup, hit: int) -> list[int]:
     """The blocks of a hit of `hit` blocks that the next query reads in a group."""
     size = config.block_size
     low = outside(hit * size, group.window, size)
-    return [block for block in range(hit) if block >= low or block * size < group.sink_tokens]
+    return [
+        block for block in range(hit) if block >= low or block * size < group.sink_tokens
+    ]
 
 
 def longest_hit(

@@ -22,8 +22,8 @@ from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.skipped_rows import (
     is_paused,
-    most_ahead,
-    most_in_flight,
+    max_ahead,
+    max_in_flight,
     skips_step,
     suspects,
 )
@@ -35,19 +35,19 @@ class Planning:
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
-    held_back: Collection[str] | None = None  # clients deferred in this turn
+    deferred: Collection[str] | None = None  # clients deferred in this turn
     preempts: bool = False  # whether the turn preempts any sample, in any of its plans
     # admitted, by the next plan
     newcomers: dict[SampleId, Admitted] = field(factory=dict)
-    lately: set[SampleId] = field(factory=set)  # admitted by the last plan
+    last_admitted: set[SampleId] = field(factory=set)  # admitted by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     # of them those that no plan opens: the plan that admitted them is unknown
-    sitting: set[SampleId] = field(factory=set)
+    unopened: set[SampleId] = field(factory=set)
     # (victim, for which sample)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)
     last_victims: set[SampleId] = field(factory=set)  # victims that were the last running
     # whether a first admission happened, or a new sample caused a preemption
-    fresh: bool = False
+    has_new: bool = False
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     used: int = 0  # what the last of them takes of its budget
     # samples left out of a plan for want of a block
@@ -60,35 +60,35 @@ class Planning:
         answer: object = self.budgets[number]
         return min(answer, config.max_num_batched_tokens) if type(answer) is int else None
 
-    def launched(self, plan: Plan | None) -> None:
+    def record(self, plan: Plan | None) -> None:
         """Record a plan that has been read, or that none was made; the next one has
         newcomers of its own.
         """
         self.plans.append(plan)
-        self.lately = set(self.newcomers)
+        self.last_admitted = set(self.newcomers)
         self.newcomers.clear()
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
     """Raise InvariantError unless `plan` may be made now; learn what devices know."""
     config = books.config
-    seats = _seated(books, plan, after)
-    _opens(plan, seats)
-    _grows(plan, books.seats)
-    _rows(config, plan, seats)
-    _decodes(plan, seats)
-    _apart(config, plan, seats)
-    _paused(config, plan, seats)
+    seats = _seats_of(books, plan, after)
+    _check_opens(plan, seats)
+    _check_grows(plan, books.seats)
+    _check_rows(config, plan, seats)
+    _check_decodes(plan, seats)
+    _check_deferred(config, plan, seats)
+    _check_paused(config, plan, seats)
     budget = planning.budget(config, len(planning.plans))
     preempted = bool(planning.preempted)
     planning.used = row_cost(config, plan, seats)
     check_drafts(books, plan, seats, after, budget, preempted=preempted)
     check_copies(books, plan, seats, planning.newcomers, after)
-    _members(books, plan, seats, after, planning)
-    _budget(config, plan, seats, planning, after)
+    _check_members(books, plan, seats, after, planning)
+    _check_budget(config, plan, seats, planning, after)
 
 
-def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
+def _seats_of(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
     """The seats of a plan's rows by place, each once and at its position; checks that the
     plan's number is that of a plan of this turn.
     """
@@ -102,7 +102,11 @@ def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
     is_valid = {len(column) for column in columns} == {len(plan.run_ids)}
     require(is_valid and plan.run_ids, "plan", "columns of different lengths")
     by_run_id = books.seats
-    seats = {index: by_run_id[run_id] for index, run_id in enumerate(plan.run_ids) if run_id in by_run_id}
+    seats = {
+        index: by_run_id[run_id]
+        for index, run_id in enumerate(plan.run_ids)
+        if run_id in by_run_id
+    }
     require(len(seats) == len(plan.run_ids), "plan", "a row without a sequence")
     in_flight = [flight.plan.step for flight in books.flights]
     is_new = plan.step < after.next_step and plan.step not in in_flight
@@ -115,7 +119,7 @@ def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
     return seats
 
 
-def _opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a generation is opened by its first plan, and only there, with all that
     the device keeps.
     """
@@ -129,21 +133,35 @@ def _opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
         sampling = row_sampling(account.request, account.sample)
         same = new_row.name == account.id and new_row.sampling == sampling
         require(same, "open", f"row {plan.rows[index]} is opened for another sample")
-        same_tokens = new_row.known == tuple(account.known)
+        same_tokens = new_row.known == tuple(account.tokens)
         same_tokens = same_tokens and new_row.prompt == account.request.num_prompt_tokens
-        same_tokens = same_tokens and new_row.last_index == account.last
-        require(same_tokens, "open", f"row {plan.rows[index]} is opened with other tokens")
+        same_tokens = same_tokens and new_row.last_index == account.last_index
+        require(
+            same_tokens, "open", f"row {plan.rows[index]} is opened with other tokens"
+        )
         same_pooling = new_row.pooling == account.request.pooling
-        require(same_pooling, "open", f"row {plan.rows[index]} is pooled as {new_row.pooling!r}")
+        require(
+            same_pooling,
+            "open",
+            f"row {plan.rows[index]} is pooled as {new_row.pooling!r}",
+        )
         from_start = not account.request.begins_anew or plan.starts[index] == 0
-        require(from_start, "open", f"row {plan.rows[index]} does not compute its whole prompt")
+        require(
+            from_start,
+            "open",
+            f"row {plan.rows[index]} does not compute its whole prompt",
+        )
         for table, known_table in zip(new_row.tables, seat.tables, strict=True):
             keeps_blocks = table[: len(known_table)] == known_table
-            require(keeps_blocks, "device table", "a row is opened with a table that lost blocks")
+            require(
+                keeps_blocks,
+                "device table",
+                "a row is opened with a table that lost blocks",
+            )
         seat.tables, seat.opened = new_row.tables, True
 
 
-def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that tables grow at their ends; an opened row gets its whole table."""
     opened = {plan.rows[new_row.index] for new_row in plan.opens}
     by_row = {seat.row: seat for seat in seats.values()}
@@ -159,7 +177,7 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
         seat.tables = tuple(tables)
 
 
-def _rows(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_rows(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that each row continues at its position, with the inputs that only the host
     knows.
     """
@@ -176,48 +194,67 @@ def _rows(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
             "plan",
             f"a row starts at {start}, not {seat.scheduled}",
         )
-        by_host = start < seat.base
+        by_host = start < seat.num_known_at_admission
         is_valid = (filled is not None) == by_host
         require(is_valid, "feed", "host or device, not both")
         if filled is not None:
-            _filled(seat, filled, start, count)
-            ends = start + count == seat.base and seat.account.request.max_tokens > 0
+            _check_prefill(seat, filled, start, count)
+            ends = (
+                start + count == seat.num_known_at_admission
+                and seat.account.request.max_tokens > 0
+            )
             require(max_sampled == ends, "feed", "only the end of a prompt yields")
         elif index in drafting:
-            require(1 < count == max_sampled, "feed", f"{count} inputs, {max_sampled} tokens")
+            require(
+                1 < count == max_sampled, "feed", f"{count} inputs, {max_sampled} tokens"
+            )
         else:
-            require(count == 1 <= max_sampled, "feed", f"{count} inputs, {max_sampled} tokens")
+            require(
+                count == 1 <= max_sampled, "feed", f"{count} inputs, {max_sampled} tokens"
+            )
         end = start + max(count, max_sampled)
-        fits = end <= min(seat.account.last, capacity(config, seat.tables))
+        fits = end <= min(seat.account.last_index, capacity(config, seat.tables))
         require(fits, "coverage", f"a row goes on to {end}, past its end or its table's")
 
 
-def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
+def _check_prefill(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
     """Check that prefill tokens are those of the sample's history."""
     end = start + count
-    is_valid = filled == seat.account.known[start:end] and count > 0 and end <= seat.base
+    is_valid = (
+        filled == seat.account.tokens[start:end]
+        and count > 0
+        and end <= seat.num_known_at_admission
+    )
     require(is_valid, "feed", "not the history's inputs")
 
 
-def _apart(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_deferred(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that rows in lockstep with the host run ahead of their known tokens at most
     as far as allowed, and that their sampling is deferred.
     """
     with_mask = {
-        index: seat for index, seat in seats.items() if seat.account.request.needs_host_mask
+        index: seat
+        for index, seat in seats.items()
+        if seat.account.request.needs_host_mask
     }
     for index, seat in with_mask.items():
         start = plan.starts[index]
-        num_known = len(seat.account.known)
-        limit = num_known + most_ahead(config)
-        require(start < limit, "ahead", f"a row starts at {start}, knows {num_known} tokens")
-    expected = tuple(index for index in sorted(with_mask) if plan.max_sampled_tokens[index])
+        num_known = len(seat.account.tokens)
+        limit = num_known + max_ahead(config)
+        require(
+            start < limit, "ahead", f"a row starts at {start}, knows {num_known} tokens"
+        )
+    expected = tuple(
+        index for index in sorted(with_mask) if plan.max_sampled_tokens[index]
+    )
     require(
-        plan.deferred == expected, "apart", f"{plan.deferred} are sampled apart, not {expected}"
+        plan.deferred == expected,
+        "apart",
+        f"{plan.deferred} have deferred sampling, not {expected}",
     )
 
 
-def _paused(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_paused(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a paused sample is only prefilled, and yields nothing."""
     for index, seat in seats.items():
         account = seat.account
@@ -227,16 +264,20 @@ def _paused(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None
         require(is_valid, "paused", f"{account.id} is in step {plan.step}")
 
 
-def _decodes(plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_decodes(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a decode row without drafts yields one token."""
     drafting = {draft.index for draft in plan.drafts}
     for index, seat in seats.items():
-        if plan.starts[index] >= seat.base and index not in drafting:
+        if plan.starts[index] >= seat.num_known_at_admission and index not in drafting:
             max_sampled = plan.max_sampled_tokens[index]
-            require(max_sampled == 1, "decode", f"{seat.account.id} may yield {max_sampled} tokens")
+            require(
+                max_sampled == 1,
+                "decode",
+                f"{seat.account.id} may yield {max_sampled} tokens",
+            )
 
 
-def _members(
+def _check_members(
     books: Books,
     plan: Plan,
     seats: Mapping[int, Seat],
@@ -247,13 +288,17 @@ def _members(
     running = books.running
     members = {seat.account.id for seat in seats.values()}
     # A suspect admitted by this plan runs alone from the next one on.
-    suspect_ids = {account.id for account in suspects(books.config, running)} - planning.sitting
+    suspect_ids = {
+        account.id for account in suspects(books.config, running)
+    } - planning.unopened
     if suspect_ids:
         is_valid = len(members) == 1 and members <= suspect_ids and not books.flights
-        require(is_valid, "fault", f"{members} run, though {suspect_ids} should run alone")
+        require(
+            is_valid, "fault", f"{members} run, though {suspect_ids} should run alone"
+        )
         return
     for account in running:
-        if account.id not in members | planning.sitting:
+        if account.id not in members | planning.unopened:
             reason = skips_step(books.config, account, after)
             detail = f"{account.id} could run, but is not in step {plan.step}"
             require(reason, "left out", detail)
@@ -268,7 +313,7 @@ def _is_bounded(
     flight as it may, or its tables end, and pages are not plenty, or were not before the
     turn `preempts`.
     """
-    if end >= most_in_flight(config, seat):
+    if end >= max_in_flight(config, seat):
         return True
     num_others = len(after.running) - 1
     pairs = zip(seat.tables, config.groups, strict=True)
@@ -281,7 +326,7 @@ def _is_bounded(
     return config.by_chunk and end == capacity(config, seat.tables) and short
 
 
-def _budget(
+def _check_budget(
     config: EngineConfig,
     plan: Plan,
     seats: Mapping[int, Seat],
@@ -306,7 +351,8 @@ def _budget(
     short = [
         token_cost(config, seat)
         for index, seat in seats.items()
-        if plan.starts[index] + plan.num_scheduled_tokens[index] < seat.base - seat.account.paused
+        if plan.starts[index] + plan.num_scheduled_tokens[index]
+        < seat.num_known_at_admission - seat.account.paused
         and not _is_bounded(
             config,
             seat,

@@ -23,10 +23,16 @@ def check_policy_state(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the policy's state fits the present samples."""
     kind, policy_state = type(config.policy), state.policy
     if kind in _WITHOUT_STATE:
-        require(policy_state is None, "policy", f"{kind.__name__} keeps {policy_state!r:.80}")
+        require(
+            policy_state is None, "policy", f"{kind.__name__} keeps {policy_state!r:.80}"
+        )
     if kind is Window:
         is_valid = 0 <= policy_state.fresh <= len(state.waiting)
-        require(is_valid, "policy", f"{policy_state.fresh} have come, {len(state.waiting)} wait")
+        require(
+            is_valid,
+            "policy",
+            f"{policy_state.fresh} have come, {len(state.waiting)} wait",
+        )
     if kind in (FairQueue, FairSeats):
         _accounts(policy_state, state)
     if kind is FairSeats:
@@ -37,7 +43,11 @@ def _accounts(accounts: Accounts, state: EngineState) -> None:
     """Check that each account has the number of present samples of its client and
     class.
     """
-    live = {owner: account.live for owner, account in accounts.by_owner.items() if account.live}
+    live = {
+        owner: account.live
+        for owner, account in accounts.by_owner.items()
+        if account.live
+    }
     present = Counter(_owner(seq) for seq in (*state.waiting, *state.running.seqs))
     require(live == present, "policy", f"accounts of {live}; there are {dict(present)}")
 
@@ -55,7 +65,9 @@ def _seats(seats: Seats, state: EngineState) -> None:
     taken = Counter[int]()
     for (level, _), count in admitted.items():
         taken[level] += count
-    require(dict(seats.taken) == taken, "policy", f"{dict(seats.taken)} taken, not {taken}")
+    require(
+        dict(seats.taken) == taken, "policy", f"{dict(seats.taken)} taken, not {taken}"
+    )
 
 
 def _owner(seq: Sequence) -> tuple[int, str]:

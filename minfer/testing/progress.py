@@ -34,9 +34,9 @@ from minfer.testing.accounts import SampleAccount
 from minfer.testing.invariants import InvariantError
 
 # tokens to come, positions not computed, distance from a plan
-Left = tuple[int, int, int]
-Measure = dict[SampleId, Left]  # in order of rank
-DONE: Left = (0, 0, 0)
+WorkLeft = tuple[int, int, int]
+Measure = dict[SampleId, WorkLeft]  # in order of rank
+NOTHING_LEFT: WorkLeft = (0, 0, 0)
 
 
 def measure(
@@ -48,7 +48,7 @@ def measure(
     """The work left of all open samples but those whose blocks are on their way; if
     newcomers may be `passed`, of all that have run.
     """
-    work_left, behind = list[tuple[SampleId, Left]](), 0
+    work_left, behind = list[tuple[SampleId, WorkLeft]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
     for seq in reversed(seqs):
         account = accounts[seq.id]
@@ -56,7 +56,8 @@ def measure(
             continue
         if seq.request.id in state.tiers.loading and account.seat is None:
             continue
-        tokens, num_tokens, seat = account.last + 1 - len(account.known), len(account.known), account.seat
+        num_tokens, seat = len(account.tokens), account.seat
+        tokens = account.last_index + 1 - num_tokens
         if seat is None:
             work_left.append((seq.id, (tokens, num_tokens, 2 + behind)))
         else:
@@ -75,7 +76,7 @@ def check_progress(
     """
     in_flight = False  # a sample before in rank is in flight, for the turns to come
     for name, old in before.items():
-        new = after.get(name, DONE)
+        new = after.get(name, NOTHING_LEFT)
         if new == old:
             in_flight = in_flight or new[2] == 0
         else:

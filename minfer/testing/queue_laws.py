@@ -23,8 +23,8 @@ from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Transition
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import may_wait_to_draft
-from minfer.testing.invariants import InvariantError, holds, require
-from minfer.testing.needs import needs
+from minfer.testing.invariants import InvariantError, may_defer, require
+from minfer.testing.needs import pages_needed
 from minfer.testing.plan_laws import Planning
 from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
@@ -39,22 +39,22 @@ def check_queue(
     order.
     """
     config, after = books.config, turn.state
-    _ranks(before, after)
-    _shortage(before, after, planning)
-    _order(config, before, after, planning)
-    _waits(config, turn)
+    _check_ranks(before, after)
+    _check_shortage(before, after, planning)
+    _check_order(config, before, after, planning)
+    _check_waits(config, turn)
     # Whether one more step could be planned.
     room = len(after.inflight) < config.depth and not may_wait_to_draft(books)
     runs_alone = bool(suspects(config, books.running))
     if room and not runs_alone:
-        _left_out(books, after, planning)
-    _starved(config, after, planning)
+        _check_left_out(books, after, planning)
+    _check_starved(config, after, planning)
     if (room or planning.plans) and after.waiting and not runs_alone:
-        _first(books, turn, planning, tried=room)
-    _news(before, turn)
+        _check_head(books, turn, planning, tried=room)
+    _check_reasons(before, turn)
 
 
-def _waits(config: EngineConfig, turn: Transition) -> None:
+def _check_waits(config: EngineConfig, turn: Transition) -> None:
     """Check that while there are requests something is in flight, or the engine waits for
     a time or for the host. The time is the policy's answer: the policy is called again.
     """
@@ -75,12 +75,12 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
     require(busy, "work conservation", "requests, but nothing in flight")
 
 
-def _are_loads(state: EngineState) -> bool:
+def _is_loading(state: EngineState) -> bool:
     """Whether pages are written by a load, which are available after it."""
     return any(one.loads for one in state.tiers.transfers)
 
 
-def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
+def _check_left_out(books: Books, after: EngineState, planning: Planning) -> None:
     """Check that no running sample could be in one more step."""
     for account in books.running:
         reason = skips_step(books.config, account, after)
@@ -90,7 +90,7 @@ def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
             planning.starved.append(account.id)
 
 
-def _ranks(before: EngineState, after: EngineState) -> None:
+def _check_ranks(before: EngineState, after: EngineState) -> None:
     """Check that no sample lost its place by preemption or restart; it may only get
     better.
     """
@@ -100,7 +100,7 @@ def _ranks(before: EngineState, after: EngineState) -> None:
         require(keeps_rank, "order", f"{seq.id} lost its rank")
 
 
-def _shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
+def _check_shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
     """Check that no sample is preempted while blocks behind a fence are about to be
     freed.
     """
@@ -111,7 +111,7 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
     require(is_valid, "preemption", "though blocks were coming")
 
 
-def _order(
+def _check_order(
     config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
 ) -> None:
     """Check that admitted samples rank before all that still wait, except preempted ones,
@@ -130,9 +130,22 @@ def _order(
         if seq.id not in victims and seq.request.id not in loading
     ]
     admitted_seqs = [seq for seq in after.running.seqs if seq.id in admitted]
-    if queue and admitted_seqs and max(seq.place for seq in admitted_seqs) > queue[0].place:
-        pairs = [(passed_seq, passing_seq) for passed_seq in queue for passing_seq in admitted_seqs if passing_seq.place > passed_seq.place]
-        wrong = [passed_seq.id for passed_seq, passing_seq in pairs if not _may_pass(config, planning, passed_seq, passing_seq)]
+    if (
+        queue
+        and admitted_seqs
+        and max(seq.place for seq in admitted_seqs) > queue[0].place
+    ):
+        pairs = [
+            (passed_seq, passing_seq)
+            for passed_seq in queue
+            for passing_seq in admitted_seqs
+            if passing_seq.place > passed_seq.place
+        ]
+        wrong = [
+            passed_seq.id
+            for passed_seq, passing_seq in pairs
+            if not _may_pass(config, planning, passed_seq, passing_seq)
+        ]
         require(not wrong, "order", f"samples were overtaken: {wrong[:3]}")
     if before.running.seqs and victims:
         seqs = (*after.running.seqs, *after.waiting)
@@ -153,18 +166,18 @@ def _order(
 def _may_pass(
     config: EngineConfig, planning: Planning, passed: Sequence, passing: Sequence
 ) -> bool:
-    """Whether `passing` may pass `passed`: its client was deferred, and that of `passing` not, or `passing`
-    had run before.
+    """Whether `passing` may pass `passed`: the client of `passed` was deferred, and that
+    of `passing` not, or `passing` had run before.
     """
-    if planning.held_back is None:  # it may have been, if the policy ever defers
-        is_deferred = holds(config)
+    if planning.deferred is None:  # it may have been, if the policy ever defers
+        is_deferred = may_defer(config)
     else:
-        is_deferred = passed.request.client in planning.held_back
+        is_deferred = passed.request.client in planning.deferred
     other_client = passing.request.client != passed.request.client
     return is_deferred and not passed.ran_before and (other_client or passing.ran_before)
 
 
-def _next(after: EngineState, max_loading: int) -> Sequence | None:
+def _head(after: EngineState, max_loading: int) -> Sequence | None:
     """The head of the queue: the first sample whose client is not deferred, and whose
     blocks are not on their way; None: all are.
     """
@@ -178,7 +191,7 @@ def _next(after: EngineState, max_loading: int) -> Sequence | None:
     return None
 
 
-def _shares(books: Books, turn: Transition, planning: Planning) -> None:
+def _check_deferred(books: Books, turn: Transition, planning: Planning) -> None:
     """Check that others run, or were just admitted, and that the policy, called once
     more, still defers each deferred client.
     """
@@ -191,29 +204,36 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     for seq in after.waiting:
         if not seq.ran_before and seq.request.client in after.deferred_clients:
             firsts.setdefault(seq.request.client, seq)
-    last_clients = [clients.get(name) for name in planning.lately]
-    unopened_clients = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
+    last_clients = [clients.get(name) for name in planning.last_admitted]
+    # Admitted by the last plan, or before it.
+    unopened_clients = [clients.get(name) for name in planning.unopened]
     last = planning.plans[-1] if planning.plans else None
     before = after if last is None else evolve(after, next_step=last.step)
-    paused = last is None and _all_rest(books)
+    paused = last is None and _are_all_paused(books)
     for client, seq in firsts.items():
-        load, count = (
-            evolve(current_load(config, before), paused=paused),
-            last_clients.count(client),
-        )
+        load = evolve(current_load(config, before), paused=paused)
+        count = last_clients.count(client)
         counts = range(count, count + unopened_clients.count(client) + 1)
-        answers = (config.policy.defer(after.policy, seq.request, load, n) for n in counts)
+        answers = (
+            config.policy.defer(after.policy, seq.request, load, n) for n in counts
+        )
         is_deferred = any(answer for answer, _ in answers)
-        require(is_deferred, "held", f"{seq.id} may be let in, and its client is held back")
+        detail = f"{seq.id} may be admitted, and its client is deferred"
+        require(is_deferred, "held", detail)
 
 
-def _all_rest(books: Books) -> bool:
+def _are_all_paused(books: Books) -> bool:
     """Whether all running samples are paused and skip the step."""
-    seats = ((account, account.seat) for account in books.running if account.seat is not None)
-    return all(account.paused and is_paused(books.config, account, seat) for account, seat in seats)
+    seats = (
+        (account, account.seat) for account in books.running if account.seat is not None
+    )
+    return all(
+        account.paused and is_paused(books.config, account, seat)
+        for account, seat in seats
+    )
 
 
-def _starved(config: EngineConfig, after: EngineState, planning: Planning) -> None:
+def _check_starved(config: EngineConfig, after: EngineState, planning: Planning) -> None:
     """Check that a row waits for a block only while none is available, and one is
     coming.
     """
@@ -228,7 +248,7 @@ def _starved(config: EngineConfig, after: EngineState, planning: Planning) -> No
         # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
         coming = after.fences or runs_alone or results or _leave_windows(config, after)
-        coming = coming or _are_loads(after)
+        coming = coming or _is_loading(after)
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
@@ -238,7 +258,9 @@ def _pages_of_next(config: EngineConfig, after: EngineState, i: int) -> int:
     """
     pairs = [*zip(after.running.tables[i], config.groups, strict=True)]
     blocks = min(len(table) // group.pages for table, group in pairs)
-    missing = (group.pages for table, group in pairs if len(table) == blocks * group.pages)
+    missing = (
+        group.pages for table, group in pairs if len(table) == blocks * group.pages
+    )
     return sum(missing)
 
 
@@ -253,46 +275,50 @@ def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
     )
 
 
-def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
+def _check_head(
+    books: Books, turn: Transition, planning: Planning, *, tried: bool
+) -> None:
     """Check that the head of the queue could not be admitted, even by a preemption."""
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
-        planning.launched(None)
-    head, blocked = _next(after, config.max_num_seqs), after.blocked
+        planning.record(None)
+    head, blocked = _head(after, config.max_num_seqs), after.blocked
     seq = head or next(iter(after.waiting))
-    if blocked is not None and blocked.cause == "policy":  # it delays also who loads
+    if blocked is not None and blocked.cause == "policy":  # it delays loads, too
         seq = next(iter(after.waiting))
     if blocked is None or blocked.place != seq.place:
-        raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
+        raise InvariantError(
+            "held", f"{seq.id} is the head of the queue, and nothing blocks it"
+        )
     claim = blocked.cause
     if claim == "policy":
         return  # that is up to the policy: see its promises
     if after.deferred_clients:
-        _shares(books, turn, planning)
+        _check_deferred(books, turn, planning)
     loads = bool(after.tiers.loading)
     none_free = claim == ("loading" if loads else "share")
     require(none_free == (head is None), "held", f"{seq.id} for {claim}")
     if head is None:
         return
     if claim == "budget":
-        _spent(config, seq, planning)
+        _check_budget(config, seq, planning)
         return
-    needed = needs(config, after, seq)
+    needed = pages_needed(config, after, seq)
     available = after.blocks.available - _held_for_copies(after, planning)
-    last_admitted = planning.lately
+    last_admitted = planning.last_admitted
     causes = [_cause(config, after, seq, last_admitted, short=needed > available)]
-    if planning.sitting:  # by the last plan, or before it
-        last_admitted = last_admitted | planning.sitting
+    if planning.unopened:  # by the last plan, or before it
+        last_admitted = last_admitted | planning.unopened
         causes.append(_cause(config, after, seq, last_admitted, short=needed > available))
     cause = claim if claim in causes else causes[0]
     detail = f"{seq.id} for {claim}, but it needs {needed} of {available} blocks"
     require(cause, "held", detail)
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
     if cause in ("blocks", "rows"):
-        _inversion(config, turn, seq, cause)
+        _check_inversion(config, turn, seq, cause)
     may_grow = config.speculation is not None  # tables may grow
     if not may_grow and len(planning.plans) == 1:
-        _figures(turn, seq, needed, available)
+        _check_figures(turn, seq, needed, available)
 
 
 def _held_for_copies(after: EngineState, planning: Planning) -> int:
@@ -316,17 +342,17 @@ def _cause(
     *,
     short: bool,
 ) -> str:
-    """What the head of the queue has to wait for, if anything; `last_admitted` were admitted by
-    the last plan, and blocks are `short` or not.
+    """What the head of the queue has to wait for, if anything; `last_admitted` were
+    admitted by the last plan, and blocks are `short` or not.
     """
     if not after.free_rows:
         return "rows"
-    if _sibling(config, after, seq, last_admitted):
+    if _waits_for_sibling(config, after, seq, last_admitted):
         return "sibling"
     return "blocks" if short else ""
 
 
-def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
+def _check_budget(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
     """Check that the last plan used up the budget for which the head of the queue
     waits.
     """
@@ -337,10 +363,12 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
     require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
 
 
-def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
+def _check_inversion(
+    config: EngineConfig, turn: Transition, seq: Sequence, cause: str
+) -> None:
     """Check that the head of the queue may not preempt the last running sample."""
     after = turn.state
-    if after.fences or _are_loads(after) or not after.running.seqs:
+    if after.fences or _is_loading(after) or not after.running.seqs:
         return
     last = after.running.seqs[-1]
     overridden = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
@@ -351,7 +379,7 @@ def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str
         require(not preempts, "inversion", detail)
 
 
-def _figures(turn: Transition, seq: Sequence, needed: int, available: int) -> None:
+def _check_figures(turn: Transition, seq: Sequence, needed: int, available: int) -> None:
     """Check the figures of the last `QueueBlocked`."""
     for reason in [r for r in turn.reasons if isinstance(r, QueueBlocked)][-1:]:
         if (reason.id, reason.sample) == seq.id and reason.cause == "blocks":
@@ -359,8 +387,11 @@ def _figures(turn: Transition, seq: Sequence, needed: int, available: int) -> No
             require(is_true, "reason", f"{reason}: it needs {needed} of {available}")
 
 
-def _sibling(
-    config: EngineConfig, after: EngineState, seq: Sequence, last_admitted: Collection[SampleId]
+def _waits_for_sibling(
+    config: EngineConfig,
+    after: EngineState,
+    seq: Sequence,
+    last_admitted: Collection[SampleId],
 ) -> bool:
     """Whether a sample waits for the prompt's KV, which a sibling is computing."""
     if seq.request.n == 1 or len(seq.history) != len(seq.request.prompt):
@@ -401,14 +432,18 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     last_evicted, first_kept = -1, after.next_use
     old_nodes, nodes = every_node(before), every_node(after)
     for key, last_use in _last_uses(before, old_nodes).items():
-        if not _same_block(old_nodes, nodes, key):
+        if not _is_same_block(old_nodes, nodes, key):
             last_evicted = max(last_evicted, last_use)
     for last_use, key in before.idle.items():
-        if _same_block(old_nodes, nodes, key) and after.idle.get(last_use) == key:
+        if _is_same_block(old_nodes, nodes, key) and after.idle.get(last_use) == key:
             first_kept = min(first_kept, last_use)
-    require(last_evicted < first_kept, "eviction", f"last used at {last_evicted} is gone, at {first_kept} is kept")
+    require(
+        last_evicted < first_kept,
+        "eviction",
+        f"last used at {last_evicted} is gone, at {first_kept} is kept",
+    )
     for last_use, key in after.idle.items():
-        if not _same_block(old_nodes, nodes, key):
+        if not _is_same_block(old_nodes, nodes, key):
             continue
         if old_nodes[key].users and not old_nodes[key].children:
             is_recent = last_use >= before.next_use
@@ -429,13 +464,13 @@ def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
     return last_uses
 
 
-def _same_block(old_nodes: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
+def _is_same_block(old_nodes: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
     """Whether the same block has this content as before."""
     in_both = key in old_nodes and key in nodes
     return in_both and old_nodes[key].pages == nodes[key].pages
 
 
-def _news(before: EngineState, turn: Transition) -> None:
+def _check_reasons(before: EngineState, turn: Transition) -> None:
     """Check that `QueueBlocked` is reported when it changed, and truly."""
     after, reasons = turn.state, [r for r in turn.reasons if isinstance(r, QueueBlocked)]
     for reason in reasons:
@@ -444,7 +479,9 @@ def _news(before: EngineState, turn: Transition) -> None:
         require(is_true, "reason", f"{reason} is not held")
     if after.blocked is not None and after.blocked != before.blocked:
         place, cause = after.blocked.place, after.blocked.cause
-        is_reported = reasons and reasons[-1].cause == cause and place[2] == reasons[-1].sample
+        is_reported = (
+            reasons and reasons[-1].cause == cause and place[2] == reasons[-1].sample
+        )
         detail = f"{after.blocked} is news, but the last word is {reasons[-1:]}"
         require(is_reported, "reason", detail)
     plans = sum(isinstance(c, Execute) for c in turn.commands)

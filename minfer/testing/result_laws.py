@@ -10,22 +10,25 @@ from minfer.records.messages import Executed
 from minfer.records.plan import Plan
 
 
-def good(config: EngineConfig, plan: Plan, results: Executed) -> bool:
+def is_valid_result(config: EngineConfig, plan: Plan, results: Executed) -> bool:
     """Whether a step of this plan can yield these results; else it counts as failed."""
     if results.step != plan.step or type(results.yields) is not tuple:
         return False
     if len(results.yields) != len(plan.run_ids):
         return False
     for tokens, max_tokens in zip(results.yields, plan.max_sampled_tokens, strict=True):
-        if type(tokens) is not tuple or not min(1, max_tokens) <= len(tokens) <= max_tokens:
+        if (
+            type(tokens) is not tuple
+            or not min(1, max_tokens) <= len(tokens) <= max_tokens
+        ):
             return False
         for token in tokens:  # booleans are not token ids, though they equal some
             if type(token) is not int or not 0 <= token < config.vocab_size:
                 return False
-    return _beside(results)
+    return _are_columns_valid(results)
 
 
-def _beside(results: Executed) -> bool:
+def _are_columns_valid(results: Executed) -> bool:
     """Whether the columns beside the tokens are empty, or fit each row."""
     sizes = [len(tokens) for tokens in results.yields]
     columns: list[Any] = [results.logprobs, results.pooled]

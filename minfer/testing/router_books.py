@@ -56,7 +56,9 @@ class ReplicaAccount:
         waiting: dict[str, int] = {}
         for dispatched in self.live.values():
             if not dispatched.started:
-                waiting[dispatched.tenant] = waiting.get(dispatched.tenant, 0) + dispatched.prefill
+                waiting[dispatched.tenant] = (
+                    waiting.get(dispatched.tenant, 0) + dispatched.prefill
+                )
         return waiting
 
 
@@ -71,7 +73,9 @@ class RouterBooks:
     @property
     def open(self) -> list[str]:
         """The names of the replicas that take requests."""
-        return sorted(name for name, replica in self.replicas.items() if not replica.draining)
+        return sorted(
+            name for name, replica in self.replicas.items() if not replica.draining
+        )
 
     @property
     def live(self) -> list[str]:
@@ -128,15 +132,23 @@ class RouterBooks:
         if not names == [*state.names] == sorted(state.replicas):
             differences.append(("replicas", f"{state.names}, and should be {names}"))
             return differences
-        replica_of = {request_id: name for name in names for request_id in self.replicas[name].live}
+        replica_of = {
+            request_id: name for name in names for request_id in self.replicas[name].live
+        }
         if dict(state.requests) != replica_of:
-            differences.append(("accounts", f"{dict(state.requests)} are live, not {replica_of}"))
+            differences.append(
+                ("accounts", f"{dict(state.requests)} are live, not {replica_of}")
+            )
         for name in names:
             differences += self._replica(self.replicas[name], state.replicas[name])
         return differences + self._index(state)
 
-    def _replica(self, account: ReplicaAccount, replica: Replica) -> list[tuple[str, str]]:
-        unreported = [dispatched for dispatched in account.live.values() if not dispatched.reported]
+    def _replica(
+        self, account: ReplicaAccount, replica: Replica
+    ) -> list[tuple[str, str]]:
+        unreported = [
+            dispatched for dispatched in account.live.values() if not dispatched.reported
+        ]
         waiting = account.waiting()
         pairs = {
             "draining": (replica.draining, account.draining),
@@ -144,7 +156,12 @@ class RouterBooks:
             "requests": (replica.requests, account.sequences + len(unreported)),
             "backlog": (
                 replica.backlog,
-                account.prefill + sum(dispatched.prefill for dispatched in unreported if not dispatched.started),
+                account.prefill
+                + sum(
+                    dispatched.prefill
+                    for dispatched in unreported
+                    if not dispatched.started
+                ),
             ),
             "waiting": (dict(replica.waiting), waiting),
             "waiting_tokens": (replica.waiting_tokens, sum(waiting.values())),
@@ -163,9 +180,13 @@ class RouterBooks:
         for key in sorted(self.seen):
             slots = holders(state.index, key)
             actual = sorted(n for n in state.names if state.replicas[n].slot & slots)
-            expected = sorted(name for name, replica in self.replicas.items() if key in replica.keys)
+            expected = sorted(
+                name for name, replica in self.replicas.items() if key in replica.keys
+            )
             if actual != expected:
-                differences.append(("index", f"{key.hex()} is at {actual}, not at {expected}"))
+                differences.append(
+                    ("index", f"{key.hex()} is at {actual}, not at {expected}")
+                )
         left = state.index.leaving | state.index.left
         for shard in state.index.shards.values():
             for key, slots in shard.items():

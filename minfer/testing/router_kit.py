@@ -30,8 +30,8 @@ from minfer.routing.messages import (
 )
 from minfer.testing.router_trial import RouterError, RouterTrial
 
-BLOCK: Final = 4  # tokens
-FLOOD: Final = 16  # equal requests for each replica
+BLOCK_SIZE: Final = 4  # tokens
+REQUESTS_PER_REPLICA: Final = 16  # equal requests for each replica
 PHASES: Final = (Phase.generate, Phase.shrink)
 
 Prompt = tuple[int, ...]  # one number for each block
@@ -49,7 +49,7 @@ def routing_requests(ids: st.SearchStrategy[str]) -> st.SearchStrategy[RoutingRe
     """Requests of all kinds; their prompts share prefixes."""
 
     def build(name: str, prompt: Prompt, rest: int, fields: dict[str, Any]) -> Any:
-        tokens = BLOCK * len(prompt) + rest
+        tokens = BLOCK_SIZE * len(prompt) + rest
         return RoutingRequest(name, keys_of(prompt), tokens, **fields)
 
     fields = st.fixed_dictionaries(
@@ -59,7 +59,7 @@ def routing_requests(ids: st.SearchStrategy[str]) -> st.SearchStrategy[RoutingRe
             "output": st.sampled_from((None, 0, 9, 400)),
         }
     )
-    return st.builds(build, ids, _prompts, st.integers(0, BLOCK - 1), fields)
+    return st.builds(build, ids, _prompts, st.integers(0, BLOCK_SIZE - 1), fields)
 
 
 _ids = st.integers(0, 6).map(lambda number: f"r{number}")
@@ -71,8 +71,12 @@ _events: st.SearchStrategy[RouterEvent] = st.one_of(
     _names.map(ReplicaDraining),
     _names.map(ReplicaLeft),
     _names.map(CacheCleared),
-    st.builds(lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes),
-    st.builds(lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes),
+    st.builds(
+        lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes
+    ),
+    st.builds(
+        lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes
+    ),
     st.builds(LoadReport, _names, _numbers, _numbers, _numbers, st.none() | _numbers),
     st.builds(Dispatched, _names, routing_requests(_ids)),
     _ids.map(Started),
@@ -95,7 +99,9 @@ def _evicted(trial: RouterTrial, number: int) -> BlocksEvicted | None:
     evicts no block before those.
     """
     replicas = trial.books.replicas
-    cached = sorted((name, key) for name, replica in replicas.items() for key in replica.keys)
+    cached = sorted(
+        (name, key) for name, replica in replicas.items() for key in replica.keys
+    )
     if not cached:
         return None
     name, key = cached[number % len(cached)]
@@ -171,16 +177,16 @@ def _trials(policy: Any, max_examples: int, spread: float) -> Callable[[], None]
         st.sampled_from((None, None, True, False)),
     )
     def tried(
-        story: list[Any], mine: RoutingRequest, replicas: int, alike: bool | None
+        story: list[Any], request: RoutingRequest, replicas: int, alike: bool | None
     ) -> None:
-        trial = RouterTrial(policy, BLOCK)
+        trial = RouterTrial(policy, BLOCK_SIZE)
         for name in "abc":
             trial.tell(ReplicaJoined(name))
         for step in story:
             _take(trial, step)
-        trial.finish(mine)
+        trial.finish(request)
         if alike is not None:
-            _flood(policy, mine, replicas, alike, spread)
+            _flood(policy, request, replicas, alike, spread)
 
     return tried
 
@@ -191,15 +197,17 @@ def _flood(
     """Send many requests that are equal, or differ in all but their length, to replicas
     of which one has the prompt.
     """
-    trial = RouterTrial(policy, BLOCK)
+    trial = RouterTrial(policy, BLOCK_SIZE)
     for name in "abcd"[:replicas]:
         trial.tell(ReplicaJoined(name))
     trial.tell(BlocksPublished("a", request.keys))
     requests = []
-    for number in range(FLOOD * replicas):
+    for number in range(REQUESTS_PER_REPLICA * replicas):
         keys, session = request.keys, request.session
         if not alike:
             keys = block_keys(b"%d" % number, (0,) * len(keys), 1)
             session = session and f"{session}{number}"
-        requests.append(RoutingRequest(f"{number}", keys, request.tokens, request.tenant, session))
+        requests.append(
+            RoutingRequest(f"{number}", keys, request.tokens, request.tenant, session)
+        )
     trial.flood(requests, spread)

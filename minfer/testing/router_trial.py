@@ -61,28 +61,32 @@ class RouterTrial:
     _raised: Exception | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        watch: Any = SimpleNamespace(start=self.policy.start, choose=self._ask)
+        watch: Any = SimpleNamespace(start=self.policy.start, choose=self._call_policy)
         self.config = RouterConfig(watch, self.block_size)
         self.state = initial_router(self.config)
         self.books = RouterBooks(self.block_size)
 
-    def _ask(self, *args: Any) -> Any:
+    def _call_policy(self, *args: Any) -> Any:
         """Ask the policy twice, the second time with a deep copy of the arguments."""
         self._asked = args[2]
         try:
             twin = deepcopy(args)
             answer = self.policy.choose(*args)
-            copy, unchanged, repeated = deepcopy(answer), args == twin, self.policy.choose(*twin)
+            copy, unchanged, repeated = (
+                deepcopy(answer),
+                args == twin,
+                self.policy.choose(*twin),
+            )
         except Exception as error:
             self._flaws.append(("never raises", f"choose raised {error!r}"))
             self._raised = self._raised or error
-            raise  # the router goes on without an answer: `_must` raises later
+            raise  # the router goes on without an answer: `_require` raises later
         if not (unchanged and answer == copy == repeated):
             report = f"choose is {copy!r}, then {repeated!r}; or its arguments changed"
             self._flaws.append(("purity", report))
         return answer
 
-    def _must(self, holds: bool, law: str, detail: str) -> None:
+    def _require(self, holds: bool, law: str, detail: str) -> None:
         self._flaws += [] if holds else [(law, detail)]
         for flaw in self._flaws:
             raise RouterError(*flaw, self.policy, self.story) from self._raised
@@ -95,7 +99,9 @@ class RouterTrial:
         self.books.take(event)
         self._flaws += self.books.differences(self.state)
         repeated = apply(self.config, before, (event,)).state
-        self._must(repeated == self.state, "determinism", "an event leads to two states")
+        self._require(
+            repeated == self.state, "determinism", "an event leads to two states"
+        )
 
     def route(self, request: RoutingRequest) -> Routed:
         """Route a request."""
@@ -110,7 +116,7 @@ class RouterTrial:
             self.books.dispatch(routed.replica, request)
         self._flaws += self.books.differences(self.state)
         is_same = route(self.config, before, request) == routed
-        self._must(is_same, "determinism", "a request is routed otherwise again")
+        self._require(is_same, "determinism", "a request is routed otherwise again")
         return routed
 
     def _check(self, request: RoutingRequest, routed: Routed) -> None:
@@ -120,42 +126,42 @@ class RouterTrial:
             self._check_candidates(request, names)
         match routed.reason:
             case Placed() as placed:
-                self._must(routed.replica == placed.replica, "reason", "names differ")
-                self._must(routed.replica in names, "eligible", f"of {names}")
-                self._must(not placed.override, "policy", f"it {placed.override}")
+                self._require(routed.replica == placed.replica, "reason", "names differ")
+                self._require(routed.replica in names, "eligible", f"of {names}")
+                self._require(not placed.override, "policy", f"it {placed.override}")
                 self._check_placed(request, placed)
             case Deferred() as deferred:
                 waits = [
                     self.books.replicas[name].waiting().get(request.tenant, 0)
                     for name in names
                 ]
-                self._must(sum(waits) > 0, "deferred", "none of its tenant waits")
+                self._require(sum(waits) > 0, "deferred", "none of its tenant waits")
                 expected = Deferred(request.id, request.tenant, sum(waits))
-                self._must(deferred == expected, "reason", f"not {expected}")
+                self._require(deferred == expected, "reason", f"not {expected}")
             case NoReplica() as none:
                 expected_none = NoReplica(request.id, len(self.books.replicas))
-                self._must(not names, "eligible", f"there are {names}")
-                self._must(none == expected_none, "reason", f"not {expected_none}")
+                self._require(not names, "eligible", f"there are {names}")
+                self._require(none == expected_none, "reason", f"not {expected_none}")
             case unknown:
-                self._must(False, "reason", f"{unknown}")
-        self._must(names != [] or routed.replica is None, "eligible", "there is none")
+                self._require(False, "reason", f"{unknown}")
+        self._require(names != [] or routed.replica is None, "eligible", "there is none")
 
     def _check_candidates(self, request: RoutingRequest, names: list[str]) -> None:
         """Check what the policy was asked about."""
         asked = [candidate.replica.name for candidate in self._asked]
-        self._must(asked == names, "eligible", f"candidates {asked}, not {names}")
+        self._require(asked == names, "eligible", f"candidates {asked}, not {names}")
         for candidate in self._asked:
             hit = self.books.replicas[candidate.replica.name].hit(request)
             prefill = prefill_tokens(request.tokens, hit, self.block_size)
             is_true = (candidate.hit, candidate.prefill) == (hit, prefill)
-            self._must(is_true, "reason", f"{candidate} hits {hit} blocks")
+            self._require(is_true, "reason", f"{candidate} hits {hit} blocks")
 
     def _check_placed(self, request: RoutingRequest, placed: Placed) -> None:
         hit = self.books.replicas[placed.replica].hit(request)
         prefill = prefill_tokens(request.tokens, hit, self.block_size)
         expected = (request.id, hit, len(request.keys), prefill)
         actual = (placed.id, placed.hit, placed.blocks, placed.prefill)
-        self._must(actual == expected, "reason", f"{actual}, not {expected}")
+        self._require(actual == expected, "reason", f"{actual}, not {expected}")
 
     def finish(self, request: RoutingRequest) -> None:
         """Check that a request is placed once all others have started."""
@@ -163,7 +169,7 @@ class RouterTrial:
         for name in self.books.live:
             self.tell(Started(name))
         routed = self.route(request)
-        self._must(routed.replica is not None, "deferred", "though none waits")
+        self._require(routed.replica is not None, "deferred", "though none waits")
 
     def flood(self, requests: list[RoutingRequest], spread: float) -> None:
         """Check that of these requests, of which none ends, no replica gets more than
@@ -178,4 +184,4 @@ class RouterTrial:
                 counts[routed.replica] += 1
         limit = spread * len(requests) / len(counts) + 1
         report = f"{counts} of {len(requests)} requests; at most {limit:g}"
-        self._must(max(counts.values()) <= limit, "bounded load", report)
+        self._require(max(counts.values()) <= limit, "bounded load", report)

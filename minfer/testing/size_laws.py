@@ -21,7 +21,7 @@ from minfer.values import thresholds
 TICKET_LEVELS: Final = 4  # words that one ticket may need
 
 
-def bounds(
+def size_limits(
     config: EngineConfig, before: EngineState, after: EngineState
 ) -> dict[str, int]:
     """The most entries that each collection of the state after a turn may have."""
@@ -59,7 +59,10 @@ def bounds(
         "tiers.known.old": known // 2,
         "tiers.wanted.young": known // 2,
         "tiers.wanted.old": known // 2,
-        **{f"policy.{name}": limit for name, limit in of_policy(after, samples).items()},
+        **{
+            f"policy.{name}": limit
+            for name, limit in policy_limits(after, samples).items()
+        },
     }
 
 
@@ -72,8 +75,8 @@ def _stop_ids(before: EngineState, after: EngineState) -> int:
     return len(frozenset().union(*(seq.request.stop_ids for seq in seqs)))
 
 
-def of_policy(state: EngineState, samples: int) -> dict[str, int]:
-    """The bounds of the policy's own state, if it is a policy of minfer."""
+def policy_limits(state: EngineState, samples: int) -> dict[str, int]:
+    """The limits of the policy's own state, if it is a policy of minfer."""
     policy_state: Any = state.policy
     limits = dict[str, int]()
     if isinstance(policy_state, Shares):
@@ -87,7 +90,7 @@ def of_policy(state: EngineState, samples: int) -> dict[str, int]:
 
 def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -> None:
     """Raise InvariantError if a collection of a state is larger than it may be."""
-    for name, limit in bounds(config, before, after).items():
+    for name, limit in size_limits(config, before, after).items():
         size = len(attrgetter(name)(after))
         require(size <= limit, "size", f"{name} has {size} entries, of at most {limit}")
     for name, live in after.requests.items():
@@ -99,9 +102,13 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 def _tables(config: EngineConfig, after: EngineState) -> None:
     """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
-    for last_index, tables, chain in zip(run.last_index, run.tables, run.chains, strict=True):
+    for last_index, tables, chain in zip(
+        run.last_index, run.tables, run.chains, strict=True
+    ):
         max_blocks = -(-(last_index + 1) // size)
         pairs = zip(tables, config.groups, strict=True)
         blocks = max(-(-len(table) // group.pages) for table, group in pairs)
         fits = max(blocks, len(chain.keys), len(chain.chunks)) <= max_blocks
-        require(fits, "size", f"a sequence of {last_index + 1} tokens has {blocks} blocks")
+        require(
+            fits, "size", f"a sequence of {last_index + 1} tokens has {blocks} blocks"
+        )

@@ -8,7 +8,7 @@ from minfer.lifecycle.transitions import Stage, waiting_stage
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState
 from minfer.testing.accounts import PlanInFlight, SampleAccount, Seat, tables_of
-from minfer.testing.books import NEVER, Books, Leaving
+from minfer.testing.books import NEVER, Books, FencedBlocks
 from minfer.testing.invariants import (
     InvariantError,
     free_pages,
@@ -23,28 +23,32 @@ def check_state(books: Books, after: EngineState) -> None:
     steps = [flight.plan for flight in books.flights]
     same = list(after.inflight) == steps
     require(same, "in flight", "not the plans that were made")
-    _line(books, after)
+    _check_queue(books, after)
     num_samples = len(after.waiting) + len(after.running)
     require(num_samples == len(books.accounts), "lifetime", "a sample too many")
     for i in range(len(after.running)):
-        _running(books, after, i)
-    faults = {name: account.faults for name, account in books.accounts.items() if account.faults}
+        _check_running(books, after, i)
+    faults = {
+        name: account.faults for name, account in books.accounts.items() if account.faults
+    }
     require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
     paused = {name for name, account in books.accounts.items() if account.paused}
     require(after.paused == paused, "paused", f"{set(after.paused)}, not {paused}")
     accounts, drafting = books.accounts, after.drafting
-    proposed = {name: account.proposed for name, account in accounts.items() if account.proposed}
+    proposed = {
+        name: account.proposed for name, account in accounts.items() if account.proposed
+    }
     require(dict(drafting.proposals) == proposed, "drafts", "what was proposed")
     ended = set(drafting.learnt) - accounts.keys()
     require(not ended, "drafts", f"{ended} are remembered, and have ended")
     spec_config = books.config.speculation
     needless = drafting.learnt and not (spec_config is not None and spec_config.adaptive)
     require(not needless, "drafts", "records that no number of drafts depends on")
-    books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
+    books.fenced = _check_fences(books.fenced, [fence.until for fence in after.fences])
     check_flights(books.config, books.flights, after)
 
 
-def _line(books: Books, after: EngineState) -> None:
+def _check_queue(books: Books, after: EngineState) -> None:
     """Check that every sample that does not run is in the queue, as it arrived or was
     preempted.
     """
@@ -54,15 +58,19 @@ def _line(books: Books, after: EngineState) -> None:
             continue
         seq = waiting.get(name)
         if seq is None:
-            raise InvariantError("lifetime", f"{name} is {account.stage}, but not in line")
+            raise InvariantError(
+                "lifetime", f"{name} is {account.stage}, but not in the queue"
+            )
         stage = waiting_stage(seq)
-        require(stage is account.stage, "lifetime", f"{name} is {account.stage}, not {stage}")
-        require(seq.history == account.known, "known", f"{name} knows {seq.history}")
+        require(
+            stage is account.stage, "lifetime", f"{name} is {account.stage}, not {stage}"
+        )
+        require(seq.history == account.tokens, "known", f"{name} knows {seq.history}")
         arrived = seq.arrived
         require(arrived == account.arrived, "time", f"{name} arrived at {arrived}")
 
 
-def _running(books: Books, after: EngineState, i: int) -> None:
+def _check_running(books: Books, after: EngineState, i: int) -> None:
     """Check that the sequence at `i` has the tokens, blocks and positions of the
     books.
     """
@@ -71,31 +79,50 @@ def _running(books: Books, after: EngineState, i: int) -> None:
     if account is None or account.stage is not Stage.RUNNING or account.seat is None:
         stage = None if account is None else account.stage
         raise InvariantError("lifetime", f"{run.ids[i]} runs; it is {stage}")
-    _tokens(account, after, i, config.block_size)
+    _check_tokens(account, after, i, config.block_size)
     seat, run_id = account.seat, run.run_ids[i]
-    books.seen(seat, run_id)
-    require(run_id == seat.gen, "generations", f"{account.id}: {run_id}, not {seat.gen}")
+    books.set_run_id(seat, run_id)
+    require(
+        run_id == seat.run_id, "generations", f"{account.id}: {run_id}, not {seat.run_id}"
+    )
     require(run.rows[i] == seat.row, "rows", f"{account.id} is in row {run.rows[i]}")
     scheduled = run.scheduled[i]
-    is_valid = (run.num_known_at_admission[i], scheduled) == (seat.base, seat.scheduled)
+    is_valid = (run.num_known_at_admission[i], scheduled) == (
+        seat.num_known_at_admission,
+        seat.scheduled,
+    )
     require(
-        is_valid, "coverage", f"{account.id} is scheduled to {scheduled}, not {seat.scheduled}"
+        is_valid,
+        "coverage",
+        f"{account.id} is scheduled to {scheduled}, not {seat.scheduled}",
     )
     kv = committed(config, after, i)
     require(kv == seat.kv, "committed", f"{account.id} has KV of {seat.kv}, not of {kv}")
     for table, expected in zip(tables_of(run, i), seat.tables, strict=True):
         if seat.opened:
-            require(table == expected, "device table", f"{account.id}: {expected}, not {table}")
+            require(
+                table == expected,
+                "device table",
+                f"{account.id}: {expected}, not {table}",
+            )
         else:
             keeps_blocks = table[: len(expected)] == expected
             require(keeps_blocks, "device table", f"{account.id} lost blocks")
 
 
-def _tokens(account: SampleAccount, after: EngineState, i: int, block_size: int) -> None:
+def _check_tokens(
+    account: SampleAccount, after: EngineState, i: int, block_size: int
+) -> None:
     """Check that the sequence at `i` has its sample's tokens, and may have as many."""
     tokens, last = after.running.tokens(i, block_size), after.running.last_index[i]
-    require(tokens == account.known, "known", f"{account.id} knows {tokens}, not {account.known}")
-    require(last == account.last, "known", f"{account.id} may have {last} + 1 tokens")
+    require(
+        tokens == account.tokens,
+        "known",
+        f"{account.id} knows {tokens}, not {account.tokens}",
+    )
+    require(
+        last == account.last_index, "known", f"{account.id} may have {last} + 1 tokens"
+    )
 
 
 def check_publication(books: Books, before: EngineState, after: EngineState) -> None:
@@ -104,7 +131,7 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     until a sequence left in this turn. With a window they may be released at any time.
     """
     groups = books.config.groups
-    if any(group.window for group in groups) or books.left:
+    if any(group.window for group in groups) or books.released_seats:
         return
     run, size = after.running, books.config.block_size
     cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
@@ -119,16 +146,18 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
         require(is_cached, "publish in time", detail)
 
 
-def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
+def _check_fences(
+    fenced_blocks: list[FencedBlocks], untils: list[int]
+) -> list[FencedBlocks]:
     """Check that there is a fence for each sample that left with plans in flight, and no
     other.
     """
     unmatched, fenced = Counter(untils), []
-    for blocks in sorted(leaving, key=lambda each: len(each.steps)):
+    for blocks in sorted(fenced_blocks, key=lambda blocks: len(blocks.steps)):
         until = next((step for step in sorted(blocks.steps) if unmatched[step]), None)
         if until is not None:
             unmatched[until] -= 1
-            fenced.append(Leaving(blocks.account, frozenset((until,))))
+            fenced.append(FencedBlocks(blocks.account, frozenset((until,))))
         elif NEVER not in blocks.steps:
             steps = sorted(blocks.steps)
             raise InvariantError("fence", f"none until {steps}; there are {untils}")
@@ -161,7 +190,9 @@ def check_flights(
                     seat,
                     start,
                     start
-                    + max(plan.num_scheduled_tokens[index], plan.max_sampled_tokens[index]),
+                    + max(
+                        plan.num_scheduled_tokens[index], plan.max_sampled_tokens[index]
+                    ),
                 )
                 if not all(owner.get(page) == run_id for page in written):
                     raise InvariantError("exclusive tail", f"others may read {written}")

@@ -60,7 +60,7 @@ def check_transfers(
     _keeps_hits(books.config, turn, [one for one in transfers if one.loads])
 
 
-def _contents(state: EngineState, *, device: bool) -> Blocks:
+def _blocks_of(state: EngineState, *, device: bool) -> Blocks:
     host = state.tiers.host
     require(device or host is not None, "tiers", "a transfer without a tier")
     return state.blocks if device or host is None else host
@@ -74,9 +74,9 @@ def _moves(move: Move, transfer: Transfer, now: EngineState) -> None:
     require(way, "tiers", "a transfer the other way")
     right = move.targets == transfer.targets
     require(right and len(move.sources) == len(move.targets), "tiers", "other pages")
-    source = _contents(now, device=not move.loads).prefix
+    source = _blocks_of(now, device=not move.loads).prefix
     _reads(source, transfer, move.sources)
-    _writes_new(_contents(now, device=move.loads).prefix, transfer)
+    _writes_new(_blocks_of(now, device=move.loads).prefix, transfer)
 
 
 def _by_key(
@@ -124,7 +124,9 @@ def _loads(transfer: Transfer, now: EngineState) -> None:
     sample = transfer.sample
     waits = sample is not None and sample[0] in transfer.waiting
     waiting_ids = {seq.id for seq in now.waiting}
-    require(waits and sample in waiting_ids, "tiers", "a load for a sample that does not wait")
+    require(
+        waits and sample in waiting_ids, "tiers", "a load for a sample that does not wait"
+    )
 
 
 def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
@@ -141,7 +143,7 @@ def _arrived(transfer: Transfer, now: EngineState) -> None:
     """Check that its blocks are cached where they went, unless their parents are not, or
     they were evicted in the same turn.
     """
-    target = _contents(now, device=transfer.loads)
+    target = _blocks_of(now, device=transfer.loads)
     if target.available == 0 or target.idle == 0:
         return
     for path in transfer.paths:
@@ -179,4 +181,8 @@ def _keeps_hits(
 def check_losses(events: Iterable[Event], lost: int, turn: Transition) -> None:
     """Raise InvariantError unless each of the lost transfers is reported."""
     num_reported = sum(isinstance(reason, LostBlocks) for reason in turn.reasons)
-    require(num_reported == lost, "tiers", f"{lost} lost, {num_reported} reported: {list(events)}")
+    require(
+        num_reported == lost,
+        "tiers",
+        f"{lost} lost, {num_reported} reported: {list(events)}",
+    )

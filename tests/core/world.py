@@ -50,7 +50,7 @@ from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.simulation.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
-from minfer.testing.ledger import Ledger, Watched
+from minfer.testing.ledger import Ledger, RecordingPolicy
 from tests.core.executing import Busy, Habits
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
@@ -413,9 +413,9 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
         self.ledger = Ledger(self.config, self.state)
-        policy: Any = Watched(self.config.policy)
+        policy: Any = RecordingPolicy(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
-        self.held_back = policy.held_back
+        self.held_back = policy.deferred
         sizes = self.config.block_size, self.config.vocab_size, self.config.groups
         self.oracle = Busy(self.habits, *sizes)
 

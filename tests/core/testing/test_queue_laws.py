@@ -85,7 +85,7 @@ BITES = (
         (FULL,),
     ),
     Bite(
-        "held: .* nothing holds",
+        "held: .* nothing blocks",
         has(QueueBlocked),
         lambda t: stated(t, blocked=None),
         TIGHT,
@@ -141,7 +141,7 @@ BITES = (
         judged=evolve(CONFIG, num_blocks=12, policy=Priority()),
     ),
     Bite(
-        "held: .* and its client is held back",
+        "held: .* and its client is deferred",
         shared,
         as_it_is,
         evolve(CONFIG, policy=FairSeats(least=1)),
