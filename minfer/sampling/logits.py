@@ -60,16 +60,10 @@ def is_penalized(sampling: RowValues) -> bool:
 
 def is_shaped(sampling: Shaping) -> bool:
     """Whether any logit may be changed."""
-    changes_some = (
-        sampling.logit_bias
-        or sampling.bad_words
-        or (sampling.min_tokens and sampling.stop_ids)
-    )
-    return (
-        bool(changes_some)
-        or sampling.allowed_token_ids is not None
-        or is_penalized(sampling)
-    )
+    hides = sampling.bad_words or (sampling.min_tokens and sampling.stop_ids)
+    changes_some = bool(sampling.logit_bias or hides)
+    restricts = sampling.allowed_token_ids is not None
+    return changes_some or restricts or is_penalized(sampling)
 
 
 def hidden_ids(sampling: Shaping, output: Sequence[int]) -> Iterator[int]:

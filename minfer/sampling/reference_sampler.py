@@ -251,7 +251,6 @@ def next_token(
     """The token after `tokens`, the first `num_prompt_tokens` of which are the prompt,
     from the model's logits [vocab]. Raises NotFiniteError.
     """
-    values = shape_logits(
-        logits, sampling, tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
-    )
+    prompt, output = tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
+    values = shape_logits(logits, sampling, prompt, output)
     return draw(values, sampling, sampling.seed, sampling.sample, len(tokens))

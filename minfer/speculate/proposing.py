@@ -28,11 +28,9 @@ def keep_proposals(
     spec_config = config.speculation
     host_drafts = spec_config is not None and spec_config.drafter == HOST
     for proposal in proposals:
-        cause = (
-            _unusable_cause(config, running, proposal)
-            if host_drafts
-            else "the host drafts nothing here"
-        )
+        cause = "the host drafts nothing here"
+        if host_drafts:
+            cause = _unusable_cause(config, running, proposal)
         if cause:
             sample = f"sample {proposal.sample} of {clip(repr(proposal.id))}"
             reasons.append(Ignored("propose", f"{sample}: {cause}"))

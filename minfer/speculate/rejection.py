@@ -99,12 +99,8 @@ def sample_draft(
     """A draft after `tokens`, from a draft model's logits [vocab]. Raises
     NotFiniteError.
     """
-    scored = scores(
-        shape_logits(
-            logits, sampling, tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
-        ),
-        sampling,
-    )
+    prompt, output = tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
+    scored = scores(shape_logits(logits, sampling, prompt, output), sampling)
     return SampledDraft(pick(scored, streams.draft, len(tokens)), chances(scored))
 
 
