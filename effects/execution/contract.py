@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # not loaded by code that only plans
 
 class ExecutorError(RuntimeError):
     """A step could not be executed: its result is `Failed`, the engine discards it and
-    continues. A `RankError` (`minfer.effects.execution.ranks.crew`) is the exception: an
-    executor's methods raise it, and the engine ends.
+    continues. A `RankError` (`ranks/worker_group.py`) is the exception: an executor's
+    methods raise it, and the engine ends.
     """
 
 
@@ -30,7 +30,10 @@ class UnsupportedPlanError(ExecutorError):
 
 def names_of(owners: Iterable[NewRow | None]) -> str:
     """Returns the names of the requests that rows were opened for, for errors."""
-    names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in owners]
+    names = [
+        f"{owner.name[0]!r} (sample {owner.name[1]})" if owner else "?"
+        for owner in owners
+    ]
     return ", ".join(names)
 
 
@@ -49,9 +52,9 @@ class Executor(Protocol):
         ...
 
     def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
-        """Memory [lines, words] for the masks of a launched plan, if the executor has
-        any: at least a line for each of its deferred rows, of a bit for each token id,
-        the lowest first. Called before `sample`, at most once; masks that are written
+        """Returns memory [lines, words] for the masks of a launched plan, if the executor
+        has any: at least a line for each of its deferred rows, of a bit for each token
+        id, the lowest first. Called before `sample`, at most once; masks that are written
         there need not be copied.
         """
         ...
@@ -84,23 +87,23 @@ class Executor(Protocol):
 
 
 class OtherRanks(Protocol):
-    """The other ranks of an engine: `Crew` (`minfer.effects.execution.ranks.crew`)."""
+    """The other ranks of an engine: `WorkerGroup` (`ranks/worker_group.py`)."""
 
     on_loss: list[Callable[[], None]]  # called once one of them is lost
 
 
 @runtime_checkable
 class RankedExecutor(Protocol):
-    """An executor that may be of one rank of several: on rank 0 it has the crew of the
-    others.
+    """An executor that may be of one rank of several: on rank 0 it has the workers of
+    the others.
     """
 
     @property
-    def crew(self) -> OtherRanks | None:
+    def workers(self) -> OtherRanks | None:
         """The other ranks; None: there are none, or this is one of them."""
         ...
 
 
-def crew_of(executor: Executor) -> OtherRanks | None:
-    """The other ranks of an executor's engine, if it is rank 0 of several."""
-    return executor.crew if isinstance(executor, RankedExecutor) else None
+def workers_of(executor: Executor) -> OtherRanks | None:
+    """Returns the other ranks of an executor's engine, if it is rank 0 of several."""
+    return executor.workers if isinstance(executor, RankedExecutor) else None

@@ -39,7 +39,7 @@ def encoded_passage(
     return tuple(filter(None, (tuple(encode(sentence)) for sentence in PASSAGE)))
 
 
-class Dry(Oracle):
+class DryExecutor(Oracle):
     """An oracle without a memory, which writes `sentences`, of at least one token id in
     all.
     """
@@ -51,18 +51,18 @@ class Dry(Oracle):
         self.sentences = [tuple(sentence) for sentence in sentences if sentence]
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
-        """Returns the token at a position, which must be behind the prompt of so many
-        tokens.
+        """Returns the token at a position, which must be behind the `prompt` tokens of
+        the prompt.
         """
         greedy = sampling.temperature == 0
         first = 0 if greedy else (sampling.seed + sampling.sample) % len(self.sentences)
         passage = [
             t for s in (*self.sentences[first:], *self.sentences[:first]) for t in s
         ]
-        at = position - prompt
-        if sampling.stop_ids and at >= len(passage):
+        index = position - prompt
+        if sampling.stop_ids and index >= len(passage):
             return min(sampling.stop_ids)
-        return passage[at % len(passage)]
+        return passage[index % len(passage)]
 
     def _write(self, row: OracleRow, tokens: tuple[int, ...]) -> None:
         row.next += len(tokens)
@@ -74,9 +74,11 @@ class Dry(Oracle):
         """Returns the passage's token as by far the likeliest, and its other tokens as
         others.
         """
-        token = self._draw(row)
-        others = {one for sentence in self.sentences for one in sentence} - {token}
-        tokens = (token, *sorted(others)[: count - 1])
+        likeliest = self._draw(row)
+        other_tokens = {token for sentence in self.sentences for token in sentence} - {
+            likeliest
+        }
+        tokens = (likeliest, *sorted(other_tokens)[: count - 1])
         return tokens, tuple(-0.1 - 5.0 * place for place in range(len(tokens)))
 
     def _draw(self, row: OracleRow) -> int:

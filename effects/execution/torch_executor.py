@@ -24,7 +24,6 @@ from minfer.effects.execution.device.streams import is_gpu, on, release_cached_m
 from minfer.effects.execution.device.threads import is_for_one_thread, use_one_thread
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.verified import check_speculation
-from minfer.effects.execution.ranks.crew import Crew, RankError
 from minfer.effects.execution.ranks.items import (
     Close,
     Collect,
@@ -34,22 +33,23 @@ from minfer.effects.execution.ranks.items import (
     Sample,
     transfer_item,
 )
+from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.plan_launcher import LaunchedPlan, PlanLauncher
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
-from minfer.effects.execution.tiers.page_parts import parts_of
+from minfer.effects.execution.tiers.paged_tensors import paged_tensors_of
 from minfer.effects.execution.tiers.tier_copiers import TierCopiers
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
-from minfer.effects.execution.warming.rehearsals import Rehearsals
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Lost, TransferCommand
@@ -75,20 +75,20 @@ class TorchExecutor:
         readiness: Readiness = Readiness(),
         draft: LoadedDraft | None = None,
         store: KeyedStore | None = None,
-        ranks: Ranks = ALONE,
-        crew: Crew | None = None,
+        ranks: Communicator = SINGLE_RANK,
+        workers: WorkerGroup | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
         `store` has the blocks of the keyed tier. `ranks` run the model together, of which
-        `spec` and the weights are this one's part; rank 0 has the `crew` of the others,
-        which do what it does.
+        `spec` and the weights are this one's part; rank 0 has the `workers` of the
+        others, which do what it does.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
         MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
         and ConfigError for an impossible speculation or other groups than the model's.
         """
-        check_speculation(config, modelled=draft is not None)
+        check_speculation(config, has_draft_model=draft is not None)
         self.device = torch.device(device)
         backend = open_backend(spec, config, self.device, kernels=kernels)
         self.routes = backend.described  # which kernel serves what, in words
@@ -104,11 +104,13 @@ class TorchExecutor:
             ranks=ranks,
         )
         self.launcher = PlanLauncher(self.runner)
-        self.rehearsals = Rehearsals(self.runner, None if crew is None else crew.tell)
-        self.ranks, self.crew = ranks, crew
+        self.dummy_runner = DummyRunner(
+            self.runner, None if workers is None else workers.broadcast
+        )
+        self.ranks, self.workers = ranks, workers
         self.launched_plans: deque[LaunchedPlan] = deque()
         # Whether launched work runs at once; else, when its results are collected.
-        self.at_once = is_gpu(self.device)
+        self.runs_at_once = is_gpu(self.device)
         self.in_one_thread = is_for_one_thread(spec, self.device)
         # Held while launching, and by background work.
         self.lock = threading.Lock()
@@ -117,12 +119,12 @@ class TorchExecutor:
         self.copiers: TierCopiers | None = None
         if is_gpu(self.device):
             self._warm_up(readiness)
-        elif crew is not None:
-            crew.await_ready()
+        elif workers is not None:
+            workers.await_ready()
         self.runner.wait()
         if config.host is not None or store is not None:
-            parts = partial(parts_of, self.runner.cache)
-            self.copiers = TierCopiers(config, parts, store)
+            make_tensors = partial(paged_tensors_of, self.runner.cache)
+            self.copiers = TierCopiers(config, make_tensors, store)
 
     # --- the executor's contract --------------------------------------------------------
 
@@ -131,9 +133,9 @@ class TorchExecutor:
         launched = LaunchedPlan(plan)
         self._note_work()
         with self.lock:
-            self._tell(Launch(plan))
+            self._broadcast(Launch(plan))
             self.launched_plans.append(launched)
-            if self.at_once and self._can_run(launched):
+            if self.runs_at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.launch)
 
     def mask_lines(self, step: int) -> Bits | None:
@@ -151,14 +153,19 @@ class TorchExecutor:
     def sample(self, command: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan."""
         launched = next(
-            (one for one in self.launched_plans if one.plan.step == command.step), None
+            (
+                candidate
+                for candidate in self.launched_plans
+                if candidate.plan.step == command.step
+            ),
+            None,
         )
         if launched is None:
             return  # it failed, and was reported
         launched.command = command
         with self.lock:
-            self._tell_masks(launched, command)
-            if self.at_once and self._can_run(launched):
+            self._broadcast_masks(launched, command)
+            if self.runs_at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.sample)
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
@@ -166,34 +173,34 @@ class TorchExecutor:
         if self.copiers is None:
             report(Lost(command.number, "there is no tier for KV pages"))
             return
-        if self.crew is not None:
-            report = self.crew.transfers.begin(command.number, report)
+        if self.workers is not None:
+            report = self.workers.transfers.begin(command.number, report)
             with self.lock:
-                self._tell(transfer_item(command))
+                self._broadcast(transfer_item(command))
         self.copiers.move(command, report)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
         try:
-            self._tell(Collect())
-            found = self._collect(self.launched_plans.popleft())
-            if isinstance(found, Failed):
-                self._tell(Discard())
-            return found
+            self._broadcast(Collect())
+            result = self._collect(self.launched_plans.popleft())
+            if isinstance(result, Failed):
+                self._broadcast(Discard())
+            return result
         finally:
             self._note_work()
             self.collecting = False
 
     def _collect(self, launched: LaunchedPlan) -> Executed | Failed:
-        if not self.at_once:
+        if not self.runs_at_once:
             self._attempt(launched, self.launcher.launch)
             if launched.plan.deferred and launched.command and not launched.error:
                 self._attempt(launched, self.launcher.sample)
         if not launched.error:
             try:
                 # All that is sent at once has to be received.
-                return self.launcher.results(launched, receives=self.at_once)
+                return self.launcher.results(launched, receives=self.runs_at_once)
             except Exception as error:
                 self._must_be_alike(error)
                 launched.fail(error)
@@ -205,7 +212,7 @@ class TorchExecutor:
         if self.background is not None:
             self.background.close()
         with contextlib.suppress(RankError):
-            self._tell(Close())
+            self._broadcast(Close())
         if self.copiers is not None:
             self.copiers.close()
             self.copiers = None  # it has tensors of the cache
@@ -213,17 +220,17 @@ class TorchExecutor:
         self.launched_plans.clear()
         self.runner.close()
         del self.launcher  # it has the runner's rows
-        if self.crew is not None:
-            self.crew.close()
+        if self.workers is not None:
+            self.workers.close()
             self.ranks.leave()
-            self.crew.remove_folder()
+            self.workers.remove_folder()
 
-    def step_costs(self, how: Speculation) -> Costs:
+    def step_costs(self, spec_config: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""
         if self.in_one_thread:
             use_one_thread()
         with self.between_steps():
-            return step_costs(self.rehearsals, how)
+            return step_costs(self.dummy_runner, spec_config)
 
     def tier_costs(self, config: EngineConfig) -> EngineConfig:
         """Returns the configuration with the measured costs of loads from its tiers, and
@@ -232,7 +239,7 @@ class TorchExecutor:
         if self.copiers is None:
             return config
         with self.between_steps():
-            token = token_seconds(self.rehearsals)
+            token = token_seconds(self.dummy_runner)
         return self.copiers.with_costs(config, token)
 
     # --- several ranks ------------------------------------------------------------------
@@ -248,28 +255,28 @@ class TorchExecutor:
         """
         try:
             with self.between_steps():
-                self.rehearsals.capture(shape)
+                self.dummy_runner.capture(shape)
         except Exception as error:
             _log.warning("a graph could not be captured on this rank: %r", error)
 
-    def _tell(self, item: Item) -> None:
-        """Have the other ranks do the same, if this is rank 0 of several."""
-        if self.crew is not None:
-            self.crew.tell(item)
+    def _broadcast(self, item: Item) -> None:
+        """Send an item to the other ranks, if this is rank 0 of several."""
+        if self.workers is not None:
+            self.workers.broadcast(item)
 
-    def _tell_masks(self, launched: LaunchedPlan, command: SampleDeferred) -> None:
+    def _broadcast_masks(self, launched: LaunchedPlan, command: SampleDeferred) -> None:
         """Have the other ranks sample with the same masks."""
-        if self.crew is None:
+        if self.workers is None:
             return
         if command.written:
             lines = self.runner.sampler.masks.lent(command.step)
             command = with_masks(command, launched.plan.deferred, lines)
-        self._tell(Sample(command))
+        self._broadcast(Sample(command))
 
     def _must_be_alike(self, error: Exception) -> None:
         """Raise an error that other ranks need not have: they would go on alone."""
-        if self.runner.several and not isinstance(error, ExecutorError):
-            raise RankError(f"rank {self.ranks.place.rank}: {error!r}") from error
+        if self.runner.has_other_ranks and not isinstance(error, ExecutorError):
+            raise RankError(f"rank {self.ranks.rank_info.rank}: {error!r}") from error
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
 
@@ -297,15 +304,15 @@ class TorchExecutor:
         """Compile kernels and capture graphs before they are needed; the rest is done
         later.
         """
-        warm_up = WarmUp(self.rehearsals, readiness)
+        warm_up = WarmUp(self.dummy_runner, readiness)
         warm_up.prepare()
-        if self.ranks.place.rank > 0:
+        if self.ranks.rank_info.rank > 0:
             return  # rank 0 decides what is captured
-        if self.crew is not None:
-            self.crew.await_ready()
+        if self.workers is not None:
+            self.workers.await_ready()
         warm_up.before_ready()
         self.background = Background(
-            warm_up.piece,
+            warm_up.capture_one,
             quiet=lambda: not (self.launched_plans or self.collecting),
             lock=self.lock,
         )
@@ -322,7 +329,7 @@ class TorchExecutor:
     def _can_run(self, launched: LaunchedPlan) -> bool:
         """Returns whether neither a plan nor one before it has failed."""
         upto = self.launched_plans.index(launched) + 1
-        return not any(one.error for one in islice(self.launched_plans, upto))
+        return not any(earlier.error for earlier in islice(self.launched_plans, upto))
 
     def _attempt(
         self, launched: LaunchedPlan, work: Callable[[LaunchedPlan], None]

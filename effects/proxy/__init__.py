@@ -1,6 +1,6 @@
 """A router: HTTP in front of other servers, of minfer's or vLLM's kind.
 
-client --> Router (router_application) --> Exchange (forwarding) --> backend
+client --> RouterApplication --> ForwardingAttempt (forwarding) --> backend
                 |    RequestReader (request_reader): keys of the prompt, tenant, session
                 |    PromptReader (prompt_reader): large bodies go to worker processes
                 v

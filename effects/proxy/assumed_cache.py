@@ -1,5 +1,5 @@
-"""What a backend that reports nothing is assumed to have in its prefix cache: the blocks
-that were sent there last.
+"""The assumed prefix cache of a backend that does not report its cache: the blocks that
+were sent there last.
 
 Theory. The router's index needs prefixes without gaps (`minfer.routing.key_index`). The
 blocks of a prompt count as used from the last one to the first: so each block was used
@@ -15,7 +15,7 @@ from minfer.blocks.keys import Key, Keys
 
 @frozen
 class CacheUse:
-    """Blocks that came into a cache, and those that had to go."""
+    """Blocks that were added to a cache, and those that were evicted."""
 
     published: Keys
     evicted: Keys
@@ -23,23 +23,23 @@ class CacheUse:
 
 @define
 class AssumedCache:
-    """The `most` blocks used last, of one backend."""
+    """The `max_blocks` blocks used last, of one backend."""
 
-    most: int
+    max_blocks: int
     _blocks: OrderedDict[Key, None] = field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def use(self, keys: Keys) -> CacheUse:
-        """Use the blocks of a prompt; of more than `most`, only the first ones."""
+        """Use the blocks of a prompt; of more than `max_blocks`, only the first ones."""
         blocks = self._blocks
-        keys = keys[: self.most]
+        keys = keys[: self.max_blocks]
         published = tuple([key for key in keys if key not in blocks])
         for key in reversed(keys):
             blocks[key] = None
             blocks.move_to_end(key)
         evicted = []
-        while len(blocks) > self.most:
+        while len(blocks) > self.max_blocks:
             evicted.append(blocks.popitem(last=False)[0])
         return CacheUse(published, tuple(evicted))

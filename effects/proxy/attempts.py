@@ -13,46 +13,46 @@ from minfer.effects.proxy.backend_dispatcher import (
 from minfer.effects.proxy.forwarding import (
     DISCONNECTED,
     SILENT,
-    Failed,
-    Refused,
+    BackendFailure,
+    BackendRefusal,
 )
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 
 UNAVAILABLE: Final = 503
-_SOON: Final = 1  # seconds until a client should try again
+_RETRY_AFTER_SECONDS: Final = 1  # until a client should try again
 
 
-def not_placed(error: NotPlacedError) -> ApiError:
+def not_placed_error(error: NotPlacedError) -> ApiError:
     """Returns the answer to a request that the dispatcher has refused."""
     code = OVERLOADED if isinstance(error, TooManyWaitingError) else "no_backend"
-    return ApiError(str(error), None, code, UNAVAILABLE, _SOON)
+    return ApiError(str(error), None, code, UNAVAILABLE, _RETRY_AFTER_SECONDS)
 
 
-def no_backend() -> ApiError:
+def no_backend_error() -> ApiError:
     """Returns the error while no backend takes requests."""
-    return not_placed(NotPlacedError(NO_BACKEND))
+    return not_placed_error(NotPlacedError(NO_BACKEND))
 
 
 @define
 class Attempts:
-    """What the attempts so far came to."""
+    """The results of the attempts so far."""
 
     allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
     tried: list[str] = field(factory=list)  # backends
-    ended: int = 0  # of these, which closed the connection or fell silent
-    refused: Refused | None = None  # the last refusal
-    error: ApiError = field(factory=no_backend)  # of the last that failed
+    num_ended: int = 0  # of these, which closed the connection or fell silent
+    refused: BackendRefusal | None = None  # the last refusal
+    error: ApiError = field(factory=no_backend_error)  # of the last that failed
 
-    def note(self, outcome: Failed | Refused) -> bool:
+    def note(self, outcome: BackendFailure | BackendRefusal) -> bool:
         """Note an attempt; returns whether another backend may be tried after it."""
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, BackendRefusal):
             is_first, self.refused = self.refused is None, outcome
             return is_first
         self.error = outcome.error
-        self.ended += outcome.cause in (DISCONNECTED, SILENT)
-        return outcome.again and self.ended < MAX_ENDED_BACKENDS
+        self.num_ended += outcome.cause in (DISCONNECTED, SILENT)
+        return outcome.may_retry and self.num_ended < MAX_ENDED_BACKENDS
 
     @property
     def may_move(self) -> bool:
         """Whether another backend may be tried if the present one falls silent."""
-        return self.ended + 1 < MAX_ENDED_BACKENDS
+        return self.num_ended + 1 < MAX_ENDED_BACKENDS

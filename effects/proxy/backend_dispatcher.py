@@ -35,8 +35,8 @@ from minfer.routing.state import Replica, RouterConfig, RouterState
 
 NO_BACKEND: Final = "no server behind this router takes requests now"
 # Why a request was sent to a backend without a decision of the router.
-_HOME: Final = "home"  # no other one can serve it
-_MOVED: Final = "moved"  # the one before failed
+_HOME: Final = "home"  # no other backend can serve it
+_MOVED: Final = "moved"  # the backend before failed
 
 
 class NotPlacedError(Exception):
@@ -59,7 +59,7 @@ class RoutingCounts:
 
 class BackendRouter(RecordedRouter):
     """The router among backends, each of which is assumed to cache `cache_blocks` blocks:
-    the last that were sent there. Those in `reporting` say themselves what they cache.
+    the last that were sent there. Backends in `reporting` report their caches.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BackendRouter(RecordedRouter):
         return placed
 
     def reported(self, name: str) -> tuple[RouterEvent, ...]:
-        """What a backend says that it has cached."""
+        """The blocks that a backend reports as cached, as events."""
         keys = self._reporting[name]() if name in self._reporting else ()
         return (BlocksPublished(name, keys),) if keys else ()
 
@@ -113,9 +113,9 @@ class BackendRouter(RecordedRouter):
 class BackendDispatcher:
     """Places requests on backends; all methods run in one event loop.
 
-    `cache_blocks`: how many blocks each backend is assumed to cache. Those in `reporting`
-    say themselves what they cache: all of it when called, and changes by `report`. At
-    most `most_waiting` requests are deferred at a time.
+    `cache_blocks`: how many blocks each backend is assumed to cache. Backends in
+    `reporting` report their caches: all blocks when called, and changes by `report`. At
+    most `max_waiting` requests are deferred at a time.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class BackendDispatcher:
         config: RouterConfig,
         *,
         cache_blocks: int,
-        most_waiting: int,
+        max_waiting: int,
         journal: RoutingRecorder | None = None,
         reporting: Mapping[str, Callable[[], Keys]] | None = None,
     ) -> None:
         self._router = BackendRouter(config, journal, cache_blocks, reporting or {})
         self._queues = Dispatcher[asyncio.Future[str]](self._router, _deliver, _refuse)
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
 
     @property
     def state(self) -> RouterState:
@@ -150,24 +150,24 @@ class BackendDispatcher:
 
     def available(self) -> list[Replica]:
         """The backends that take requests, by name."""
-        found = (self.state.replicas[name] for name in self.state.names)
-        return [one for one in found if not one.draining]
+        replicas = (self.state.replicas[name] for name in self.state.names)
+        return [replica for replica in replicas if not replica.draining]
 
     def join(self, name: str) -> None:
         """A backend takes requests."""
-        one = self.state.replicas.get(name)
-        if one is None:
+        replica = self.state.replicas.get(name)
+        if replica is None:
             self._queues.join(name, *self._router.reported(name))
-        elif one.draining:
+        elif replica.draining:
             self._queues.join(name)
 
     def drain(self, name: str) -> None:
         """A backend is well, and takes no more requests."""
-        one = self.state.replicas.get(name)
-        if one is None:
-            new = (ReplicaJoined(name), *self._router.reported(name))
-            self._queues.drain(name, *new)
-        elif not one.draining:
+        replica = self.state.replicas.get(name)
+        if replica is None:
+            events = (ReplicaJoined(name), *self._router.reported(name))
+            self._queues.drain(name, *events)
+        elif not replica.draining:
             self._queues.drain(name)
 
     def leave(self, name: str) -> None:
@@ -176,8 +176,8 @@ class BackendDispatcher:
         self._queues.leave(name)
 
     def report(self, name: str, *events: RouterEvent) -> None:
-        """Take a backend's news of its cache. They are ignored while it is not there:
-        `join` asks for all that is cached.
+        """Apply a backend's events about its cache. They are ignored while it is not
+        there: `join` reads all that is cached.
         """
         if name in self.state.replicas:
             self._router.apply(*events)
@@ -198,10 +198,10 @@ class BackendDispatcher:
         if placed.done():
             return placed.result()
         try:
-            if self.waiting > self._most_waiting:
-                others = self.waiting - 1
-                why = f"{others} requests wait, more than --max-waiting allows"
-                raise TooManyWaitingError(why)
+            if self.waiting > self._max_waiting:
+                num_waiting = self.waiting - 1
+                message = f"{num_waiting} requests wait, more than --max-waiting allows"
+                raise TooManyWaitingError(message)
             self.counts.deferred += 1
             return await placed
         finally:
@@ -211,7 +211,7 @@ class BackendDispatcher:
         """Count a request at a certain backend."""
         self._router.dispatch(request, name, _HOME)
 
-    def elsewhere(self, request: RoutingRequest, tried: Collection[str]) -> str | None:
+    def move(self, request: RoutingRequest, tried: Collection[str]) -> str | None:
         """Move a request that could not be served: by the policy, if its backend has
         left, or else to one with the fewest requests; None if all were tried.
         """
@@ -221,15 +221,17 @@ class BackendDispatcher:
                 raise NotPlacedError(NO_BACKEND)
             if isinstance(decision, Placed) and decision.replica not in tried:
                 return decision.replica
-        others = [
+        candidates = [
             replica
             for replica in self.available()
             if replica.name not in tried
             and (request.allowed is None or replica.name in request.allowed)
         ]
-        if not others:
+        if not candidates:
             return None
-        name = min(others, key=lambda one: (one.requests, one.backlog)).name
+        name = min(
+            candidates, key=lambda replica: (replica.requests, replica.backlog)
+        ).name
         self._router.dispatch(request, name, _MOVED)
         return name
 
@@ -243,9 +245,9 @@ class BackendDispatcher:
 
 
 def _deliver(assigned: Sequence[Assignment[asyncio.Future[str]]]) -> None:
-    for one in assigned:
-        if not one.item.done():  # else its task was cancelled, and ends it
-            one.item.set_result(one.placed.replica)
+    for assignment in assigned:
+        if not assignment.item.done():  # else its task was cancelled, and ends it
+            assignment.item.set_result(assignment.placed.replica)
 
 
 def _refuse(placed: asyncio.Future[str]) -> None:

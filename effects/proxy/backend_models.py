@@ -19,10 +19,10 @@ from minfer.effects.serving.client_errors import ApiError
 
 MODELS_PATH: Final = "/v1/models"
 MAX_LIST_BYTES: Final = 2**20
-MAX_CONTEXT: Final = 2**23  # tokens; larger contexts of backends are taken for this
-LIST_SECONDS: Final = 5.0  # for the list of a backend
+MAX_CONTEXT_TOKENS: Final = 2**23  # larger contexts of backends are taken for this
+LIST_TIMEOUT_SECONDS: Final = 5.0  # for the list of a backend
 # Headers of a client on which a list of models depends.
-_PASSED_ON: Final = (b"authorization", b"x-api-key", b"anthropic-version")
+_FORWARDED_HEADERS: Final = (b"authorization", b"x-api-key", b"anthropic-version")
 _MAX_NAME_CHARS: Final = 200  # of a model's name in an error
 _NOT_FOUND: Final = 404
 _OK: Final = 200
@@ -65,16 +65,15 @@ class BackendModels:
         if not model or not self.differ:
             return None
         names = {name: self._names(name) for name in self._backends}
-        having = [
+        matching = [
             backend for backend, models in names.items() if not models or model in models
         ]
-        if not having:
-            known = ", ".join(sorted(frozenset[str]().union(*names.values())))
-            message = (
-                f"there is no model {model[:_MAX_NAME_CHARS]!r} here; there is {known}"
-            )
+        if not matching:
+            names_text = ", ".join(sorted(frozenset[str]().union(*names.values())))
+            unknown = repr(model[:_MAX_NAME_CHARS])
+            message = f"there is no model {unknown} here; there is {names_text}"
             raise ApiError(message, "model", "model_not_found", _NOT_FOUND)
-        return tuple(sorted(having))
+        return tuple(sorted(matching))
 
     def _names(self, backend: str) -> frozenset[str]:
         return self._lists.get(backend, ModelList()).names
@@ -90,7 +89,7 @@ def read_models(answer: bytes) -> ModelList:
     longest = max((tokens for tokens in contexts if isinstance(tokens, int)), default=0)
     return ModelList(
         names=frozenset(name for name in names if isinstance(name, str)),
-        context=min(max(longest, 0), MAX_CONTEXT),
+        context=min(max(longest, 0), MAX_CONTEXT_TOKENS),
     )
 
 
@@ -103,7 +102,9 @@ async def list_models(
     if there is none. The first backend that names a model describes it.
     """
     passed_on = {
-        name.decode(): value.decode() for name, value in headers if name in _PASSED_ON
+        name.decode(): value.decode()
+        for name, value in headers
+        if name in _FORWARDED_HEADERS
     }
     answers = await asyncio.gather(
         *(_list_of(http, backend, passed_on) for backend in backends)
@@ -125,14 +126,14 @@ async def list_models(
 async def _list_of(
     http: aiohttp.ClientSession, backend: str, headers: Mapping[str, str]
 ) -> dict[str, Any]:
-    get = http.get(
+    request = http.get(
         backend + MODELS_PATH,
         headers={**headers, "Accept-Encoding": "identity"},
-        timeout=aiohttp.ClientTimeout(total=LIST_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=LIST_TIMEOUT_SECONDS),
         allow_redirects=False,
     )
     try:
-        async with get as response:
+        async with request as response:
             body = await read_at_most(response.content, MAX_LIST_BYTES)
     except (aiohttp.ClientError, OSError):
         return {}

@@ -1,4 +1,4 @@
-"""Ends what is done for a client when it leaves."""
+"""Ends the work for a client when it leaves."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -13,7 +13,7 @@ from typing import Final
 from starlette.types import Scope
 
 RawHeaders = list[tuple[bytes, bytes]]
-_OF_A_CONNECTION: Final = frozenset(
+_HOP_BY_HOP_HEADERS: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -26,10 +26,18 @@ _OF_A_CONNECTION: Final = frozenset(
         b"upgrade",
     }
 )
-_NOT_SENT: Final = _OF_A_CONNECTION | {b"host", b"content-length", b"expect"}
+_DROPPED_REQUEST_HEADERS: Final = _HOP_BY_HOP_HEADERS | {
+    b"host",
+    b"content-length",
+    b"expect",
+}
 # Control characters, besides tabs: HTTP has none in headers (RFC 9110, 5.5).
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_FOR, _HOST, _SCHEME = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"
+_FORWARDED_FOR, _FORWARDED_HOST, _FORWARDED_PROTO = (
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+)
 
 
 def request_headers(scope: Scope) -> list[tuple[str, str]]:
@@ -37,26 +45,30 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
     (`unreadable_header`), in which aiohttp writes them.
     """
     headers: RawHeaders = scope["headers"]
-    dropped = _NOT_SENT | _named_by_connection(headers) | {_FOR, _HOST, _SCHEME}
-    kept = [(name, value) for name, value in headers if name not in dropped]
-    chain = [value for name, value in headers if name == _FOR]
+    dropped = (
+        _DROPPED_REQUEST_HEADERS
+        | _named_by_connection(headers)
+        | {_FORWARDED_FOR, _FORWARDED_HOST, _FORWARDED_PROTO}
+    )
+    forwarded = [(name, value) for name, value in headers if name not in dropped]
+    chain = [value for name, value in headers if name == _FORWARDED_FOR]
     client = scope.get("client")
     if client:
         chain.append(client[0].encode())
     if chain:
-        kept.append((_FOR, b", ".join(chain)))
-    kept += [(_HOST, value) for name, value in headers if name == b"host"]
-    kept.append((_SCHEME, scope.get("scheme", "http").encode()))
-    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in kept]
+        forwarded.append((_FORWARDED_FOR, b", ".join(chain)))
+    forwarded += [(_FORWARDED_HOST, value) for name, value in headers if name == b"host"]
+    forwarded.append((_FORWARDED_PROTO, scope.get("scheme", "http").encode()))
+    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in forwarded]
 
 
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """The headers of a backend's response for a client."""
-    lower = [(name.lower(), value) for name, value in headers]
+    lowercased = [(name.lower(), value) for name, value in headers]
     dropped = (
-        _OF_A_CONNECTION | _named_by_connection(lower) | {b"date"}
+        _HOP_BY_HOP_HEADERS | _named_by_connection(lowercased) | {b"date"}
     )  # uvicorn has one
-    return [(name, value) for name, value in lower if name not in dropped]
+    return [(name, value) for name, value in lowercased if name not in dropped]
 
 
 def unreadable_header(headers: RawHeaders) -> str:

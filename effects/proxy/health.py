@@ -1,4 +1,4 @@
-"""Health of the backends behind a router: each is asked every few seconds.
+"""Health of the backends behind a router: each is probed every few seconds.
 
     GET /health refused, or 5xx                it has left
     GET /health without an answer, 3 times     it has left
@@ -8,7 +8,7 @@
 Each time a backend answers, its models are read, too (`backend_models`).
 
 A backend that refuses the connection of a client's request has left at once; after any
-failed request it is asked again at once. While it does not answer, requests whose answer
+failed request it is probed again at once. While it does not answer, requests whose answer
 has not begun may move to another backend (`note_silent`).
 """
 
@@ -30,16 +30,16 @@ from minfer.effects.proxy.backend_models import (
 )
 from minfer.effects.proxy.bounded_read import read_at_most
 
-INTERVAL: Final = 2.0  # seconds between two questions
-PATIENCE: Final = 5.0  # seconds for an answer
-MAX_SILENT: Final = 3  # questions in a row without an answer: then it has left
-_FAILED: Final = 500
-_UNREADY: Final = 503
+PROBE_INTERVAL_SECONDS: Final = 2.0  # between two probes
+PROBE_TIMEOUT_SECONDS: Final = 5.0  # for an answer
+MAX_SILENT_PROBES: Final = 3  # probes in a row without an answer: then it has left
+_SERVER_ERROR: Final = 500
+_UNAVAILABLE: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
-class Health(Enum):
-    """What was found out about a backend."""
+class ServerHealth(Enum):
+    """The result of a probe of a backend."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -48,96 +48,98 @@ class Health(Enum):
     SILENT = "silent"
 
 
-_WELL: Final = (Health.READY, Health.DRAINING)
+_HEALTHY: Final = (ServerHealth.READY, ServerHealth.DRAINING)
 
 
 @define(eq=False)
 class HealthWatch:
-    """Asks one backend, and tells the dispatcher."""
+    """Probes one backend, and notifies the dispatcher."""
 
     name: str  # its base URL
     http: aiohttp.ClientSession
     dispatcher: BackendDispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
-    # Called for each unanswered question, from the third in a row on.
+    # Called for each unanswered probe, from the third in a row on.
     note_silent: Callable[[], None] = field(default=lambda: None)
     # Called with its models, whenever it has answered.
     note_models: Callable[[ModelList], None] = field(default=lambda _: None)
-    health: Health = field(default=Health.DOWN, init=False)
+    health: ServerHealth = field(default=ServerHealth.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
-    _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _probe_requested: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Probe until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(INTERVAL):
-                    await self._asked.wait()
+                async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
+                    await self._probe_requested.wait()
             except TimeoutError:
                 pass
-            self._asked.clear()
-            await self.ask()
+            self._probe_requested.clear()
+            await self.probe()
 
-    async def ask(self) -> None:
-        """Ask now, and act on it."""
-        found = await self._question()
-        self.silent = self.silent + 1 if found is Health.SILENT else 0
-        if found is Health.SILENT and self.silent < MAX_SILENT:
+    async def probe(self) -> None:
+        """Probe now, and act on the result."""
+        health = await self._probe_health()
+        self.silent = self.silent + 1 if health is ServerHealth.SILENT else 0
+        if health is ServerHealth.SILENT and self.silent < MAX_SILENT_PROBES:
             return
-        self._note(found)
-        if found is Health.SILENT:
+        self._note(health)
+        if health is ServerHealth.SILENT:
             self.note_silent()
 
-    def failed(self, *, refused: bool) -> None:
-        """A request failed there."""
+    def note_failure(self, *, refused: bool) -> None:
+        """Note that a request failed there."""
         if refused:
-            self._note(Health.GONE)
-        self._asked.set()
+            self._note(ServerHealth.GONE)
+        self._probe_requested.set()
 
-    def _note(self, found: Health) -> None:
-        if found is not self.health:
-            level = logging.INFO if found is Health.READY else logging.WARNING
-            _log.log(level, "%s is %s", self.name, found.value)
-        self.health = found
-        if found is Health.READY:
+    def _note(self, health: ServerHealth) -> None:
+        if health is not self.health:
+            level = logging.INFO if health is ServerHealth.READY else logging.WARNING
+            _log.log(level, "%s is %s", self.name, health.value)
+        self.health = health
+        if health is ServerHealth.READY:
             self.dispatcher.join(self.name)
-        elif found is Health.DRAINING:
+        elif health is ServerHealth.DRAINING:
             self.dispatcher.drain(self.name)
         else:
             self.dispatcher.leave(self.name)
-        if found is Health.GONE:
+        if health is ServerHealth.GONE:
             self.note_gone()
 
-    async def _question(self) -> Health:
+    async def _probe_health(self) -> ServerHealth:
         try:
-            if (await self._get("/health")).status >= _FAILED:
-                return Health.DOWN
+            if (await self._get("/health")).status >= _SERVER_ERROR:
+                return ServerHealth.DOWN
             ready = await self._get("/ready")
         except aiohttp.ClientConnectorError:
-            return Health.GONE
+            return ServerHealth.GONE
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
-            return Health.SILENT
-        await self._ask_models(ready.body)
-        return Health.DRAINING if ready.status == _UNREADY else Health.READY
+            return ServerHealth.SILENT
+        await self._read_models(ready.body)
+        return (
+            ServerHealth.DRAINING if ready.status == _UNAVAILABLE else ServerHealth.READY
+        )
 
-    async def _ask_models(self, ready: bytes) -> None:
+    async def _read_models(self, ready: bytes) -> None:
         """Note its models; `ready`, its answer to /ready, may name them without a key."""
         try:
             listed = read_models((await self._get(MODELS_PATH)).body)
         except (aiohttp.ClientError, OSError):
-            return  # it is asked again
+            return  # it is probed again
         names = listed.names or read_models(ready).names
         self.note_models(evolve(listed, names=names))
 
     async def _get(self, path: str) -> "_Answer":
-        get = self.http.get(
+        request = self.http.get(
             self.name + path,
             headers={"Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=PATIENCE),
+            timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS),
             allow_redirects=False,
         )
-        async with get as response:
+        async with request as response:
             body = await read_at_most(response.content, MAX_LIST_BYTES)
             return _Answer(response.status, body or b"")
 

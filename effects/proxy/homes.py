@@ -1,4 +1,4 @@
-"""Which backend made a response: what is stored of it, and the record of its request, are
+"""Which backend made a response: a stored response, and the record of its request, are
 on that server alone.
 
 An answer's id is in its header `x-request-id`, or the first "id" of its body.
@@ -11,11 +11,11 @@ from typing import Final
 
 from attrs import define, field
 
-REMEMBERED: Final = 2**16  # ids
-_SEARCHED: Final = 4096  # bytes of a body
+MAX_REMEMBERED_IDS: Final = 2**16
+_SEARCHED_BYTES: Final = 4096  # of a body
 _ID: Final = re.compile(rb'"id"\s*:\s*"([\w.-]{1,128})"')
-_HEADER: Final = b"x-request-id"
-_LONGEST: Final = 128
+_ID_HEADER: Final = b"x-request-id"
+_MAX_ID_CHARS: Final = 128
 
 
 @define
@@ -25,16 +25,16 @@ class Homes:
     _names: OrderedDict[str, str] = field(factory=OrderedDict, init=False)
 
     def note(
-        self, name: str, headers: Iterable[tuple[bytes, bytes]], first: bytes
+        self, name: str, headers: Iterable[tuple[bytes, bytes]], first_chunk: bytes
     ) -> None:
         """Note an answer of a backend by its head and the first part of its body."""
-        found = [value for key, value in headers if key == _HEADER]
-        match = _ID.search(first, 0, _SEARCHED)
-        for key in (*found, *(() if match is None else (match[1],))):
-            if len(key) <= _LONGEST:
+        ids = [value for key, value in headers if key == _ID_HEADER]
+        match = _ID.search(first_chunk, 0, _SEARCHED_BYTES)
+        for key in (*ids, *(() if match is None else (match[1],))):
+            if len(key) <= _MAX_ID_CHARS:
                 self._names[key.decode("latin-1")] = name
                 self._names.move_to_end(key.decode("latin-1"))
-        while len(self._names) > REMEMBERED:
+        while len(self._names) > MAX_REMEMBERED_IDS:
             self._names.popitem(last=False)
 
     def find(self, key: str) -> str | None:

@@ -32,9 +32,9 @@ from minfer.routing.messages import (
     RouterEvent,
 )
 
-REMEMBERED: Final = 2**20  # blocks of a server that are not known to be there
-_GPU: Final = (None, "GPU", "gpu")
-_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
+MAX_UNCACHED_BLOCKS: Final = 2**20  # blocks of a server that are not known to be there
+_GPU_MEDIA: Final = (None, "GPU", "gpu")
+_FIELD_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
         "block_hashes",
         "parent_block_hash",
@@ -53,7 +53,7 @@ _ORDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 BlockHash = int | bytes  # a server's own
 # What reading an invalid batch raises; RecursionError where it is nested too deep.
-_UNREADABLE: Final = (
+_DECODE_ERRORS: Final = (
     *(LookupError, RecursionError, OverflowError, TypeError, ValueError),
     msgspec.MsgspecError,
 )
@@ -76,37 +76,41 @@ class ReportedCache:
     replica: str
     block_size: int
     _blocks: dict[BlockHash, _Block] = field(factory=dict, init=False)
-    _there: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
+    _cached: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
     _group: int | None = field(default=None, init=False)  # the group of layers, if any
 
     def cached(self) -> Keys:
         """The keys of all blocks that are cached."""
-        return tuple([self._blocks[one].key for one in self._there])
+        return tuple([self._blocks[block_hash].key for block_hash in self._cached])
 
     def read(self, payload: bytes) -> list[RouterEvent]:
         """Fold a batch; returns what it means to a router. Raises KvEventError."""
         try:
             batch = msgspec.msgpack.decode(payload)
             events = batch["events"] if isinstance(batch, dict) else batch[1]
-            return [made for event in events for made in self._fold(*_named(event))]
-        except _UNREADABLE as error:
+            return [
+                router_event
+                for event in events
+                for router_event in self._fold(*_kind_and_fields(event))
+            ]
+        except _DECODE_ERRORS as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
 
-    def missed(self) -> CacheCleared:
+    def note_missed(self) -> CacheCleared:
         """Note that batches were missed: what is cached is not known."""
-        self._there.clear()
+        self._cached.clear()
         return CacheCleared(self.replica)
 
-    def restarted(self) -> CacheCleared:
+    def note_restart(self) -> CacheCleared:
         """Note that the server was started again: its hashes may be others."""
         self._blocks.clear()
         self._group = None
-        return self.missed()
+        return self.note_missed()
 
     def _fold(self, kind: str, event: Mapping[str, Any]) -> Iterator[RouterEvent]:
         if kind == "AllBlocksCleared":
-            yield self.missed()
-        elif event.get("medium") not in _GPU:
+            yield self.note_missed()
+        elif event.get("medium") not in _GPU_MEDIA:
             return
         elif kind == "BlockStored" and self._is_followed(event):
             stored = self._stored(event)
@@ -138,39 +142,47 @@ class ReportedCache:
             raise ValueError(f"{len(hashes)} blocks have {len(ids)} token ids")
         if parent is not None and parent not in self._blocks:
             return ()  # its beginning was missed
-        found = [*reversed([*self._found_again(parent)])]
+        keys = [*reversed([*self._recached(parent)])]
         key = tokens_root() if parent is None else self._blocks[parent].key
-        for at, name in enumerate(hashes):
-            key = block_key(key, ids[at * size : (at + 1) * size])
-            self._blocks[name] = _Block(key, parent)
-            self._there.add(name)
-            found.append(key)
-            parent = name
-        if len(self._blocks) > len(self._there) + REMEMBERED:
-            self._blocks = {name: self._blocks[name] for name in self._there}
-        return tuple(found)
+        for index, block_hash in enumerate(hashes):
+            key = block_key(key, ids[index * size : (index + 1) * size])
+            self._blocks[block_hash] = _Block(key, parent)
+            self._cached.add(block_hash)
+            keys.append(key)
+            parent = block_hash
+        if len(self._blocks) > len(self._cached) + MAX_UNCACHED_BLOCKS:
+            self._blocks = {
+                block_hash: self._blocks[block_hash] for block_hash in self._cached
+            }
+        return tuple(keys)
 
-    def _found_again(self, name: BlockHash | None) -> Iterator[Key]:
+    def _recached(self, block_hash: BlockHash | None) -> Iterator[Key]:
         """The blocks from this one to the first that were not known to be there."""
-        while name is not None and name not in self._there and name in self._blocks:
-            self._there.add(name)
-            block = self._blocks[name]
+        while (
+            block_hash is not None
+            and block_hash not in self._cached
+            and block_hash in self._blocks
+        ):
+            self._cached.add(block_hash)
+            block = self._blocks[block_hash]
             yield block.key
-            name = block.parent
+            block_hash = block.parent
 
     def _removed(self, hashes: list[BlockHash]) -> Keys:
-        gone = [name for name in hashes if name in self._there]
-        self._there.difference_update(gone)
-        keys = tuple([self._blocks[name].key for name in gone])
-        for name in hashes:
-            self._blocks.pop(name, None)
+        cached_hashes = [
+            block_hash for block_hash in hashes if block_hash in self._cached
+        ]
+        self._cached.difference_update(cached_hashes)
+        keys = tuple([self._blocks[block_hash].key for block_hash in cached_hashes])
+        for block_hash in hashes:
+            self._blocks.pop(block_hash, None)
         return keys
 
 
-def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
+def _kind_and_fields(event: Any) -> tuple[str, Mapping[str, Any]]:
     """An event's kind and its fields by name. Raises KeyError and the like."""
     if isinstance(event, dict):
         kind = event["type"]
-        return kind, event if kind in _ORDER else {}
+        return kind, event if kind in _FIELD_ORDER else {}
     kind, *values = event
-    return kind, dict(zip(_ORDER.get(kind, ()), values, strict=False))
+    return kind, dict(zip(_FIELD_ORDER.get(kind, ()), values, strict=False))

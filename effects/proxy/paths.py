@@ -20,7 +20,7 @@ from minfer.effects.serving.client_errors import ApiError
 NOT_FOUND: Final = 404
 # All that are passed on: not TRACE and CONNECT, which are for proxies.
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-ROUTED: Final = frozenset(
+ROUTED_PATHS: Final = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
@@ -29,7 +29,7 @@ ROUTED: Final = frozenset(
         "/v1/embeddings",
     }
 )
-_OTHERS: Final = frozenset(  # outside of /v1
+_OTHER_PATHS: Final = frozenset(  # outside of /v1
     {
         "/tokenize",
         "/detokenize",
@@ -42,7 +42,7 @@ _OTHERS: Final = frozenset(  # outside of /v1
         "/v2/rerank",
     }
 )
-_STATEFUL: Final = (  # of one server
+_STATEFUL_PATHS: Final = (  # of one server
     "/v1/batches",
     "/v1/conversations",
     "/v1/files",
@@ -51,7 +51,7 @@ _STATEFUL: Final = (  # of one server
     "/v1/unload_lora_adapter",
 )
 _MAX_PATH_CHARS: Final = 128  # of a path in an error
-_MADE: Final = re.compile(r"/v1/(?:responses|requests)/([^/]+)(?:/.*)?")
+_RESOURCE_PATH: Final = re.compile(r"/v1/(?:responses|requests)/([^/]+)(?:/.*)?")
 
 
 class Way(Enum):
@@ -63,32 +63,32 @@ class Way(Enum):
 
 
 @frozen
-class Target:
+class ForwardTarget:
     """What a request is for; `id` is what it names, if anything."""
 
     way: Way
     id: str = ""
 
 
-def target_of(method: str, path: str, raw_path: bytes) -> Target:
+def target_of(method: str, path: str, raw_path: bytes) -> ForwardTarget:
     """How to find the backend of a request. Raises ApiError for what is not passed on."""
     # The raw path is put behind a backend's address: it must not be able to change that.
     if b"#" in raw_path:  # what follows it is not sent to the backend
         raise ApiError("the path must have no #; write it as %23")
-    parts = path.split("/")
-    if not raw_path.startswith(b"/") or ".." in parts:
+    segments = path.split("/")
+    if not raw_path.startswith(b"/") or ".." in segments:
         raise ApiError("the path must begin with / and have no part ..")
-    if "." in parts or "" in parts[1:-1]:
+    if "." in segments or "" in segments[1:-1]:
         raise _not_passed_on(path)
-    if path in ROUTED:
-        return Target(Way.POLICY if method == "POST" else Way.ANY)
-    made = _MADE.fullmatch(path)
-    if made is not None:
-        return Target(Way.HOME, made[1])
-    if any(f"{path}/".startswith(f"{one}/") for one in _STATEFUL):
+    if path in ROUTED_PATHS:
+        return ForwardTarget(Way.POLICY if method == "POST" else Way.ANY)
+    match = _RESOURCE_PATH.fullmatch(path)
+    if match is not None:
+        return ForwardTarget(Way.HOME, match[1])
+    if any(f"{path}/".startswith(f"{prefix}/") for prefix in _STATEFUL_PATHS):
         raise _not_passed_on(path)
-    if path.startswith("/v1/") or path in _OTHERS:
-        return Target(Way.ANY)
+    if path.startswith("/v1/") or path in _OTHER_PATHS:
+        return ForwardTarget(Way.ANY)
     raise _not_passed_on(path)
 
 

@@ -71,7 +71,7 @@ def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
     return ReadPrompt(
         keys=prompt.keys,
         tokens=prompt.tokens,
-        user=fields.whose,
+        user=fields.user_id,
         session=fields.session,
         previous=fields.previous,
         model=fields.model if isinstance(fields.model, str) else "",

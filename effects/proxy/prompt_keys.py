@@ -1,6 +1,6 @@
-"""What a router knows of a request without a tokenizer: keys of blocks of its text.
+"""Keys of blocks of a request's text, for a router without a tokenizer.
 
-Theory. What a prompt is made of comes in the order in which chat templates write it:
+Theory. The parts of a prompt come in the order in which chat templates write them:
 instructions, tools, messages. Each is written as JSON with sorted keys, without spaces,
 so the text of a conversation's next turn begins with the text of this one, whatever
 client sends it. That text is cut into blocks of `BLOCK_BYTES`, and their keys are chained
@@ -29,9 +29,9 @@ from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4  # of English text and code, about
 BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
-KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
-_LONGEST: Final = 128  # characters of a name
-_MARK: Final = "cache_control"
+MAX_KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
+_MAX_NAME_CHARS: Final = 128  # of a name
+_CACHE_MARK: Final = "cache_control"
 
 
 class RequestFields(msgspec.Struct):
@@ -46,7 +46,7 @@ class RequestFields(msgspec.Struct):
     messages: Any = None
     prompt: Any = None
     input: Any = None
-    # Its length, and whose it is:
+    # Its length, and its user:
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
@@ -57,7 +57,7 @@ class RequestFields(msgspec.Struct):
     previous_response_id: Any = None
 
     @property
-    def whose(self) -> str:
+    def user_id(self) -> str:
         """The user that the request names, or nothing."""
         named = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         return _name(self.safety_identifier) or _name(self.user) or _name(named)
@@ -65,7 +65,7 @@ class RequestFields(msgspec.Struct):
     @property
     def session(self) -> str:
         """What the requests of a session have in common, or nothing."""
-        return _name(self.prompt_cache_key) or self.whose
+        return _name(self.prompt_cache_key) or self.user_id
 
     @property
     def previous(self) -> str:
@@ -75,13 +75,13 @@ class RequestFields(msgspec.Struct):
     @property
     def output(self) -> int | None:
         """Output tokens, if few are allowed; None: not known."""
-        for given in (
+        for limit in (
             self.max_completion_tokens,
             self.max_tokens,
             self.max_output_tokens,
         ):
-            if type(given) is int:
-                return max(0, given) if given < USUAL else None
+            if type(limit) is int:
+                return max(0, limit) if limit < USUAL else None
         return None
 
 
@@ -106,9 +106,9 @@ def read_fields(body: bytes) -> RequestFields:
 
 
 def text_keys(fields: RequestFields, body: bytes) -> PromptKeys:
-    """The keys of a request's text or token ids; none of what is no prompt."""
+    """The keys of a request's text or token ids; none if it has no prompt."""
     try:
-        return _read_keys(fields, len(body), marked=_MARK.encode() in body)
+        return _read_keys(fields, len(body), marked=_CACHE_MARK.encode() in body)
     except (OverflowError, RecursionError, ValueError):  # its backend refuses it
         return PromptKeys(tokens=len(body) // TOKEN_BYTES)
 
@@ -118,25 +118,27 @@ def _read_keys(fields: RequestFields, size: int, *, marked: bool) -> PromptKeys:
     root = root_key(b"text", salt.encode("utf-8", "surrogatepass"))
     prompts = _prompts(fields.prompt if fields.prompt is not None else fields.input)
     if _is_ids(prompts[0]):
-        lengths = [len(one) for one in prompts if isinstance(one, list)]
+        lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
         return PromptKeys(_id_keys(root, prompts[0]), sum(lengths))
     text = bytearray()
-    for part in _parts(fields, prompts[0], marked=marked):
-        text += part
-        if len(text) >= KEYED_BYTES:
+    for section in _sections(fields, prompts[0], marked=marked):
+        text += section
+        if len(text) >= MAX_KEYED_BYTES:
             break
     else:
-        size = len(text) + sum(len(one) for one in prompts[1:] if isinstance(one, str))
-    keys = _chained(root, bytes(text[:KEYED_BYTES]))
+        size = len(text) + sum(
+            len(prompt) for prompt in prompts[1:] if isinstance(prompt, str)
+        )
+    keys = _chained(root, bytes(text[:MAX_KEYED_BYTES]))
     return PromptKeys(keys, -(-size // TOKEN_BYTES))
 
 
-def _prompts(given: Any) -> list[Any]:
+def _prompts(value: Any) -> list[Any]:
     """The prompts of a field that takes one or several: at least one. Items of a
     conversation are one.
     """
-    several = isinstance(given, list) and given and type(given[0]) in (str, list)
-    return given if several else [given]
+    is_list = isinstance(value, list) and value and type(value[0]) in (str, list)
+    return value if is_list else [value]
 
 
 def _is_ids(prompt: Any) -> bool:
@@ -148,20 +150,20 @@ def _id_keys(root: Key, ids: list[Any]) -> Keys:
         array("I", ids)
     except (TypeError, OverflowError):
         return ()  # its backend refuses it
-    return block_keys(root, ids[: KEYED_BYTES // TOKEN_BYTES], BLOCK_TOKENS)
+    return block_keys(root, ids[: MAX_KEYED_BYTES // TOKEN_BYTES], BLOCK_TOKENS)
 
 
-def _parts(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[bytes]:
+def _sections(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[bytes]:
     """The prompt's text in parts, in the order of chat templates."""
     items = prompt if isinstance(prompt, list) else [prompt]
     messages = fields.messages if isinstance(fields.messages, list) else []
     system, tools = _system(fields.system), _tools(fields.tools)
     turns = map(_with_text, [*messages, *items])
-    for part in (system, fields.instructions, tools, *turns):
-        if isinstance(part, str):
-            yield part.encode("utf-8", "surrogatepass")
-        elif part is not None:
-            yield _canonical.encode(_without_marks(part) if marked else part)
+    for section in (system, fields.instructions, tools, *turns):
+        if isinstance(section, str):
+            yield section.encode("utf-8", "surrogatepass")
+        elif section is not None:
+            yield _canonical.encode(_without_marks(section) if marked else section)
 
 
 def _system(system: Any) -> Any:
@@ -183,18 +185,22 @@ def _is_deferred(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("defer_loading") is True
 
 
-def _without_marks(part: Any) -> Any:
+def _without_marks(value: Any) -> Any:
     """A part of a body without marks of caching."""
-    if isinstance(part, dict):
-        return {k: _without_marks(v) for k, v in part.items() if k != _MARK}
-    return [_without_marks(one) for one in part] if isinstance(part, list) else part
+    if isinstance(value, dict):
+        return {k: _without_marks(v) for k, v in value.items() if k != _CACHE_MARK}
+    return (
+        [_without_marks(element) for element in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _with_text(message: Any) -> Any:
     """A message whose content is a text, if it is a list of one."""
     content = message.get("content") if isinstance(message, dict) else None
     only = content[0] if isinstance(content, list) and len(content) == 1 else None
-    if not isinstance(only, dict) or only.keys() - {_MARK} != {"type", "text"}:
+    if not isinstance(only, dict) or only.keys() - {_CACHE_MARK} != {"type", "text"}:
         return message
     return {**message, "content": only["text"]}
 
@@ -210,4 +216,4 @@ def _chained(parent: Key, text: bytes) -> Keys:
 
 def _name(value: Any) -> str:
     """A short text that a client chose; of others, nothing."""
-    return value[:_LONGEST] if isinstance(value, str) else ""
+    return value[:_MAX_NAME_CHARS] if isinstance(value, str) else ""

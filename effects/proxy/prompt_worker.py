@@ -9,7 +9,7 @@ import msgspec
 
 from minfer.effects.proxy.prompt_bodies import KeyFacts, read_record
 from minfer.effects.proxy.token_keys import TokenKeys
-from minfer.effects.serving.input_workers.worker_limits import ORDINARY
+from minfer.effects.serving.input_workers.worker_limits import DEFAULT_LIMITS
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -21,7 +21,7 @@ from minfer.effects.text.tools.formats import Parsers
 class PromptWorker:
     """Reads bodies for a router."""
 
-    limits = ORDINARY
+    limits = DEFAULT_LIMITS
 
     def __init__(self, facts: KeyFacts) -> None:
         model = facts.model

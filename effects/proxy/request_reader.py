@@ -1,4 +1,4 @@
-"""Makes what the router must know of a request: prompt, tenant, session, length."""
+"""Reads what the router needs of a request: prompt, tenant, session, length."""
 
 from itertools import count
 from typing import Final
@@ -12,7 +12,7 @@ from minfer.effects.proxy.tenants import TrustedProxies, tenant_of
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import LARGEST_TOKEN
 
-_EMBEDDINGS: Final = "/v1/embeddings"  # which have no output tokens
+_EMBEDDINGS_PATH: Final = "/v1/embeddings"  # which have no output tokens
 
 
 @frozen
@@ -47,6 +47,6 @@ class RequestReader:
             tokens=min(prompt.tokens, LARGEST_TOKEN),
             tenant=tenant,
             session=prompt.session,
-            output=0 if path == _EMBEDDINGS else prompt.output,
+            output=0 if path == _EMBEDDINGS_PATH else prompt.output,
         )
         return ReadRequest(routed, prompt.user, prompt.previous, prompt.model)

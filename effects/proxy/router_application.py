@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.proxy.attempts import Attempts, no_backend, not_placed
+from minfer.effects.proxy.attempts import Attempts, no_backend_error, not_placed_error
 from minfer.effects.proxy.backend_dispatcher import (
     BackendDispatcher,
     NotPlacedError,
@@ -34,9 +34,9 @@ from minfer.effects.proxy.denied_bodies import DeniedBodies
 from minfer.effects.proxy.disconnects import until_disconnect
 from minfer.effects.proxy.forwarding import (
     Answered,
+    BackendFailure,
     ClientRequest,
-    Exchange,
-    Failed,
+    ForwardingAttempt,
     Outcome,
     open_session,
     pass_on,
@@ -49,14 +49,14 @@ from minfer.effects.proxy.head import (
 from minfer.effects.proxy.health import HealthWatch
 from minfer.effects.proxy.homes import Homes
 from minfer.effects.proxy.kv_events import ReportedCache
-from minfer.effects.proxy.paths import METHODS, Target, Way, target_of
+from minfer.effects.proxy.paths import METHODS, ForwardTarget, Way, target_of
 from minfer.effects.proxy.prompt_keys import BLOCK_TOKENS
 from minfer.effects.proxy.prompt_reader import PromptReader
 from minfer.effects.proxy.request_reader import RequestReader
 from minfer.effects.proxy.router_metrics import RouterMetrics
 from minfer.effects.proxy.router_options import RouterOptions
 from minfer.effects.proxy.token_keys import TokenKeys
-from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.access.api_keys import ApiKeys
 from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
@@ -76,7 +76,7 @@ _UNAVAILABLE: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
-class Router:
+class RouterApplication:
     """Requests for several servers over HTTP. `open` and `close` are called in the event
     loop that serves it. Raises ConfigError.
     """
@@ -85,21 +85,21 @@ class Router:
         self.closing = False
         self.live = 0  # requests that wait or are answered
         sources = options.kv_sources
-        block = options.kv_block_size if sources else BLOCK_TOKENS
-        config = RouterConfig(routing_policy_named(options.policy), block)
+        block_size = options.kv_block_size if sources else BLOCK_TOKENS
+        config = RouterConfig(routing_policy_named(options.policy), block_size)
         tokens = None
         if options.model is not None:
             rendering = options.templates, options.parsers
-            tokens = TokenKeys(options.model, block, *rendering)
-        self._caches = {name: ReportedCache(name, block) for name in sources}
+            tokens = TokenKeys(options.model, block_size, *rendering)
+        self._caches = {name: ReportedCache(name, block_size) for name in sources}
         self._journal: RoutingJournalFile | None = None
         if options.journal is not None:
             size = options.journal_size
             self._journal = RoutingJournalFile(options.journal, config, size)
         self.dispatcher = BackendDispatcher(
             config,
-            cache_blocks=max(1, options.cache_tokens // block),
-            most_waiting=options.max_waiting,
+            cache_blocks=max(1, options.cache_tokens // block_size),
+            max_waiting=options.max_waiting,
             journal=self._journal,
             reporting={name: cache.cached for name, cache in self._caches.items()},
         )
@@ -111,7 +111,7 @@ class Router:
         self._models = BackendModels(options.backends)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
-        self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
+        self._running: dict[str, set[ForwardingAttempt]] = {}  # by backend
         self.watches: dict[str, HealthWatch] = {}
         app = self._with_routes(options.keys)
         self.app = RequestIds(NormalizeTarget(_CheckMethod(app), refusal))
@@ -121,7 +121,7 @@ class Router:
         await self.app(scope, receive, send)
 
     async def open(self) -> None:
-        """Ask all backends how they are, and go on asking them."""
+        """Probe all backends, now and from then on."""
         http = self._http = open_session()
         prompts = PromptReader.start(self._tokens, self._options.workers)
         proxies = self._options.proxies
@@ -129,7 +129,7 @@ class Router:
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
-            self._exchanges[name] = set()
+            self._running[name] = set()
             watch.note_silent = partial(self._give_up, name)
             watch.note_models = partial(self._note_models, name)
             if name in subscribers:
@@ -138,18 +138,18 @@ class Router:
         self.metrics = RouterMetrics(
             self._options.policy, self.dispatcher, watches, self._journal
         )
-        await asyncio.gather(*(watch.ask() for watch in watches))
-        running = [one.run() for one in watches]
-        running += [one.run() for one in subscribers.values()]
-        for one in running:
-            task = asyncio.create_task(one)
+        await asyncio.gather(*(watch.probe() for watch in watches))
+        coroutines = [watch.run() for watch in watches]
+        coroutines += [subscriber.run() for subscriber in subscribers.values()]
+        for coroutine in coroutines:
+            task = asyncio.create_task(coroutine)
             task.add_done_callback(_log_failure)
             self._tasks.append(task)
 
     def _give_up(self, name: str) -> None:
         """Move the requests that wait for a silent backend, if others take them."""
-        for exchange in tuple(self._exchanges[name]):
-            exchange.give_up()
+        for attempt in tuple(self._running[name]):
+            attempt.give_up()
 
     def _note_models(self, name: str, models: ModelList) -> None:
         """Note a backend's models, and accept bodies that the longest context accepts."""
@@ -184,7 +184,7 @@ class Router:
         if self._journal is not None:
             self._journal.close()
 
-    def _with_routes(self, keys: Keys) -> Starlette:
+    def _with_routes(self, keys: ApiKeys) -> Starlette:
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
             routes=[
@@ -227,14 +227,14 @@ class Router:
         self.live += 1
         try:
             if self.closing:
-                why = "the router is shutting down"
-                raise ApiError(why, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
+                message = "the router is shutting down"
+                raise ApiError(message, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
             if name := broken_header(scope["headers"]):
-                why = f"the header {name} has a control character"
-                raise ApiError(why)  # noqa: TRY301 - answered as others are
+                message = f"the header {name} has a control character"
+                raise ApiError(message)  # noqa: TRY301 - answered as others are
             if name := unreadable_header(scope["headers"]):
-                why = f"the header {name} is not in UTF-8"
-                raise ApiError(why)  # noqa: TRY301 - answered as others are
+                message = f"the header {name} is not in UTF-8"
+                raise ApiError(message)  # noqa: TRY301 - answered as others are
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
             try:
@@ -257,13 +257,13 @@ class Router:
         finally:
             self.live -= 1
 
-    async def _answer(self, target: Target, request: ClientRequest) -> None:
+    async def _answer(self, target: ForwardTarget, request: ClientRequest) -> None:
         """Have a request answered. Raises ApiError."""
         if target.way is Way.POLICY:
             await self._answer_routed(request)
         elif target.way is Way.HOME:
-            outcome = await self._attempt(request, self._home(target.id))
-            if isinstance(outcome, Failed):
+            outcome = await self._forward(request, self._home(target.id))
+            if isinstance(outcome, BackendFailure):
                 raise outcome.error
         else:
             await self._answer_anywhere(request)
@@ -271,11 +271,11 @@ class Router:
     def _home(self, key: str) -> str:
         """The backend that has a response or request. Raises ApiError."""
         backends = self._options.backends
-        found = backends[0] if len(backends) == 1 else self._homes.find(key)
-        if found is None:
-            why = f"the router knows no server that made {key[:128]!r}"
-            raise ApiError(why, "id", "not_found", _NOT_FOUND)
-        return found
+        backend = backends[0] if len(backends) == 1 else self._homes.find(key)
+        if backend is None:
+            message = f"the router knows no server that made {key[:128]!r}"
+            raise ApiError(message, "id", "not_found", _NOT_FOUND)
+        return backend
 
     async def _answer_anywhere(self, request: ClientRequest) -> None:
         """Pass a request on to a backend with few requests that has its model; if it
@@ -287,21 +287,21 @@ class Router:
                 await listed(request.scope, _no_message, request.send)
                 return
         attempts = Attempts(await self._allowed(request))
-        while others := self._others(attempts):
-            name = min(others, key=lambda backend: backend.requests).name
+        while candidates := self._untried_backends(attempts):
+            name = min(candidates, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
-            outcome = await self._attempt(request, name, attempts=attempts)
-            if not isinstance(outcome, Failed):
+            outcome = await self._forward(request, name, attempts=attempts)
+            if not isinstance(outcome, BackendFailure):
                 return
             if not attempts.note(outcome):
                 break
-            if self._others(attempts):
+            if self._untried_backends(attempts):
                 self.metrics.note_retry(outcome.cause)
         raise attempts.error
 
     async def _list_models(self, request: ClientRequest) -> Response | None:
         if self._http is None:
-            raise no_backend()
+            raise no_backend_error()
         headers = request.scope["headers"]
         listed = await list_models(self._http, self._options.backends, headers)
         return None if listed is None else JSONResponse(listed)
@@ -318,7 +318,7 @@ class Router:
             model = (await self._reader.read(request.scope, request.body)).model
         return self._models.backends_of(model)
 
-    def _others(self, attempts: Attempts) -> list[Replica]:
+    def _untried_backends(self, attempts: Attempts) -> list[Replica]:
         """The backends that take requests, have the model, and were not tried."""
         allowed = attempts.allowed
         return [
@@ -330,7 +330,7 @@ class Router:
 
     def _may_move(self, attempts: Attempts) -> bool:
         """Whether a request may go to another backend if the present one is silent."""
-        return attempts.may_move and bool(self._others(attempts))
+        return attempts.may_move and bool(self._untried_backends(attempts))
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
@@ -350,12 +350,12 @@ class Router:
             while name is not None:
                 attempts.tried.append(name)
                 movable = attempts if home is None else None
-                outcome = await self._attempt(request, name, routed.id, movable)
+                outcome = await self._forward(request, name, routed.id, movable)
                 if isinstance(outcome, Answered):
                     return
-                again = attempts.note(outcome) and home is None
+                may_retry = attempts.note(outcome) and home is None
                 tried = attempts.tried
-                name = self.dispatcher.elsewhere(routed, tried) if again else None
+                name = self.dispatcher.move(routed, tried) if may_retry else None
                 if name is not None:
                     self.metrics.note_retry(outcome.cause)
             refused = attempts.refused
@@ -364,7 +364,7 @@ class Router:
             self.metrics.note_answer(refused.name, refused.status)
             await pass_on(refused, request.send)
         except NotPlacedError as error:
-            raise not_placed(error) from None
+            raise not_placed_error(error) from None
         finally:
             self.dispatcher.end(routed.id)
 
@@ -374,11 +374,11 @@ class Router:
         """
         home = self._homes.find(previous) if previous else None
         if home is not None and home not in self.dispatcher.state.replicas:
-            why = f"the server that has {previous!r} cannot be reached now"
-            raise ApiError(why, "previous_response_id", "no_backend", _UNAVAILABLE)
+            message = f"the server that has {previous!r} cannot be reached now"
+            raise ApiError(message, "previous_response_id", "no_backend", _UNAVAILABLE)
         return home
 
-    async def _attempt(
+    async def _forward(
         self,
         request: ClientRequest,
         name: str,
@@ -390,30 +390,37 @@ class Router:
         `attempts`, another backend may be tried after this one.
         """
         if self._http is None:
-            raise no_backend()
-        exchange = Exchange(self._http, request, name, self._options.patience)
+            raise no_backend_error()
+        attempt = ForwardingAttempt(
+            self._http, request, name, self._options.backend_timeout
+        )
         if attempts is not None:
-            exchange.may_move = partial(self._may_move, attempts)
+            attempt.may_move = partial(self._may_move, attempts)
         first = partial(self._note_first, name, routed)
-        self._exchanges[name].add(exchange)
+        self._running[name].add(attempt)
         try:
-            outcome = await exchange.run(first, may_refuse=routed is not None)
+            outcome = await attempt.run(first, may_refuse=routed is not None)
         finally:
-            self._exchanges[name].discard(exchange)
-        if isinstance(outcome, Failed):
-            self.watches[name].failed(refused=outcome.refused)
+            self._running[name].discard(attempt)
+        if isinstance(outcome, BackendFailure):
+            self.watches[name].note_failure(refused=outcome.refused)
         elif isinstance(outcome, Answered) and outcome.broken:
             self.metrics.broken += 1
-            self.watches[name].failed(refused=False)
+            self.watches[name].note_failure(refused=False)
         return outcome
 
     def _note_first(
-        self, name: str, routed: str | None, status: int, headers: RawHeaders, part: bytes
+        self,
+        name: str,
+        routed: str | None,
+        status: int,
+        headers: RawHeaders,
+        chunk: bytes,
     ) -> None:
         self.metrics.note_answer(name, status)
         if routed is not None:
             self.dispatcher.start(routed)
-            self._homes.note(name, headers, part)
+            self._homes.note(name, headers, chunk)
 
 
 async def _no_message() -> Message:

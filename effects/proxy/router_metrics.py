@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.proxy.backend_dispatcher import BackendDispatcher
-from minfer.effects.proxy.health import Health, HealthWatch
+from minfer.effects.proxy.health import HealthWatch, ServerHealth
 
 _PREFIX: Final = "minfer_router_"
 
@@ -50,7 +50,7 @@ class RouterMetrics(Collector):
         counts = self._dispatcher.counts
         return {
             "policy": self._policy,
-            "backends": [self._backend(one) for one in self._watches],
+            "backends": [self._backend(watch) for watch in self._watches],
             "waiting": self._dispatcher.waiting,
             "placed": counts.placed,
             "deferred": counts.deferred,
@@ -62,12 +62,12 @@ class RouterMetrics(Collector):
         }
 
     def _backend(self, watch: HealthWatch) -> Mapping[str, Any]:
-        one = self._dispatcher.state.replicas.get(watch.name)
+        replica = self._dispatcher.state.replicas.get(watch.name)
         return {
             "url": watch.name,
             "health": watch.health.value,
-            "requests": 0 if one is None else one.requests,
-            "prefill_tokens": 0 if one is None else one.backlog,
+            "requests": 0 if replica is None else replica.requests,
+            "prefill_tokens": 0 if replica is None else replica.backlog,
             "assumed_blocks": self._dispatcher.assumed_blocks(watch.name),
         }
 
@@ -104,18 +104,20 @@ class RouterMetrics(Collector):
         yield from (retries, answers, *self._of_backends())
 
     def _of_backends(self) -> Iterator[core.Metric]:
-        found = [self._backend(watch) for watch in self._watches]
+        backends = [self._backend(watch) for watch in self._watches]
         for name, text in (
             ("requests", "Requests on a backend, by the router's accounts"),
             ("prefill_tokens", "Tokens whose prefill is to come, likewise"),
         ):
             family = core.GaugeMetricFamily(_PREFIX + name, text, labels=["backend"])
-            for one in found:
-                family.add_metric([one["url"]], one[name])
+            for backend in backends:
+                family.add_metric([backend["url"]], backend[name])
             yield family
         family = core.GaugeMetricFamily(
             f"{_PREFIX}backend_ready", "Whether it takes requests", labels=["backend"]
         )
-        for one in found:
-            family.add_metric([one["url"]], one["health"] == Health.READY.value)
+        for backend in backends:
+            family.add_metric(
+                [backend["url"]], backend["health"] == ServerHealth.READY.value
+            )
         yield family

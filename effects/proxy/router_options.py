@@ -9,14 +9,14 @@ from attrs import field, frozen
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.proxy.backends import KvSource
 from minfer.effects.proxy.tenants import TrustedProxies
-from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.access.api_keys import ApiKeys
 from minfer.effects.text.tools.formats import Parsers
 
 CACHE_TOKENS: Final = 2**20
-KV_BLOCK: Final = 16  # tokens; vLLM's default
+KV_BLOCK_TOKENS: Final = 16  # tokens; vLLM's default
 MAX_WAITING: Final = 1024
-PATIENCE: Final = 600.0  # seconds
-JOURNAL_SIZE: Final = 2**30  # bytes
+BACKEND_TIMEOUT_SECONDS: Final = 600.0
+JOURNAL_BYTES: Final = 2**30
 
 
 @frozen(kw_only=True)
@@ -25,19 +25,21 @@ class RouterOptions:
 
     backends: Sequence[str]  # base URLs, as `read_backends` returns them
     policy: str = "prefix"
-    keys: Keys = field(factory=Keys)  # that clients must have
+    keys: ApiKeys = field(factory=ApiKeys)  # that clients must have
     proxies: TrustedProxies = field(factory=TrustedProxies)
     cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
     # Where backends report what they cache, by name; then `model` has the tokenizer,
     # blocks have as many tokens as theirs, and templates and parsers are theirs.
     kv_sources: Mapping[str, KvSource] = field(factory=dict)
-    kv_block_size: int = KV_BLOCK
+    kv_block_size: int = KV_BLOCK_TOKENS
     model: str | None = None
     templates: TemplateSettings = field(factory=TemplateSettings)
     parsers: Parsers = field(factory=Parsers)
     max_body: int | None = None  # bytes; None: by the contexts of the backends
     workers: int = 0  # processes that read large bodies; 0: threads
     max_waiting: int = MAX_WAITING  # requests
-    patience: float = PATIENCE  # seconds between two parts of a response
+    backend_timeout: float = (
+        BACKEND_TIMEOUT_SECONDS  # seconds between two parts of a response
+    )
     journal: Path | None = None  # a folder
-    journal_size: int = JOURNAL_SIZE
+    journal_size: int = JOURNAL_BYTES

@@ -24,8 +24,8 @@ from starlette.types import Scope
 from minfer.effects.serving.access.authentication import caller_of
 from minfer.values.checks import ConfigError
 
-_FORWARDED: Final = "x-forwarded-for"
-Address = IPv4Address | IPv6Address
+_FORWARDED_FOR: Final = "x-forwarded-for"
+IpAddress = IPv4Address | IPv6Address
 
 
 @frozen
@@ -34,7 +34,7 @@ class TrustedProxies:
 
     networks: Sequence[IPv4Network | IPv6Network] = ()
 
-    def include(self, address: Address) -> bool:
+    def include(self, address: IpAddress) -> bool:
         """Whether an address is a trusted proxy's."""
         return any(address in network for network in self.networks)
 
@@ -57,16 +57,16 @@ def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
     client = _read_address(caller.name)
     if client is None:
         return caller.name
-    hops = ",".join(Headers(scope=scope).getlist(_FORWARDED)).split(",")
+    hops = ",".join(Headers(scope=scope).getlist(_FORWARDED_FOR)).split(",")
     while proxies.include(client) and hops:
-        before = _read_address(hops.pop())
-        if before is None:
+        previous_hop = _read_address(hops.pop())
+        if previous_hop is None:
             break
-        client = before
+        client = previous_hop
     return str(client)
 
 
-def _read_address(text: str) -> Address | None:
+def _read_address(text: str) -> IpAddress | None:
     """An address from a text, in which a port may follow it; None, if it is invalid."""
     text = text.strip()
     if text.startswith("["):

@@ -1,5 +1,4 @@
-"""What a router knows of a request if it has the model's tokenizer: keys of blocks of
-token ids.
+"""Keys of blocks of a request's token ids, for a router with the model's tokenizer.
 
 They are compared with the blocks that servers report (`kv_events`), so ids have to be
 those that the servers make: bodies are read, and conversations rendered, as `minfer
@@ -20,8 +19,8 @@ from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.text.tools.formats import NONE, Parsers
 
-_CONTEXT: Final = 2**20  # tokens of the longest prompt that is read
-_VOCABULARY: Final = 2**32  # token ids are the server's to check
+_MAX_CONTEXT_TOKENS: Final = 2**20  # of the longest prompt that is read
+_VOCAB_SIZE: Final = 2**32  # token ids are the server's to check
 
 
 class _Salt(msgspec.Struct):
@@ -51,9 +50,9 @@ class TokenKeys:
         self.parsers = parsers
         facts = ModelFacts(
             folder=self.folder,
-            vocab_size=_VOCABULARY,
+            vocab_size=_VOCAB_SIZE,
             hidden_size=0,
-            max_model_len=_CONTEXT,
+            max_model_len=_MAX_CONTEXT_TOKENS,
             default_params={},
             names=(),
             template_settings=templates,
@@ -71,7 +70,7 @@ class TokenKeys:
             call_form=parsers.written,
         )
         self._model = WorkerModel(facts, tokenizer=tokenizer)
-        self._endpoints = {one.path: one for one in ENDPOINTS}
+        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS}
         self.block_size = block_size
 
     def read(self, path: str, body: bytes) -> PromptKeys:
@@ -81,7 +80,7 @@ class TokenKeys:
         try:
             request = self._endpoints[path].read(body).generation(self._model)
             salt = msgspec.json.decode(body, type=_Salt).cache_salt
-        except Exception:  # whatever is wrong with it, its server will say
+        except Exception:  # its server reports what is wrong with it
             return PromptKeys(tokens=len(body) // TOKEN_BYTES)
         prompts = [prompt.ids for prompt in request.prompts]
         keys = block_keys(tokens_root(salt), prompts[0], self.block_size)

@@ -5,7 +5,7 @@
     protocol          what an endpoint is: a body is read into one inner request (a
                       GenerationRequest), and an AnswerWriter makes events of the
                       engine's outputs
-    intake            from a connection to a request that could run, each step bounded
+    request_receiver  from a connection to a request that could run, each step bounded
     answer_task       one request followed through the engine, and written as outputs come
     server_state      what all answers share: the model, its bounds, whether it stops
     description       all endpoints in OpenAPI's terms

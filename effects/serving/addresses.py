@@ -16,14 +16,14 @@ from minfer.effects.serving.description import BODYLESS
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.setup.nearest import nearest
 
-ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all below
+ANTHROPIC_PATH: Final = "/v1/messages"  # the address of its endpoint, and of all below
 NOT_FOUND: Final = 404
 NOT_ALLOWED: Final = 405
-_BASES: Final = ("/v1", "")  # below which addresses are
-_ANY: Final = "{name}"  # the placeholder of a path's part
+_BASE_PATHS: Final = ("/v1", "")  # below which addresses are
+_PLACEHOLDER: Final = "{name}"  # the placeholder of a path's part
 _MAX_PATH_CHARS: Final = 128  # of a path that is compared, and of one in an error
-_ALIKE: Final = 0.85  # how similar two paths are if one is a typo of the other
-_SHOWN: Final = "GET /openapi.json describes all endpoints"
+_MIN_SIMILARITY: Final = 0.85  # how similar two paths are if one is a typo of the other
+_SEE_DESCRIPTION: Final = "GET /openapi.json describes all endpoints"
 # Endpoints of OpenAI's, Anthropic's and vLLM's APIs that are not supported, and all paths
 # below them. The status is 404, as clients retry after 501.
 _UNSUPPORTED: Final[Mapping[str, str]] = {
@@ -52,13 +52,13 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
     "/rerank": "reranking is",
     "/score": "scoring pairs of texts is",
 }
-_KNOWN: Final = frozenset(
-    {one.path for one in ENDPOINTS}
-    | {one.path for one in QUERY_ENDPOINTS}
-    | {one.path for one in BODYLESS}
+_KNOWN_PATHS: Final = frozenset(
+    {endpoint.path for endpoint in ENDPOINTS}
+    | {endpoint.path for endpoint in QUERY_ENDPOINTS}
+    | {endpoint.path for endpoint in BODYLESS}
 )
-_MAIN: Final = ", ".join(one.path for one in ENDPOINTS)
-_WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
+_MAIN_PATHS: Final = ", ".join(endpoint.path for endpoint in ENDPOINTS)
+_FIXED_PATHS: Final = sorted(path for path in _KNOWN_PATHS if "{" not in path)
 
 
 @frozen
@@ -73,37 +73,36 @@ def suggest_address(path: str) -> Suggestion | None:
     """The address that an unknown one probably meant, if it can be derived."""
     if len(path) > _MAX_PATH_CHARS:
         return None
-    parts = [part for part in path.split("/") if part]
-    for i in range(len(parts)):
-        for base in _BASES:
-            likely = "/".join((base, *parts[i:]))
-            if likely != path and _is_address(likely):
-                return Suggestion(likely, rebased=bool(i or base))
-    near = nearest(path, _WHOLE, _ALIKE)
-    return None if near is None else Suggestion(near, rebased=False)
+    segments = [segment for segment in path.split("/") if segment]
+    for i in range(len(segments)):
+        for base in _BASE_PATHS:
+            candidate = "/".join((base, *segments[i:]))
+            if candidate != path and _is_address(candidate):
+                return Suggestion(candidate, rebased=bool(i or base))
+    nearest_path = nearest(path, _FIXED_PATHS, _MIN_SIMILARITY)
+    return None if nearest_path is None else Suggestion(nearest_path, rebased=False)
 
 
 def _is_address(path: str) -> bool:
-    above = path.rpartition("/")[0]
-    return path in _KNOWN or f"{above}/{_ANY}" in _KNOWN
+    parent = path.rpartition("/")[0]
+    return path in _KNOWN_PATHS or f"{parent}/{_PLACEHOLDER}" in _KNOWN_PATHS
 
 
 def wrong_address(method: str, path: str) -> ApiError:
     """The error for an unknown address."""
     message = f"there is nothing at {method} {path[:_MAX_PATH_CHARS]}"
     if (unsupported := _unsupported(path)) is not None:
-        message = (
-            f"{message}: {unsupported} not supported; this server has {_MAIN}; {_SHOWN}"
-        )
+        supported = f"this server has {_MAIN_PATHS}; {_SEE_DESCRIPTION}"
+        message = f"{message}: {unsupported} not supported; {supported}"
         return ApiError(message, None, "not_supported", NOT_FOUND)
     suggestion = suggest_address(path)
     if suggestion is None:
-        return ApiError(f"{message}; {_SHOWN}", None, "not_found", NOT_FOUND)
+        return ApiError(f"{message}; {_SEE_DESCRIPTION}", None, "not_found", NOT_FOUND)
     message = f"{message}; did you mean {suggestion.path}?"
     if suggestion.rebased and suggestion.path.startswith("/v1/"):
-        ends = "does not end" if suggestion.path.startswith(ANTHROPIC) else "ends"
-        whose = "Anthropic" if suggestion.path.startswith(ANTHROPIC) else "OpenAI"
-        message += f" The base URL of clients of {whose}'s API {ends} in /v1"
+        ends = "does not end" if suggestion.path.startswith(ANTHROPIC_PATH) else "ends"
+        vendor = "Anthropic" if suggestion.path.startswith(ANTHROPIC_PATH) else "OpenAI"
+        message += f" The base URL of clients of {vendor}'s API {ends} in /v1"
     return ApiError(message, None, "not_found", NOT_FOUND)
 
 
@@ -111,12 +110,12 @@ def _unsupported(path: str) -> str | None:
     """The name of the unsupported feature at an address, with its verb; None for other
     addresses.
     """
-    if path in _KNOWN:
+    if path in _KNOWN_PATHS:
         return None
     return next(
         (
-            what
-            for base, what in _UNSUPPORTED.items()
+            feature
+            for base, feature in _UNSUPPORTED.items()
             if f"{path}/".startswith(f"{base}/")
         ),
         None,
@@ -125,5 +124,7 @@ def _unsupported(path: str) -> str | None:
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
     """The error for a known address with another method than those `allowed`."""
-    why = f"{path[:_MAX_PATH_CHARS]} takes {allowed}, not {method}; {_SHOWN}"
-    return ApiError(why, None, "method_not_allowed", NOT_ALLOWED)
+    message = (
+        f"{path[:_MAX_PATH_CHARS]} takes {allowed}, not {method}; {_SEE_DESCRIPTION}"
+    )
+    return ApiError(message, None, "method_not_allowed", NOT_ALLOWED)

@@ -37,15 +37,15 @@ from minfer.effects.serving.protocol import (
 )
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Connection, Event
+from minfer.effects.serving.wire.transport import Connection, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
-_GONE: Final = 499  # a status after which no client retries by itself
+_CLIENT_CLOSED: Final = 499  # no client retries after it by itself
 Outputs = AsyncGenerator[RequestOutput]
-LONG: Final = 8192  # tokens of prompts whose requests are made in a thread
-PER_PROMPT: Final = 64  # tokens that equal the cost of one more request
-AGAIN: Final = 0.25  # seconds until a later prompt is tried again after a full queue
-OVERDUE: Final = 5.0  # seconds that the engine has to end a request that is too late
+LONG_PROMPT_TOKENS: Final = 8192  # of prompts whose requests are made in a thread
+PROMPT_COST_TOKENS: Final = 64  # they cost as much as one more request
+QUEUE_RETRY_SECONDS: Final = 0.25  # a later prompt is tried again after a full queue
+CANCEL_GRACE_SECONDS: Final = 5.0  # that the engine has to end a late request
 
 
 class AnswerTask:
@@ -82,13 +82,14 @@ class AnswerTask:
             async with asyncio.TaskGroup() as group:
                 watchers: list[asyncio.Task[None]] = []
                 watchers.append(group.create_task(self.connection.wait_for_disconnect()))
-                if (seconds := self.state.time_for(self.request)) is not None:
+                if (seconds := self.state.time_limit(self.request)) is not None:
                     watchers.append(group.create_task(self._end_after(seconds)))
                 outputs = await self._start()
                 in_order = iter(enumerate(outputs))
-                slots = range(min(len(outputs), self.state.window(self.request.width)))
-                parts = [self._follow_all(in_order) for _ in slots]
-                await asyncio.wait([*map(group.create_task, parts)])
+                max_running = self.state.max_running_prompts(self.request.width)
+                slots = range(min(len(outputs), max_running))
+                followers = [self._follow_all(in_order) for _ in slots]
+                await asyncio.wait([*map(group.create_task, followers)])
                 for task in watchers:
                     task.cancel()
         except* ClientDisconnect:
@@ -98,8 +99,8 @@ class AnswerTask:
 
     async def _start(self) -> list[Outputs]:
         prompts = self.request.prompts
-        work = sum(len(prompt.ids) + PER_PROMPT for prompt in prompts)
-        if work <= LONG:
+        work = sum(len(prompt.ids) + PROMPT_COST_TOKENS for prompt in prompts)
+        if work <= LONG_PROMPT_TOKENS:
             return self._start_prompts()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.state.pool, self._start_prompts)
@@ -113,7 +114,7 @@ class AnswerTask:
         if request.pooled is not None:
             return self.state.llm.pool(
                 request.prompts[prompt],
-                request.pooled.how,
+                request.pooled.pooling_type,
                 request_id=self._request_id(prompt),
                 urgency=request.urgency,
             )
@@ -151,7 +152,7 @@ class AnswerTask:
         except OverloadedError:
             if not self.usages:
                 raise
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(QUEUE_RETRY_SECONDS)
             return self._generate(prompt)
         return None
 
@@ -169,12 +170,12 @@ class AnswerTask:
 
     def _make_events(
         self, prompt: int, output: RequestOutput
-    ) -> tuple[list[Event], bool]:
+    ) -> tuple[list[StreamEvent], bool]:
         """The events of an output, and whether they are the last."""
-        first = prompt * self.samples  # of its choices
-        events: list[Event] = []
+        first_choice = prompt * self.samples  # of its choices
+        events: list[StreamEvent] = []
         for delta in self._check_outputs(output):
-            events += self.writer.write(first + delta.index, delta)
+            events += self.writer.write(first_choice + delta.index, delta)
         if output.finished:
             self.unfinished -= 1
             self.usages[prompt] = PromptUsage.of(output)
@@ -198,7 +199,7 @@ class AnswerTask:
             if self.state.closing:
                 raise EngineDeadError(SHUTTING_DOWN)
             if delta.finish_reason == "cancelled" and not self.timed_out:
-                raise ApiError(CANCELLED, None, "cancelled", _GONE)
+                raise ApiError(CANCELLED, None, "cancelled", _CLIENT_CLOSED)
         if not self.timed_out:
             return list(output.outputs)
         if not self.started and not any(delta.token_ids for delta in output.outputs):
@@ -211,15 +212,15 @@ class AnswerTask:
         self.timed_out = True
         prompts = range(len(self.request.prompts))
         self.state.llm.front.cancel(self._request_id(prompt) for prompt in prompts)
-        await asyncio.sleep(OVERDUE)
+        await asyncio.sleep(CANCEL_GRACE_SECONDS)
         self._raise_timeout()
 
     def _raise_timeout(self) -> NoReturn:
-        seconds = self.state.time_for(self.request)
-        why = f"the answer was not there after {seconds:g} s: that is its time limit"
-        raise ApiError(why, None, "timeout", 504)
+        seconds = self.state.time_limit(self.request)
+        message = f"the answer was not there after {seconds:g} s: that is its time limit"
+        raise ApiError(message, None, "timeout", 504)
 
-    async def _write(self, events: list[Event], *, last: bool) -> None:
+    async def _write(self, events: list[StreamEvent], *, last: bool) -> None:
         """Write a part, after the parts of other prompts that wait for a slow client: the
         order is kept.
         """

@@ -18,7 +18,7 @@ import minfer
 from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.access.api_keys import Key, Keys, read_keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.addresses import (
@@ -35,11 +35,10 @@ from minfer.effects.serving.anthropic.models import speaks_anthropic
 from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS, ROUTES
-from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView
 from minfer.effects.serving.observability.metrics import Metrics
-from minfer.effects.serving.observability.records import KEPT, AnswerRecords
+from minfer.effects.serving.observability.records import MAX_ENDED_ANSWERS, AnswerRecords
 from minfer.effects.serving.observability.request_lookup import RequestLookup
 from minfer.effects.serving.observability.spans import begin
 from minfer.effects.serving.page.files import page_routes
@@ -47,16 +46,17 @@ from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.request_receiver import RequestReceiver
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
-from minfer.effects.serving.wire.origins import foreign
-from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.origins import is_cross_origin
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS, RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.stamp import new_stamp
-from minfer.effects.serving.wire.transport import Connection, Event, Failure
+from minfer.effects.serving.wire.transport import Connection, Failure, StreamEvent
 from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.setup.folders import bundled_folder
 
@@ -84,18 +84,18 @@ class Application:
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
         bundled = llm.setup.folder == bundled_folder()
         self.models = Models(names, int(time.time()), limits.context, chat, bundled)
-        self.intake = Intake(self.state, self.models, limits, bounds)
+        self.receiver = RequestReceiver(self.state, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = AnswerRecords(llm)
         self.lookup = RequestLookup(self.records)
         self.health = Health(self.state, stall)
         self._tenants = bounds.tenants
         self._has_tokenizer_info = bounds.tokenizer_info
-        state, illness = self.state, self.health.illness
+        state, health_error = self.state, self.health.health_error
         self.live = LiveView(
             llm.client,
             llm.setup.config,
-            illness,
+            health_error,
             lambda: state.closing,
             (shared or SharedCounts()).viewers,
         )
@@ -108,10 +108,10 @@ class Application:
 
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""
-        self.intake.close()
+        self.receiver.close()
         self.state.close()
 
-    def _with_routes(self, keys: Keys) -> Starlette:
+    def _with_routes(self, keys: ApiKeys) -> Starlette:
         """The application that checks keys, routes requests and formats errors."""
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
@@ -160,7 +160,7 @@ class Application:
         """Read a body, and answer it."""
         span = begin(connection.scope)
         try:
-            prepared = await self.intake.take(endpoint, connection)
+            prepared = await self.receiver.receive(endpoint, connection)
         except ClientDisconnect:
             return  # the client has disconnected
         except Exception as error:
@@ -186,7 +186,7 @@ class Application:
     async def _answer_query(self, query: QueryEndpoint, connection: Connection) -> None:
         """Read a question, and answer it."""
         try:
-            answer = await self.intake.answer_query(query, connection)
+            answer = await self.receiver.answer_query(query, connection)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -194,7 +194,7 @@ class Application:
             await connection.refuse(query.failure(failure))
             return
         transport = connection.transport(stream=False, name="", ignored=answer.ignored)
-        await transport.write([Event(answer.json)], last=True)
+        await transport.write([StreamEvent(answer.json)], last=True)
 
     async def _models(self, request: Request) -> Response:
         if speaks_anthropic(request.scope):
@@ -210,17 +210,18 @@ class Application:
     async def _request(self, request: Request) -> Response:
         name = request.path_params["name"]
         cancel = request.method == "DELETE"
-        if cancel and foreign(request.scope):
+        if cancel and is_cross_origin(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         query = RequestQuery(name, key_name(request.scope), cancel)
         failure = await self.lookup.find(query)
         if failure is None:
-            why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
-            raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
+            message = f"nothing is known of a request {name[:MAX_ID_CHARS]!r}"
+            remembered = f"the last {MAX_ENDED_ANSWERS} are remembered"
+            raise ApiError(f"{message}; {remembered}", "id", "request_not_found", 404)
         return JSONResponse(failure)
 
     async def _reset(self, request: Request) -> Response:
-        if foreign(request.scope):
+        if is_cross_origin(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         key = caller_of(request.scope).key
         if key is not None and not key.admin:
@@ -233,30 +234,32 @@ class Application:
         except EngineDeadError as error:
             raise to_api_error(error) from None
         except OSError as error:
-            raise _not_noted(error) from None
+            raise _reset_error(error) from None
         return JSONResponse({"success": True})
 
-    def _reset_tenant(self, key: Key) -> None:
+    def _reset_tenant(self, key: ApiKey) -> None:
         """Make all cached blocks of a key's tenant unfindable. Raises ApiError."""
         if not self._tenants.separate:
-            why = "all tenants share the prefix cache; only a key with admin = true may"
-            raise ApiError(f"{why} reset it", None, "not_allowed", 403)
+            reason = (
+                "all tenants share the prefix cache; only a key with admin = true may"
+            )
+            raise ApiError(f"{reason} reset it", None, "not_allowed", 403)
         try:
             self._tenants.reset(key)
         except OSError as error:
-            raise _not_noted(error) from None
+            raise _reset_error(error) from None
 
     async def _health(self, _: Request) -> Response:
-        illness = self.health.illness()
-        body = {"status": illness or "ok", **self.health.replicas()}
-        return JSONResponse(body, 503 if illness else 200)
+        health_error = self.health.health_error()
+        body = {"status": health_error or "ok", **self.health.replicas()}
+        return JSONResponse(body, 503 if health_error else 200)
 
     async def _ready(self, _: Request) -> Response:
-        why = self.health.unreadiness()
+        reason = self.health.unready_reason()
         model = self.models.names[0]
         names = {"model": model, "models": [*self.models.names]}
-        body = {"status": why or "ready", **names, **self.health.figures()}
-        return JSONResponse(body, 503 if why else 200)
+        body = {"status": reason or "ready", **names, **self.health.figures()}
+        return JSONResponse(body, 503 if reason else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:
@@ -277,7 +280,7 @@ class Application:
         return JSONResponse(description())
 
 
-def _not_noted(error: OSError) -> ApiError:
+def _reset_error(error: OSError) -> ApiError:
     """The error of a reset that cannot be noted in the folder of blocks on disk."""
     return ApiError(f"the reset cannot be written to the disk: {error}", status=503)
 
@@ -299,7 +302,7 @@ def refusal(error: Exception, scope: Scope) -> Response:
 
 def error_format(scope: Scope) -> Callable[[ApiError], Failure]:
     """The function that formats errors for a client: of the endpoint at the path, of one
-    above it, or of the one that was probably meant; Anthropic's, if a header of that
+    above it, or of the path that was probably meant; Anthropic's, if a header of that
     protocol is there; or else OpenAI's.
     """
     path = scope["path"]

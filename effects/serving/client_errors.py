@@ -23,11 +23,11 @@ from minfer.records.request import ParameterError
 
 SHUTTING_DOWN: Final = "the server is shutting down"
 CANCELLED: Final = "the request was cancelled"
-BROKEN: Final = "the engine has stopped; the server's log says why"
+ENGINE_STOPPED: Final = "the engine has stopped; the server's log says why"
 INTERNAL: Final = 500
 OVERLOADED: Final = "overloaded"
 KILLED_ENGINE: Final = "request_killed_engine"  # read by `minfer route`
-_RETRY_AFTER: Final = 1  # seconds until a client should retry after a full queue
+_RETRY_AFTER_SECONDS: Final = 1  # until a client should retry after a full queue
 
 
 class ApiError(Exception):
@@ -50,7 +50,7 @@ class ApiError(Exception):
         self.code = code
         self.status = status
         full = retry_after is None and code == OVERLOADED
-        self.retry_after = _RETRY_AFTER if full else retry_after
+        self.retry_after = _RETRY_AFTER_SECONDS if full else retry_after
 
 
 TOO_LONG: Final = "context_length_exceeded"
@@ -65,13 +65,13 @@ class ContextLengthError(ApiError):
         self, prompt: int, requested: int, context: int, place: str, param: str
     ) -> None:
         # Programs search for the first two sentences, which are OpenAI's.
-        why = (
+        reason = (
             f"This model's maximum context length is {context} tokens. However, you "
             f"requested {prompt + requested} tokens ({prompt} in the {place}, "
             f"{requested} in the completion)."
         )
         remedy = f"Shorten the {place}, or lower {param} to {context - prompt}"
-        super().__init__(f"{why} {remedy}", param, TOO_LONG)
+        super().__init__(f"{reason} {remedy}", param, TOO_LONG)
         self.prompt = prompt
         self.requested = requested
         self.context = context
@@ -107,11 +107,11 @@ def to_api_error(error: Exception, prompt_field: str | None = None) -> ApiError:
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.detail, status=error.status_code)
-    known = _ERROR_CLASSES.get(type(error))
-    if known is None:
+    error_class = _ERROR_CLASSES.get(type(error))
+    if error_class is None:
         return ApiError("internal error", status=INTERNAL)
     if type(error) is EngineDeadError and str(error) not in _PUBLIC_REASONS:
-        return ApiError(BROKEN, None, known.code, known.status)
+        return ApiError(ENGINE_STOPPED, None, error_class.code, error_class.status)
     param_name = getattr(error, "param", None) or prompt_field
-    param = param_name if known.status == 400 else None
-    return ApiError(str(error), param, known.code, known.status)
+    param = param_name if error_class.status == 400 else None
+    return ApiError(str(error), param, error_class.code, error_class.status)

@@ -24,7 +24,7 @@ from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"
-_ABOUT: Final = (
+_SUMMARY: Final = (
     "A null is as good as no field. Fields that are not described are refused by name, "
     "with status 400. Every answer has a header x-request-id: the one that was sent, or "
     "a new one."
@@ -85,7 +85,7 @@ BODYLESS: Final = (
     ),
     BodylessEndpoint("get", "/openapi.json", "This description; needs no key."),
 )
-_TEXT: Final[JsonObject] = {"type": "string"}
+_STRING_SCHEMA: Final[JsonObject] = {"type": "string"}
 _OPENAI_ERROR: Final[JsonObject] = {
     "type": "object",
     "required": ["error"],
@@ -94,7 +94,10 @@ _OPENAI_ERROR: Final[JsonObject] = {
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {**_TEXT, "description": "what was wrong, and what to do"},
+                "message": {
+                    **_STRING_SCHEMA,
+                    "description": "what was wrong, and what to do",
+                },
                 "type": {"enum": ["invalid_request_error", "server_error"]},
                 "param": {"type": ["string", "null"], "description": "the field"},
                 "code": {"type": ["string", "null"]},
@@ -110,7 +113,7 @@ _ANTHROPIC_ERROR: Final[JsonObject] = {
         "error": {
             "type": "object",
             "required": ["type", "message"],
-            "properties": {"type": _TEXT, "message": _TEXT},
+            "properties": {"type": _STRING_SCHEMA, "message": _STRING_SCHEMA},
         },
     },
 }
@@ -132,33 +135,33 @@ class _Schemas(GenerateJsonSchema):
 
     def model_schema(self, schema: ModelSchema) -> JsonObject:
         """A body's schema, with the unsupported fields and their neutral values."""
-        made = super().model_schema(schema)
+        json_schema = super().model_schema(schema)
         kind = schema["cls"]
         if not issubclass(kind, StrictObject):
-            return made
-        needed = made.get("required", ())
-        fields = made.get("properties", {})
-        for name in fields.keys() - needed:
-            fields[name] = _or_null(fields[name])
+            return json_schema
+        required = json_schema.get("required", ())
+        fields = json_schema.get("properties", {})
+        for name in fields.keys() - required:
+            fields[name] = _nullable(fields[name])
         if issubclass(kind, TypedObject):
             fields["type"] = {"enum": [*kind.kinds]}
         unsupported = {name: _neutral(values) for name, values in kind.neutral.items()}
         return {
-            **made,
+            **json_schema,
             "properties": {**fields, **unsupported},
             "additionalProperties": False,
         }
 
 
-def _or_null(field: JsonObject) -> JsonObject:
+def _nullable(field: JsonObject) -> JsonObject:
     plain = {name: value for name, value in field.items() if name != "default"}
     choices = field.get("anyOf", [plain])
     if {"type": "null"} in choices:
         return field
-    made: JsonObject = {"anyOf": [*choices, {"type": "null"}]}
+    nullable: JsonObject = {"anyOf": [*choices, {"type": "null"}]}
     if field.get("default") not in (None, math.inf):  # which JSON cannot express
-        made["default"] = field["default"]
-    return made
+        nullable["default"] = field["default"]
+    return nullable
 
 
 def _neutral(values: Sequence[Any]) -> JsonObject:
@@ -170,46 +173,48 @@ def _neutral(values: Sequence[Any]) -> JsonObject:
 @cache
 def description() -> JsonObject:
     """The whole description."""
-    every: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
-    bodies = [one.body for one in every if one.body is not None]
-    _, made = models_json_schema(
+    endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+    _, schema = models_json_schema(
         [(body, "validation") for body in bodies],
         ref_template=_REF,
         schema_generator=_Schemas,
     )
     paths: JsonObject = {}
-    for one in every:
-        paths[one.path] = {"post": _operation(one)}
-    for plain in BODYLESS:
-        paths.setdefault(plain.path, {})[plain.method] = _bodyless_operation(plain)
+    for endpoint in endpoints:
+        paths[endpoint.path] = {"post": _operation(endpoint)}
+    for bodyless in BODYLESS:
+        paths.setdefault(bodyless.path, {})[bodyless.method] = _bodyless_operation(
+            bodyless
+        )
     errors = {"Error": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
-    key = {"type": "http", "scheme": "bearer"}
-    other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    bearer = {"type": "http", "scheme": "bearer"}
+    api_key_header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "minfer",
             "version": minfer.__version__,
-            "description": _ABOUT,
+            "description": _SUMMARY,
         },
         "security": [{}, {"key": []}, {"x-api-key": []}],
         "paths": paths,
         "components": {
-            "schemas": {**made.get("$defs", {}), **errors},
-            "securitySchemes": {"key": key, "x-api-key": other},
+            "schemas": {**schema.get("$defs", {}), **errors},
+            "securitySchemes": {"key": bearer, "x-api-key": api_key_header},
         },
     }
 
 
-def _operation(one: Endpoint | QueryEndpoint) -> JsonObject:
+def _operation(endpoint: Endpoint | QueryEndpoint) -> JsonObject:
     """A POST with a body."""
-    body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
+    body = {"type": "object"} if endpoint.body is None else _ref(endpoint.body.__name__)
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
-    streams = isinstance(one, Endpoint) and one.streams
+    streams = isinstance(endpoint, Endpoint) and endpoint.streams
     if streams:
         answer["text/event-stream"] = {}  # a schema could be one of its events only
     return {
-        "summary": one.summary,
+        "summary": endpoint.summary,
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": body}},
@@ -221,24 +226,24 @@ def _operation(one: Endpoint | QueryEndpoint) -> JsonObject:
             }
             if streams
             else {"description": "The answer.", "content": answer},
-            **_failures(one),
+            **_failures(endpoint),
         },
     }
 
 
-def _failures(one: Endpoint | QueryEndpoint) -> JsonObject:
-    shape = "AnthropicError" if one.failure is anthropic_failure else "Error"
-    content = {"application/json": {"schema": _ref(shape)}}
+def _failures(endpoint: Endpoint | QueryEndpoint) -> JsonObject:
+    schema_name = "AnthropicError" if endpoint.failure is anthropic_failure else "Error"
+    content = {"application/json": {"schema": _ref(schema_name)}}
     return {
-        status: {"description": why, "content": content}
-        for status, why in _STATUSES.items()
+        status: {"description": text, "content": content}
+        for status, text in _STATUSES.items()
     }
 
 
-def _bodyless_operation(one: BodylessEndpoint) -> JsonObject:
+def _bodyless_operation(endpoint: BodylessEndpoint) -> JsonObject:
     """An operation without a body."""
     operation: JsonObject = {
-        "summary": one.summary,
+        "summary": endpoint.summary,
         "responses": {
             "200": {"description": "The answer."},
             "default": {
@@ -247,10 +252,10 @@ def _bodyless_operation(one: BodylessEndpoint) -> JsonObject:
             },
         },
     }
-    if parts := re.findall(r"{(\w+)}", one.path):
-        common = {"in": "path", "required": True, "schema": _TEXT}
-        operation["parameters"] = [{"name": part, **common} for part in parts]
-    if one.path == "/v1/stream":
+    if names := re.findall(r"{(\w+)}", endpoint.path):
+        common = {"in": "path", "required": True, "schema": _STRING_SCHEMA}
+        operation["parameters"] = [{"name": name, **common} for name in names]
+    if endpoint.path == "/v1/stream":
         switch = {"101": {"description": "It is a WebSocket from here on."}}
         operation["responses"] = {**switch, **operation["responses"]}
         del operation["responses"]["200"]

@@ -1,7 +1,7 @@
 """The protocol of an endpoint: a body becomes one request, outputs become events.
 
     bytes --read--> ParsedBody --generation--> GenerationRequest --> engine
-    Event <---- AnswerWriter.write, AnswerWriter.end <---- RequestOutput
+    StreamEvent <---- AnswerWriter.write, AnswerWriter.end <---- RequestOutput
 
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it. One
 that needs no generated tokens, such as counting a prompt's tokens, is a `QueryEndpoint`
@@ -23,7 +23,7 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing
@@ -46,7 +46,7 @@ class CallTarget:
 
 @frozen(kw_only=True)
 class Include:
-    """What an answer holds besides text and finish reasons."""
+    """The contents of an answer besides text and finish reasons."""
 
     usage: bool = False  # at the end of a stream; a whole answer always has it
     usage_in_chunks: bool = False  # by then, in each chunk of a stream
@@ -68,7 +68,7 @@ class Include:
 class PoolingOptions:
     """A request for a vector of each prompt, instead of tokens."""
 
-    how: str = LAST
+    pooling_type: str = LAST
     normalize: bool = True  # to a length of 1
     base64: bool = False  # float32 in little-endian order, instead of a list
 
@@ -159,7 +159,7 @@ class SetupInfo(Protocol):
 
 
 class ModelInfo(Protocol):
-    """The model that bodies are checked against: a `ServedModel`, or its likeness."""
+    """The model that bodies are checked against: a `ServedModel`, or a `WorkerModel`."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -214,10 +214,10 @@ class ParsedBody(Protocol):
 class AnswerWriter(Protocol):
     """Writes one answer; called in the order of the outputs."""
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The events for the new output of a choice."""
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The events after the last choice has ended; `served` is by prompt."""
 
 

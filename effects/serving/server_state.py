@@ -1,5 +1,5 @@
-"""What all answers of a server share: the model, its bounds, and whether the server is
-stopping.
+"""The state that all answers of a server share: the model, its bounds, and whether the
+server is stopping.
 """
 
 import logging
@@ -22,8 +22,8 @@ from minfer.effects.serving.client_errors import (
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.limits import Limits
 
-# Retry-After of a full queue: the time in which one in so many of its places gets free.
-_FREED_SHARE: Final = 4
+# Retry-After of a full queue: the time in which a quarter of its places gets free.
+_FREED_DIVISOR: Final = 4
 _engine_log: Final = logging.getLogger("minfer.engine")
 
 
@@ -53,16 +53,18 @@ class ServerState:
         if isinstance(message, EngineDied) and not isinstance(cause, EngineDeadError):
             _engine_log.error("%s", message.why, exc_info=cause)
 
-    def window(self, n: int) -> int:
+    def max_running_prompts(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
-        return self.limits.window(n)
+        return self.limits.max_running_prompts(n)
 
-    def time_for(self, request: GenerationRequest) -> float | None:
+    def time_limit(self, request: GenerationRequest) -> float | None:
         """Seconds that an answer may take; None: any number."""
-        most = self.bounds.request_timeout or math.inf
-        own = request.urgency.deadline if self.bounds.end_late else math.inf
-        least = min(most, own)
-        return None if math.isinf(least) else least
+        server_limit = self.bounds.request_timeout or math.inf
+        own_limit = (
+            request.urgency.deadline if self.bounds.enforce_deadlines else math.inf
+        )
+        limit = min(server_limit, own_limit)
+        return None if math.isinf(limit) else limit
 
     def api_error(self, error: Exception, field: str, name: str) -> ApiError:
         """The client's error for an error in the request `name`; the log has more."""
@@ -72,7 +74,7 @@ class ServerState:
         # Its traceback holds the body, in a cycle that only the garbage collector frees.
         api_error.__traceback__ = api_error.__context__ = None
         if api_error.code == OVERLOADED:
-            places = math.ceil(self.limits.max_waiting / _FREED_SHARE)
+            places = math.ceil(self.limits.max_waiting / _FREED_DIVISOR)
             api_error.retry_after = self.pace.seconds(places)
         return api_error
 

@@ -162,7 +162,7 @@ def serving(
     (listener,) = listen_at("127.0.0.1", 0)
     config = uvicorn.Config(
         app,
-        http=bounded(app.state.bounds.patience),
+        http=bounded(app.state.bounds.connection_limits),
         log_level="critical",
         lifespan="off",
         **SOCKETS,

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.execution.tiers import page_parts
+from minfer.effects.execution.tiers import paged_tensors
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.models.architecture.kv_format import AUTO
@@ -166,14 +166,18 @@ def test_what_cannot_be_is_refused(
 def test_buffers_of_copies_are_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert memory.BUFFER == page_parts.PIECE
+    assert memory.COPY_BUFFER_BYTES == paged_tensors.PIECE_BYTES
     args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda *_: gpu)
     neither = evolve(args, kv_host_memory=None)
     both = evolve(args, kv_disk=tmp_path, kv_disk_size=1 << 26)
     planned = [prepare(one).memory.activations for one in (neither, args, both)]
-    assert planned[1] - planned[0] == planned[2] - planned[1] == 4 * page_parts.PIECE
+    assert (
+        planned[1] - planned[0]
+        == planned[2] - planned[1]
+        == 4 * paged_tensors.PIECE_BYTES
+    )
 
 
 def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,13 +191,13 @@ def test_an_engine_closes_while_blocks_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last blocks are stored when a request ends."""
-    copy = page_parts.Track.copy
+    copy = paged_tensors.Track.copy
 
     def slow(*given: Any, **how: Any) -> None:
         time.sleep(0.3)
         copy(*given, **how)
 
-    monkeypatch.setattr(page_parts.Track, "copy", slow)
+    monkeypatch.setattr(paged_tensors.Track, "copy", slow)
     llm = LLM(**SMALL, kv_host_memory=1 << 24)
     llm.generate(prompts(1, 70), GREEDY, use_tqdm=False)
     closing = threading.Thread(target=llm.close, daemon=True)
@@ -207,7 +211,7 @@ def test_a_closed_engine_holds_no_cache() -> None:
     executor = cast(TorchExecutor, llm.worker.driver.executor)
     assert executor.copiers is not None
     assert executor.copiers.host is not None
-    views = [weakref.ref(part.device) for part in executor.copiers.host.parts]
+    views = [weakref.ref(tensor.device) for tensor in executor.copiers.host.tensors]
     llm.close()
     gc.collect()
     assert [view() for view in views] == [None]

@@ -89,7 +89,9 @@ def _ends_of_the_engine(note_end: Any) -> Callable[..., Any]:
         counts.ends = ends
         for one in job.samples:
             counts.ends[
-                metrics._ENDS.get(one.ending.reason if one.ending else "", "error")
+                metrics._FINISHED_REASONS.get(
+                    one.ending.reason if one.ending else "", "error"
+                )
             ] += 1
 
     return planted

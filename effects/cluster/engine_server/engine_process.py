@@ -26,7 +26,7 @@ from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
-from minfer.effects.execution.contract import Executor, crew_of
+from minfer.effects.execution.contract import Executor, workers_of
 from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
@@ -134,8 +134,8 @@ def _end_with_ranks(executor: Executor) -> None:
         last.daemon = True
         last.start()
 
-    if (crew := crew_of(executor)) is not None:
-        crew.on_loss.insert(0, end)  # first: the release of the ranks may wait, too
+    if (workers := workers_of(executor)) is not None:
+        workers.on_loss.insert(0, end)  # first: the release of the ranks may wait, too
 
 
 def _as_before(args: EngineArgs, path: Path) -> EngineArgs:

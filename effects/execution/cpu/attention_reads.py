@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, Ints
-from minfer.effects.models.layout.shapes import MASK_NUMBERS
+from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 # a block table, and the window and the sink tokens of its layers
-Kind = tuple[int, int | None, int]
+LayerKind = tuple[int, int | None, int]
 
 # padded tokens that take as long as the launches of one more group in each layer
-SPLIT_COST = 512
-GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
+SPLIT_COST_TOKENS = 512
+MAX_GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
 
 
 @frozen(eq=False)
@@ -107,17 +107,17 @@ class ChunkReads:
         if not isinstance(rule, MaskRule):
             yield MaskedPiece(slice(0, count), keys, rule)
             return
-        size = max(1, MASK_NUMBERS // keys)
-        for done in range(0, count, size):
-            end = min(done + size, count)
-            left = keys - (count - end)
-            part = evolve(
+        size = max(1, MAX_MASK_NUMBERS // keys)
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            num_keys = keys - (count - end)
+            piece_rule = evolve(
                 rule,
-                first=rule.first + done,
+                first=rule.first + start,
                 last=rule.first + end,
-                keys=rule.keys[:left],
+                keys=rule.keys[:num_keys],
             )
-            yield MaskedPiece(slice(done, end), left, part.mask())
+            yield MaskedPiece(slice(start, end), num_keys, piece_rule.mask())
 
 
 @frozen(eq=False)
@@ -129,16 +129,25 @@ class Reads:
 
 
 def plan_reads(
-    batch: Batch, block_size: int, kinds: Sequence[Kind]
-) -> Mapping[Kind, Reads]:
+    batch: Batch, block_size: int, kinds: Sequence[LayerKind]
+) -> Mapping[LayerKind, Reads]:
     """Returns what layers read, by block table, window and sink tokens; a window longer
     than every context limits nothing.
     """
     contexts = batch.contexts.numpy().astype(np.int64)
     spans = []
-    if (found := batch.chunks) is not None:
-        parts = (found.rows, found.starts, found.counts, found.offsets)
-        spans = [one for one in zip(*(p.tolist() for p in parts), strict=True) if one[2]]
+    if (batch_chunks := batch.chunks) is not None:
+        columns = (
+            batch_chunks.rows,
+            batch_chunks.starts,
+            batch_chunks.counts,
+            batch_chunks.offsets,
+        )
+        spans = [
+            span
+            for span in zip(*(column.tolist() for column in columns), strict=True)
+            if span[2]
+        ]
     longest = max([start + count for _, start, count, _ in spans] + contexts.tolist())
     limits = {
         (t, w, sinks): (t, longest, 0) if w is None or w >= longest else (t, w, sinks)
@@ -149,28 +158,28 @@ def plan_reads(
         for _, limit, sinks in set(limits.values())
         for _, start, count, _ in spans
     )
-    kept = numbers <= MASK_NUMBERS
+    keeps_masks = numbers <= MAX_MASK_NUMBERS
     reads = {}
-    for which, limit, sinks in set(limits.values()):
-        whole = batch.table[which].numpy()
-        table = whole[batch.rows.numpy()]
+    for table_index, limit, sinks in set(limits.values()):
+        block_table = batch.table[table_index].numpy()
+        table = block_table[batch.rows.numpy()]
         groups: tuple[DecodeGroup, ...] = ()
         if len(contexts):
             groups = _groups(table, contexts, block_size, limit, sinks)
         chunks = tuple(
             _chunk(
-                whole[row],
+                block_table[row],
                 start,
                 offset,
                 offset + count,
                 block_size,
                 limit,
                 sinks,
-                kept=kept,
+                keeps_mask=keeps_masks,
             )
             for row, start, count, offset in spans
         )
-        reads[which, limit, sinks] = Reads(groups, chunks)
+        reads[table_index, limit, sinks] = Reads(groups, chunks)
     return {kind: reads[limit] for kind, limit in limits.items()}
 
 
@@ -196,28 +205,29 @@ def _groups(
         longest = int(contexts.max())
     padded = count * longest
     if count == 1 or (
-        padded <= GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST
+        padded <= MAX_GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST_TOKENS
     ):
         return (_group(None, table, skips, contexts, block_size, sinks),)
     order = np.argsort(-contexts, kind="stable")
     bounds, widest = [0], longest
-    for at, context in enumerate(contexts[order].tolist()):
-        full = at > bounds[-1] and (at + 1 - bounds[-1]) * widest > GROUP_TOKENS
+    for index, context in enumerate(contexts[order].tolist()):
+        full = index > bounds[-1] and (index + 1 - bounds[-1]) * widest > MAX_GROUP_TOKENS
         if full or (
-            2 * context < widest and (widest - context) * (count - at) > SPLIT_COST
+            2 * context < widest
+            and (widest - context) * (count - index) > SPLIT_COST_TOKENS
         ):
-            bounds.append(at)
+            bounds.append(index)
             widest = context
     return tuple(
         _group(
-            torch.from_numpy(part),
-            table[part],
-            skips[part],
-            contexts[part],
+            torch.from_numpy(indices),
+            table[indices],
+            skips[indices],
+            contexts[indices],
             block_size,
             sinks,
         )
-        for part in np.split(order, bounds[1:])
+        for indices in np.split(order, bounds[1:])
     )
 
 
@@ -240,11 +250,11 @@ def _group(
     # Padding reads the row's own first block: entries after its last one may be anything.
     used = np.arange(table.shape[1]) * block_size < contexts[:, None]
     ids = torch.from_numpy(np.where(used, table, table[:, :1]).reshape(-1))
-    at = np.arange(skip, longest)
-    skipped = at < skips[:, None]
+    positions = np.arange(skip, longest)
+    skipped = positions < skips[:, None]
     if sinks:
-        skipped &= at >= sinks
-    mask = _mask((at >= contexts[:, None]) | skipped)
+        skipped &= positions >= sinks
+    mask = _mask((positions >= contexts[:, None]) | skipped)
     return DecodeGroup(
         rows, ids, skip, longest, None if mask is None else mask[:, None, None]
     )
@@ -252,22 +262,22 @@ def _group(
 
 def _chunk(
     table: Table,
-    at: int,
+    position: int,
     first: int,
     last: int,
     block_size: int,
     window: int,
     sinks: int,
     *,
-    kept: bool,
+    keeps_mask: bool,
 ) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
-    `at` of the table's sequence.
+    `position` of the table's sequence.
     """
-    context, before = at + last - first, -(-sinks // block_size)
+    context, before = position + last - first, -(-sinks // block_size)
     # The window of the first input begins at `start`. The blocks read are those of sink
     # tokens, then those from number `block` on.
-    start = max(0, at + 1 - window)
+    start = max(0, position + 1 - window)
     block = max(start // block_size, before)
     skip = 0 if sinks else start - block * block_size
     key = np.arange(block * block_size + skip, context)
@@ -277,10 +287,10 @@ def _chunk(
         key = np.concatenate((np.arange(min(before * block_size, context)), key))
         read = np.concatenate((used[:before], read))
     rule: Tensor | MaskRule | None = None
-    if at or context > window:
-        rule = MaskRule(at, context, key, window, sinks)
-        rule = rule.mask() if kept else rule
-    blocks = _blocks(read) if at else None
+    if position or context > window:
+        rule = MaskRule(position, context, key, window, sinks)
+        rule = rule.mask() if keeps_mask else rule
+    blocks = _blocks(read) if position else None
     return ChunkReads(first, last, blocks, skip, skip + len(key), rule)
 
 

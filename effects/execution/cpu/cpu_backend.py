@@ -20,7 +20,7 @@ from minfer.records.config import EngineConfig
 from minfer.sampling.reference_sampler import RowSampling
 
 # Sampling of the scratch row: the cheapest.
-PADDING: Final = RowSampling(
+PADDING_SAMPLING: Final = RowSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
 )
 
@@ -36,10 +36,12 @@ class CachedSampling:
 
 def describe_products(spec: ModelSpec) -> list[tuple[str, str]]:
     """Returns what multiplies a model's quantized matrices on this processor."""
-    how = spec.quantization
-    if how is None:
+    quantization = spec.quantization
+    if quantization is None:
         return []
-    return [("matrix products", quantized.described(how.format.scheme))]
+    return [
+        ("matrix products", quantized.product_description(quantization.format.scheme))
+    ]
 
 
 @define(eq=False)
@@ -49,14 +51,14 @@ class CpuBackend:
     device: torch.device = field(factory=lambda: torch.device("cpu"))
     routes: Routes = field(factory=lambda: Routes(no_quack="it is for GPUs"))
     described: list[tuple[str, str]] = field(factory=list)  # see `describe_products`
-    last: CachedSampling | None = None
+    cached: CachedSampling | None = None
 
     scatter = staticmethod(plain.scatter)
     gather = staticmethod(plain.gather)
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
-    keep = staticmethod(plain.keep)
-    hide = staticmethod(plain.hide)
+    keep = staticmethod(plain.store_logits)
+    hide = staticmethod(plain.mask_logits)
     write_draft_inputs = staticmethod(plain.write_draft_inputs)
     accept_drafts = staticmethod(plain.accept_drafts)
 
@@ -96,8 +98,8 @@ class CpuBackend:
         """Sample a token for each row, in numpy."""
         sampling = self._sampling(rows.tolist(), device_rows)
         if streams is not None:
-            other = streams.index_select(0, rows)[list(sampling.rows)]
-            sampling = evolve(sampling, streams=other.numpy().view(np.uint64))
+            row_streams = streams.index_select(0, rows)[list(sampling.rows)]
+            sampling = evolve(sampling, streams=row_streams.numpy().view(np.uint64))
         choice = choose(logits, sampling, positions.numpy())
         broken = torch.zeros_like(positions)
         if choice.broken:
@@ -109,12 +111,14 @@ class CpuBackend:
         """Logits are gathered: a CPU's step takes far longer than that."""
 
     def _sampling(self, rows: list[int], device_rows: DeviceRows) -> Sampling:
-        last = self.last
+        last = self.cached
         if last is None or last.opened != device_rows.opened or last.rows != rows:
             owners = [device_rows.owners[row] for row in rows]
-            how = [PADDING if one is None else one.sampling for one in owners]
+            row_params = [
+                PADDING_SAMPLING if owner is None else owner.sampling for owner in owners
+            ]
             last = CachedSampling(
-                rows, device_rows.opened, Sampling.of(how, device_rows.vocab)
+                rows, device_rows.opened, Sampling.of(row_params, device_rows.vocab)
             )
-            self.last = last
+            self.cached = last
         return last.sampling

@@ -116,27 +116,29 @@ def _draw(logits: Floats, largest: np.float32, params: NoisyRowParams, key: int)
     if params.keeps_all:
         scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
         return int(scaled.argmax())
-    ids = kept(scaled, params.top_k, params.top_p, params.lowest)
+    ids = kept_ids(scaled, params.top_k, params.top_p, params.lowest)
     if params.typical_p < 1:
-        ids = typical(scaled, ids, params.typical_p)
+        ids = typical_ids(scaled, ids, params.typical_p)
     scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
     return int(ids[scaled.argmax()])
 
 
-def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
-    """Returns the ids of at least `low` that top-k and then top-p keep, ascending; the
-    largest of `scaled` is 0.
+def kept_ids(scaled: Floats, top_k: int, top_p: float, lowest_kept: float) -> Ints:
+    """Returns the ids of at least `lowest_kept` that top-k and then top-p keep,
+    ascending; the largest of `scaled` is 0.
 
     Sorts only tokens that can be in the shortest prefix that holds `top_p`: tokens below
     the share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
     needed.
     """
-    if not top_k and top_p >= 1 and low == -np.inf:
+    if not top_k and top_p >= 1 and lowest_kept == -np.inf:
         return np.arange(len(scaled))
-    if top_k or low > -np.inf:
+    if top_k or lowest_kept > -np.inf:
         place = len(scaled) - top_k
-        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
-        ids = np.flatnonzero(scaled >= edge)
+        threshold = (
+            max(lowest_kept, np.partition(scaled, place)[place]) if top_k else lowest_kept
+        )
+        ids = np.flatnonzero(scaled >= threshold)
         if top_p >= 1:
             return ids
         total = np.exp(scaled[ids]).sum(dtype=np.float64)
@@ -145,30 +147,32 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
         total = shares.sum(dtype=np.float64)
         ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
     values = scaled[ids]
-    falling = np.sort(values)[::-1]
-    held = np.cumsum(np.exp(falling), dtype=np.float64)
-    count = min(int(held.searchsorted(top_p * total)) + 1, len(ids))
-    edge = falling[count - 1]
-    keep = values > edge
+    descending = np.sort(values)[::-1]
+    cumulative = np.cumsum(np.exp(descending), dtype=np.float64)
+    count = min(int(cumulative.searchsorted(top_p * total)) + 1, len(ids))
+    threshold = descending[count - 1]
+    keep = values > threshold
     # A stable sort would give lower ids first among equals; it takes five times as long.
-    keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
-    left: Ints = ids[keep]
-    return left
+    keep[np.flatnonzero(values == threshold)[: count - int(keep.sum())]] = True
+    remaining: Ints = ids[keep]
+    return remaining
 
 
-def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
+def typical_ids(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
     """Returns those of the ascending `ids` that typical-p keeps, ascending; the largest
     of `scaled` is 0.
     """
     depth = -scaled[ids]
     shares = np.exp(-depth.astype(np.float64))
-    some = shares > 0  # without any, depth may be infinite
+    positive = shares > 0  # without any, depth may be infinite
     total = shares.sum()
-    mean = np.float32((shares[some] * depth[some]).sum() / total)
+    mean = np.float32((shares[positive] * depth[positive]).sum() / total)
     order = np.abs(depth - mean).argsort(kind="stable")
-    held = np.cumsum(shares[order])
-    left: Ints = np.sort(ids[order[: int(held.searchsorted(typical_p * total)) + 1]])
-    return left
+    cumulative = np.cumsum(shares[order])
+    remaining: Ints = np.sort(
+        ids[order[: int(cumulative.searchsorted(typical_p * total)) + 1]]
+    )
+    return remaining
 
 
 def draw_keys(streams: Keys, positions: Ints) -> Keys:

@@ -20,7 +20,7 @@ from minfer.sampling.logits import Shaping, hidden_ids, is_penalized, is_shaped
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-_ROOM = 256  # tokens; doubled whenever it is full
+_MIN_ROOM_TOKENS = 256  # tokens; doubled whenever it is full
 
 
 @define(eq=False)
@@ -29,22 +29,22 @@ class TokenCounts:
 
     ids: Ints
     counts: Floats  # in the output
-    places: dict[int, int]  # index of each token in these
+    indices: dict[int, int]  # index of each token in these
 
     @classmethod
     def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "TokenCounts":
         """Count the tokens of a prompt and an output."""
-        found = Counter(dict.fromkeys(prompt, 0))
-        found.update(output)
-        room = max(_ROOM, 2 * len(found))
+        totals = Counter(dict.fromkeys(prompt, 0))
+        totals.update(output)
+        room = max(_MIN_ROOM_TOKENS, 2 * len(totals))
         ids, counts = np.zeros(room, np.int64), np.zeros(room, np.float32)
-        ids[: len(found)] = list(found.keys())
-        counts[: len(found)] = list(found.values())
-        return cls(ids, counts, {token: place for place, token in enumerate(found)})
+        ids[: len(totals)] = list(totals.keys())
+        counts[: len(totals)] = list(totals.values())
+        return cls(ids, counts, {token: place for place, token in enumerate(totals)})
 
     def add(self, token: int) -> None:
         """Count one more output token."""
-        place = self.places.setdefault(token, len(self.places))
+        place = self.indices.setdefault(token, len(self.indices))
         if place == len(self.ids):
             self.ids = np.resize(self.ids, 2 * place)
             self.counts = np.concatenate([self.counts, np.zeros(place, np.float32)])
@@ -94,7 +94,7 @@ class RowShaping:
             self._penalize(logits, self.seen)
 
     def _penalize(self, logits: Floats, seen: TokenCounts) -> None:
-        sampling, count = self.sampling, len(seen.places)
+        sampling, count = self.sampling, len(seen.indices)
         ids, counts = seen.ids[:count], seen.counts[:count]
         x = logits[ids]
         factor = np.float32(sampling.repetition_penalty)
@@ -121,13 +121,13 @@ class CpuShaper:
     def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
         del positions  # a row's own tokens give its position
-        made: Tensor = logits.to(torch.float32, copy=True)
-        values: Floats = made.numpy()
+        shaped: Tensor = logits.to(torch.float32, copy=True)
+        values: Floats = shaped.numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
             for line, row in zip(values, rows.tolist(), strict=True):
                 if row in self.shapes:
                     self.shapes[row].change(line)
-        return made
+        return shaped
 
     def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""

@@ -23,11 +23,11 @@ from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.architecture.mla import MLA
 from minfer.kernels.leaves import LatentWeights
 
-# Queries of a chunk from which expanding is faster: it costs as much as the products of
-# so many queries that it saves, at the sizes of DeepSeek-V2 and V3.
-EXPAND_FROM: Final = 128
+# Queries of a chunk from which expanding is faster: it costs as much as the products that
+# it saves for this number of queries, at the sizes of DeepSeek-V2 and V3.
+MIN_EXPANDED_QUERIES: Final = 128
 # Elements of expanded keys and values at once, about 16 MB in float32.
-EXPANDED: Final = 1 << 22
+MAX_EXPANDED_ELEMENTS: Final = 1 << 22
 
 
 def expanding(mla: MLA, weights: LatentWeights) -> tuple[Tensor, Tensor]:
@@ -57,63 +57,70 @@ class LatentRead:
             rows = slice(0, decode_rows) if group.rows is None else group.rows
             out[rows] = self._decode(query[rows], group)
         for chunk in reads.chunks:
-            where = slice(chunk.first, chunk.last)
+            span = slice(chunk.first, chunk.last)
             prefill = self._absorbed_chunk
-            if chunk.last - chunk.first >= EXPAND_FROM:
+            if chunk.last - chunk.first >= MIN_EXPANDED_QUERIES:
                 prefill = self._expanded_chunk
-            out[where] = prefill(query[where], chunk)
+            out[span] = prefill(query[span], chunk)
         return out.flatten(1)
 
     def _decode(self, query: Tensor, group: DecodeGroup) -> Tensor:
-        """One query token a row: [rows, heads, query_dim] -> [rows, heads, value_dim]."""
+        """Attend with one query token a row: [rows, heads, query_dim] -> [rows, heads,
+        value_dim].
+        """
         latent = self._latents(group.blocks, len(query), group).unsqueeze(1)
         absorbed = self.absorb(query).unsqueeze(1)  # [rows, 1, heads, latent_dim]
         return self.values(self._attend(absorbed, latent, group.mask).squeeze(1))
 
     def _absorbed_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
-        """One chunk: [n, heads, query_dim] -> [n, heads, value_dim]."""
+        """Attend with the tokens of one chunk: [n, heads, query_dim] -> [n, heads,
+        value_dim].
+        """
         latent = self._chunk_latents(chunk)  # [1, context, latent_dim]
         absorbed = self.absorb(query).transpose(0, 1)  # [heads, n, latent_dim]
-        found = [
+        outputs = [
             self._attend(absorbed[:, piece.tokens], latent[:, : piece.keys], piece.mask)
             for piece in _pieces(chunk)
         ]
-        return self.values(torch.cat(found, 1).transpose(0, 1))
+        return self.values(torch.cat(outputs, 1).transpose(0, 1))
 
     def _expanded_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
-        """The same, with keys and values expanded, a few heads at a time."""
+        """Do the same with expanded keys and values, a few heads at a time."""
         mla, latent = self.mla, self._chunk_latents(chunk)[0].to(query.dtype)
-        kept, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
+        compressed, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
         width = mla.query_dim + mla.value_dim
-        few = max(1, EXPANDED // (len(latent) * width))
+        num_heads = max(1, MAX_EXPANDED_ELEMENTS // (len(latent) * width))
         out = query.new_empty(len(query), mla.heads, mla.value_dim)
         for key_of, value_of, place in zip(
-            *(torch.split(one, few) for one in expanding(mla, self.weights)),
-            range(0, mla.heads, few),
+            *(torch.split(matrix, num_heads) for matrix in expanding(mla, self.weights)),
+            range(0, mla.heads, num_heads),
             strict=True,
         ):
-            key = kept @ key_of.transpose(1, 2)  # [few, context, plain_dim]
+            key = compressed @ key_of.transpose(1, 2)  # [num_heads, context, plain_dim]
             turned = rotated.expand(len(key), *rotated.shape)
             heads = slice(place, place + len(key))
-            key, value = torch.cat((key, turned), -1), kept @ value_of.transpose(1, 2)
+            key = torch.cat((key, turned), -1)
+            value = compressed @ value_of.transpose(1, 2)
             for piece in _pieces(chunk):
                 mask = piece.mask
-                found = F.scaled_dot_product_attention(
+                mixed = F.scaled_dot_product_attention(
                     query[piece.tokens, heads].transpose(0, 1),
                     key[:, : piece.keys],
                     value[:, : piece.keys],
                     None if mask is None else mask.to(query.dtype),
                     scale=mla.scale,
                 )
-                out[piece.tokens, heads] = found.transpose(0, 1)
+                out[piece.tokens, heads] = mixed.transpose(0, 1)
         return out
 
     def absorb(self, query: Tensor) -> Tensor:
         """Returns queries [n, heads, latent_dim] for latents."""
         keys, _ = expanding(self.mla, self.weights)
-        plain, turned = query.split_with_sizes((self.mla.plain_dim, self.mla.rope_dim), 2)
+        plain, rotated = query.split_with_sizes(
+            (self.mla.plain_dim, self.mla.rope_dim), 2
+        )
         folded = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
-        return torch.cat((folded, turned), 2)
+        return torch.cat((folded, rotated), 2)
 
     def values(self, mixed: Tensor) -> Tensor:
         """Returns values [n, heads, value_dim] of mixed latents [n, heads, rank]."""
@@ -121,7 +128,7 @@ class LatentRead:
         return torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
 
     def _attend(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        """Softmax over latents: [..., n, latent_dim], [..., context, latent_dim] -> [...,
+        """Attend over latents: [..., n, latent_dim], [..., context, latent_dim] -> [...,
         n, rank].
         """
         latent = latent.to(query.dtype)
@@ -141,11 +148,11 @@ class LatentRead:
         return self._latents(chunk.blocks, 1, chunk)
 
     def _latents(
-        self, which: Tensor | slice, rows: int, part: DecodeGroup | ChunkReads
+        self, blocks: Tensor | slice, rows: int, reads: DecodeGroup | ChunkReads
     ) -> Tensor:
         """Returns [rows, context - skip, latent_dim]."""
-        found = self.cache.read(which).view(rows, -1, self.mla.latent_dim)
-        return found[:, part.skip : part.context]
+        latents = self.cache.read(blocks).view(rows, -1, self.mla.latent_dim)
+        return latents[:, reads.skip : reads.context]
 
 
 def _pieces(chunk: ChunkReads) -> Iterator[MaskedPiece]:

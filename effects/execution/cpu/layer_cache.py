@@ -38,17 +38,17 @@ class LayerCache:
         numbers, scales = write(self.stored, self.scales, slots, new)
         new.copy_(dequantize(numbers, scales, new.dtype))
 
-    def read(self, which: Tensor | slice) -> Tensor:
+    def read(self, blocks: Tensor | slice) -> Tensor:
         """Returns some blocks [blocks, a block's elements]."""
-        found = _some(self.blocks, which)
+        data = _select_blocks(self.blocks, blocks)
         if self.stored.itemsize > 1:
-            return found
-        numbers = found.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
-        scales = None if self.scales is None else _some(self.scales, which)
+            return data
+        numbers = data.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
+        scales = None if self.scales is None else _select_blocks(self.scales, blocks)
         return dequantize(numbers, scales, self.dtype).flatten(1)
 
 
-def _some(blocks: Tensor, which: Tensor | slice) -> Tensor:
-    if isinstance(which, slice):
-        return blocks[which]
-    return blocks.index_select(0, which)
+def _select_blocks(blocks: Tensor, index: Tensor | slice) -> Tensor:
+    if isinstance(index, slice):
+        return blocks[index]
+    return blocks.index_select(0, index)

@@ -36,7 +36,7 @@ from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
 
 # Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
-MERGED = (torch.float32, torch.bfloat16)
+MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @frozen(eq=False)
@@ -59,9 +59,9 @@ class KVCache:
         gqa = heads_of(self.spec, index)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
-        for part, norm in ((query, heads.q_norm), (key, heads.k_norm)):
+        for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
             if norm is not None:
-                rms_norm(part, norm, out=part)
+                rms_norm(states, norm, out=states)
         if gqa.rope is not None:
             rotate(by_head[:, : -gqa.kv_heads], *self._prepared(batch)[2][gqa.rope])
         return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
@@ -77,10 +77,10 @@ class KVCache:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
         table = self.layout.places[index].table
-        kept, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
-        rms_norm(kept, weights.norm, out=kept)
-        for part in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
-            rotate(part, *angles[mla.rope])
+        compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
+        rms_norm(compressed, weights.norm, out=compressed)
+        for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
+            rotate(rotated, *angles[mla.rope])
         _keep_finite(batch, latent)
         cache = self.layers[index]
         new = latent.to(cache.dtype)
@@ -103,8 +103,8 @@ class KVCache:
         dtype = self.layers[index].dtype
         if qkv.dtype is dtype:
             return self._attend(batch, index, qkv, heads)
-        found = self._attend(batch, index, qkv.to(dtype), heads)
-        return found.to(qkv.dtype)
+        out = self._attend(batch, index, qkv.to(dtype), heads)
+        return out.to(qkv.dtype)
 
     def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the dtype that the cache reads."""
@@ -126,18 +126,18 @@ class KVCache:
                 picked = queries.index_select(0, group.rows)
                 out.index_copy_(0, group.rows, heads.decode(picked, cache, group))
         for chunk in reads.chunks:
-            where = slice(chunk.first, chunk.last)
-            heads.prefill(qkv[where], cache, chunk, out[where])
+            span = slice(chunk.first, chunk.last)
+            heads.prefill(qkv[span], cache, chunk, out[span])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
             places = zip(self.layout.places, self.spec.layers, strict=True)
-            wanted = dict.fromkeys(
+            kinds = dict.fromkeys(
                 (place.table, layer.attention.window, layer.attention.sink_tokens)
                 for place, layer in places
             )
-            reads = plan_reads(batch, self.data.shape[2], tuple(wanted))
+            reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
             angles = {
                 rope: table.index_select(0, batch.positions).unbind(1)
                 for rope, table in self.ropes.items()
@@ -153,8 +153,10 @@ class KVCache:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         for data in self._tensors():
-            for one in copies:
-                data[:, one.target, : one.count] = data[:, one.source, : one.count]
+            for block_copy in copies:
+                data[:, block_copy.target, : block_copy.count] = data[
+                    :, block_copy.source, : block_copy.count
+                ]
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero newly allocated blocks of a row, the first of them from slot `start` on.
@@ -163,12 +165,12 @@ class KVCache:
         overflowed, that would be 0 * NaN, and the new owner would fail.
         """
         for data in self._tensors():
-            whole = blocks
+            full_blocks = blocks
             if start and blocks:
                 data[:, blocks[0], start:] = 0
-                whole = blocks[1:]
-            if whole:
-                data.index_fill_(1, torch.tensor(whole), 0)
+                full_blocks = blocks[1:]
+            if full_blocks:
+                data.index_fill_(1, torch.tensor(full_blocks), 0)
 
     def _tensors(self) -> list[Tensor]:
         """Returns all that is stored."""
@@ -181,8 +183,8 @@ def _keep_finite(batch: Batch, new: Tensor) -> None:
     later reads as padding.
     """
     if batch.verified is not None:
-        guessed = new[batch.verified.decode_rows : len(batch.rows)]
-        torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
+        draft_states = new[batch.verified.decode_rows : len(batch.rows)]
+        torch.nan_to_num(draft_states, 0.0, 0.0, 0.0, out=draft_states)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -192,11 +194,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     `sin` is negative for the first half of a head, so rotating halves is a roll. Computed
     in float32 whatever the dtype of `x`.
     """
-    turned = x.roll(x.shape[-1] // 2, -1)
+    rolled = x.roll(x.shape[-1] // 2, -1)
     if x.dtype is torch.float32:
-        x.mul_(cos).addcmul_(turned, sin)
+        x.mul_(cos).addcmul_(rolled, sin)
     else:
-        x.copy_((x * cos).addcmul_(turned.float(), sin))
+        x.copy_((x * cos).addcmul_(rolled.float(), sin))
 
 
 def make_cache(
@@ -218,21 +220,21 @@ def make_cache(
     layout = one_group(spec) if layout is None else layout
     layers = layout.layers_a_page
     shape = (layers, blocks, block_size, *token)
-    kind = torch_kv_dtype(dtype or spec.kv_dtype)
-    data = _zeros(shape, kind)
-    scales = _zeros(shape[:-1], torch.float32) if kind is INT8 else None
-    read = kind if kind.itemsize > 1 else torch_dtype(spec.dtype)
+    cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)
+    data = _zeros(shape, cache_dtype)
+    scales = _zeros(shape[:-1], torch.float32) if cache_dtype is INT8 else None
+    read = cache_dtype if cache_dtype.itemsize > 1 else torch_dtype(spec.dtype)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
     tables = {
         rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
     }
-    of_layers = [
+    layer_caches = [
         LayerCache.of(data[slot], read, None if scales is None else scales[slot])
         for slot in (place.slot for place in layout.places)
     ]
-    return KVCache(spec, layout, data, scales, tuple(of_layers), tables)
+    return KVCache(spec, layout, data, scales, tuple(layer_caches), tables)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -262,17 +264,21 @@ def latents_of(spec: ModelSpec, index: int) -> MLA:
 def rotations(spec: ModelSpec) -> dict[Rope, int]:
     """Returns the rotations of a model, with the dimensions of a head that they turn."""
     attentions = (group.attention for group in spec.groups)
-    return {one.rope: one.rotated for one in attentions if one.rope is not None}
+    return {
+        attention.rope: attention.rotated
+        for attention in attentions
+        if attention.rope is not None
+    }
 
 
 def rope_table(rope: Rope, head_dim: int, length: int) -> Tensor:
-    """Rotary cosines and sines, [length, 2, 1, head_dim] float32."""
+    """Returns rotary cosines and sines, [length, 2, 1, head_dim] float32."""
     inverse = inverse_frequencies(rope, head_dim)
     # [length, head_dim / 2]
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
     # Dimensions that do not turn are not scaled.
     factor = torch.where(inverse == 0, 1.0, rope.attention_factor)
-    cos, sin = (part * factor for part in (angles.cos(), angles.sin()))
+    cos, sin = (component * factor for component in (angles.cos(), angles.sin()))
     table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
     return table[:, :, None]
 
@@ -286,7 +292,9 @@ class Heads:
     sinks: Tensor | None  # [heads] float32
 
     def decode(self, query: Tensor, cache: LayerCache, group: DecodeGroup) -> Tensor:
-        """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
+        """Attend with one query token a row: [rows, heads, head_dim] -> [rows, heads *
+        head_dim].
+        """
         gqa, rows = self.gqa, query.shape[0]
         key, value = self._read(cache, group.blocks, rows, group)
         shared = gqa.heads // gqa.kv_heads
@@ -301,23 +309,23 @@ class Heads:
     def _read(
         self,
         cache: LayerCache,
-        which: Tensor | slice,
+        blocks: Tensor | slice,
         rows: int,
-        part: DecodeGroup | ChunkReads,
+        reads: DecodeGroup | ChunkReads,
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values that each row reads, each [rows, kv_heads, context - skip,
-        head_dim].
+        """Returns the keys and values that each row reads, each [rows, kv_heads, context
+        - skip, head_dim].
         """
         shape = (rows, -1, 2, self.gqa.kv_heads, self.gqa.head_dim)
-        kv = cache.read(which).view(shape)[:, part.skip : part.context]
+        kv = cache.read(blocks).view(shape)[:, reads.skip : reads.context]
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return key, value
 
     def prefill(
         self, qkv: Tensor, cache: LayerCache, chunk: ChunkReads, out: Tensor
     ) -> None:
-        """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
-        head_dim].
+        """Attend with the tokens of one chunk: `qkv` [n, heads + 2 * kv_heads, head_dim]
+        into `out` [n, heads * head_dim].
         """
         gqa, count = self.gqa, len(qkv)
         shared = gqa.heads // gqa.kv_heads
@@ -331,12 +339,14 @@ class Heads:
         query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
         query = query.permute(1, 2, 0, 3)
         key, value = key.transpose(0, 1), value.transpose(0, 1)
-        found = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(1, 2, 0, 3)
-        if self.sinks is None and chunk.is_causal and query.dtype in MERGED:
-            found.copy_(_after_context(query, key, value, self.scale))
+        out_by_head = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(
+            1, 2, 0, 3
+        )
+        if self.sinks is None and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
+            out_by_head.copy_(_after_context(query, key, value, self.scale))
             return
         for piece in chunk.pieces():
-            found[:, :, piece.tokens] = self._piece(
+            out_by_head[:, :, piece.tokens] = self._piece(
                 query[:, :, piece.tokens],
                 key[:, :, : piece.keys],
                 value[:, :, : piece.keys],
@@ -353,8 +363,8 @@ class Heads:
         *,
         causal: bool,
     ) -> Tensor:
-        """Tokens of a chunk: [kv_heads, group, n, head_dim], likewise keys and values of
-        one head a group.
+        """Attend with some tokens of a chunk: [kv_heads, group, n, head_dim], likewise
+        keys and values of one head a group.
         """
         if self.sinks is not None:
             if causal:
@@ -383,14 +393,14 @@ def _after_context(query: Tensor, key: Tensor, value: Tensor, scale: float) -> T
     """
     count = query.shape[2]
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    found = []
-    for where, causal in ((slice(None, -count), False), (slice(-count, None), True)):
-        shape = (*query.shape[:2], *key[:, :, where].shape[2:])
-        keys, values = (one[:, :, where].expand(shape) for one in (key, value))
-        found.append(attend(query, keys, values, 0.0, causal, scale=scale))
-    (earlier, earlier_sum), (own, own_sum) = found
-    share = torch.sigmoid(earlier_sum - own_sum).unsqueeze(-1)
-    return torch.lerp(own.float(), earlier.float(), share).to(query.dtype)
+    results = []
+    for span, causal in ((slice(None, -count), False), (slice(-count, None), True)):
+        shape = (*query.shape[:2], *key[:, :, span].shape[2:])
+        keys, values = (tensor[:, :, span].expand(shape) for tensor in (key, value))
+        results.append(attend(query, keys, values, 0.0, causal, scale=scale))
+    (earlier, earlier_sum), (chunk, chunk_sum) = results
+    share = torch.sigmoid(earlier_sum - chunk_sum).unsqueeze(-1)
+    return torch.lerp(chunk.float(), earlier.float(), share).to(query.dtype)
 
 
 def _with_sinks(
@@ -402,9 +412,9 @@ def _with_sinks(
     `sinks` and `mask` have a query's head, or 1, and 1 query, or each, in their last
     dimensions but one.
     """
-    key, value = (F.pad(part, (0, 0, 0, 1)) for part in (key, value))
+    key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
     if mask is None:
         mask = sinks.new_zeros(1, key.shape[-2] - 1)
     lead = (mask[..., 0] + sinks[..., 0]).shape
-    parts = (mask.expand(*lead, mask.shape[-1]), sinks.expand(*lead, 1))
-    return key, value, torch.cat(parts, -1).to(key.dtype)
+    masks = (mask.expand(*lead, mask.shape[-1]), sinks.expand(*lead, 1))
+    return key, value, torch.cat(masks, -1).to(key.dtype)

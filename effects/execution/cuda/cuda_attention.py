@@ -19,10 +19,10 @@ from minfer.effects.execution.cpu.paged_attention import (
     rotations,
 )
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
-from minfer.effects.execution.cuda.step_parts import (
-    DecodePart,
-    decode_parts,
-    prefill_parts,
+from minfer.effects.execution.cuda.step_segments import (
+    DecodeSegment,
+    decode_segments,
+    prefill_segments,
 )
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.gqa import GQA
@@ -39,7 +39,7 @@ from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
-AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
+BLOCKS_PER_COPY: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
 
 
 class _Options(TypedDict):
@@ -95,12 +95,12 @@ class CudaCache:
         """Returns pages on a device, for positions up to `length`.
         torch.OutOfMemoryError.
         """
-        [kept] = {group.attention.kv_shape for group in spec.groups}
-        parts, *token = kept if len(kept) > 1 else (1, *kept)
-        shape = (layout.layers_a_page, parts, pages + 1, block_size, *token)
-        kind, scales = torch_kv_dtype(spec.kv_dtype), None
-        data = torch.empty(shape, dtype=kind, device=device)
-        if kind is INT8:
+        [kv_shape] = {group.attention.kv_shape for group in spec.groups}
+        num_tensors, *token = kv_shape if len(kv_shape) > 1 else (1, *kv_shape)
+        shape = (layout.layers_a_page, num_tensors, pages + 1, block_size, *token)
+        cache_dtype, scales = torch_kv_dtype(spec.kv_dtype), None
+        data = torch.empty(shape, dtype=cache_dtype, device=device)
+        if cache_dtype is INT8:
             scales = torch.empty(shape[:-1], device=device)
         ropes = {
             rope: _angles(rope, dim, length).to(device)
@@ -163,10 +163,10 @@ class CudaCache:
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
         slots = batch.slots[self.layout.places[index].table]
         scales = self.layer_scales[index] or (None, None)
-        for cache, kept, new in zip(
+        for cache, number_scales, new in zip(
             self.layers[index], scales, new_keys_values, strict=True
         ):
-            write(cache, kept, slots, new)
+            write(cache, number_scales, slots, new)
         return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
     def _read(
@@ -184,40 +184,50 @@ class CudaCache:
         place, cached = self.layout.places[index], self._pages(batch, index)
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        parts = [(part, cached) for part in decode_parts(batch, batch.splits_of(group))]
+        segments = [
+            (segment, cached)
+            for segment in decode_segments(batch, batch.splits_of(group))
+        ]
         if (chunks := batch.chunks) is not None:
             of_chunks = cached
             if chunks.dequantized is not None:
                 of_chunks = self._dequantized(chunks.dequantized, cached, gqa)
             if work := chunks.flash_of(group):
-                rest, (keys, values) = slice(len(batch.rows), len(q)), of_chunks[:2]
+                chunk_tokens = slice(len(batch.rows), len(q))
+                keys, values = of_chunks[:2]
                 flash_attention(
-                    work, place.table, q[rest], keys, values, scale, out[rest]
+                    work,
+                    place.table,
+                    q[chunk_tokens],
+                    keys,
+                    values,
+                    scale,
+                    out[chunk_tokens],
                 )
             else:
-                parts += [(part, of_chunks) for part in prefill_parts(batch)]
-        for part, pages in parts:
-            of = q[part.tokens], pages.keys, pages.values, pages.table, part.rows
-            how: _Options = {
+                segments += [(segment, of_chunks) for segment in prefill_segments(batch)]
+        for segment, pages in segments:
+            args = q[segment.tokens], pages.keys, pages.values, pages.table, segment.rows
+            options: _Options = {
                 "window": gqa.window or 0,
                 "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
                 "scales": pages.scales,
-                "splits": part.splits,
-                "out": out[part.tokens],
+                "splits": segment.splits,
+                "out": out[segment.tokens],
             }
-            if isinstance(part, DecodePart):
-                decode_attention(*of, part.contexts, scale, **how)
+            if isinstance(segment, DecodeSegment):
+                decode_attention(*args, segment.contexts, scale, **options)
                 continue
             prefill_attention(
-                *of,
-                part.starts,
-                part.counts,
-                part.offsets,
+                *args,
+                segment.starts,
+                segment.counts,
+                segment.offsets,
                 scale,
-                max_count=part.max_count,
-                draft_layout=part.draft_layout,
-                **how,
+                max_count=segment.max_count,
+                draft_layout=segment.draft_layout,
+                **options,
             )
         return out.view(len(out), -1)
 
@@ -247,17 +257,20 @@ class CudaCache:
         return 2
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
-        copied: no kernel reads behind a context.
+        """Copy blocks in all layers, `BLOCKS_PER_COPY` blocks by two launches. Whole
+        blocks are copied: no kernel reads behind a context.
         """
-        for at in range(0, len(copies), AT_ONCE):
-            some = copies[at : at + AT_ONCE]
-            blocks = [[one.source for one in some], [one.target for one in some]]
+        for first in range(0, len(copies), BLOCKS_PER_COPY):
+            batch = copies[first : first + BLOCKS_PER_COPY]
+            blocks = [
+                [block_copy.source for block_copy in batch],
+                [block_copy.target for block_copy in batch],
+            ]
             pinned = torch.tensor(blocks, pin_memory=self.data.is_cuda)
             sources, targets = pinned.to(self.data.device, non_blocking=True)
-            for kept in (as_bytes(self.data), self.scales):
-                if kept is not None:
-                    kept.index_copy_(2, targets, kept.index_select(2, sources))
+            for tensor in (as_bytes(self.data), self.scales):
+                if tensor is not None:
+                    tensor.index_copy_(2, targets, tensor.index_select(2, sources))
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""

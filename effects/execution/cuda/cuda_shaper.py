@@ -27,7 +27,7 @@ from minfer.kernels.shape import (
 from minfer.records.plan import NewRow
 from minfer.sampling.logits import Shaping, is_penalized, is_shaped
 
-FOREVER: Final = 2**31 - 1  # a position that no token has
+NEVER_ENDS: Final = 2**31 - 1  # a position that no token has
 
 
 @define(eq=False)
@@ -44,33 +44,41 @@ class Entries:
     def of(
         cls, sampling: Shaping, prompt: int, output: Sequence[int], vocab: int
     ) -> "Entries":
-        """Returns the list of a row with this output, after so many prompt tokens."""
-        made = cls()
+        """Returns the list of a row with this output, after `prompt` prompt tokens."""
+        entries = cls()
         for token, bias in sampling.logit_bias:
             if bias:
-                made._add(token, bias)
+                entries._add(token, bias)
         for token in sorted(sampling.stop_ids) if sampling.min_tokens else ():
             if token < vocab:
-                made._add(token, -np.inf, until=prompt + sampling.min_tokens)
+                entries._add(token, -np.inf, until=prompt + sampling.min_tokens)
         for word in sampling.bad_words:
-            for at, token in enumerate(word):
-                last = at == len(word) - 1
-                begun = at < len(output) and tuple(output[-at - 1 :]) == word[: at + 1]
-                made._add(token, -np.inf if last else 0.0, follows=at > 0, matched=begun)
-        return made
+            for index, token in enumerate(word):
+                is_last = index == len(word) - 1
+                is_matched = (
+                    index < len(output)
+                    and tuple(output[-index - 1 :]) == word[: index + 1]
+                )
+                entries._add(
+                    token,
+                    -np.inf if is_last else 0.0,
+                    follows=index > 0,
+                    matched=is_matched,
+                )
+        return entries
 
     def _add(
         self,
         token: int,
         value: float,
         *,
-        until: int = FOREVER,
+        until: int = NEVER_ENDS,
         follows: bool = False,
         matched: bool = False,
     ) -> None:
         self.tokens.append(token)
         self.values.append(value)
-        self.until.append(min(until, FOREVER))
+        self.until.append(min(until, NEVER_ENDS))
         self.follows.append(int(follows))
         self.matched.append(int(matched))
 
@@ -108,7 +116,7 @@ class CudaShaper:
         header[ENTRIES] = len(entries.tokens)
         header[RESTRICTED] = sampling.allowed_token_ids is not None
         header[PENALIZED] = is_penalized(sampling)
-        self.state.header[row].copy_(self._sent(header))
+        self.state.header[row].copy_(self._to_device(header))
 
     def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
@@ -125,7 +133,7 @@ class CudaShaper:
         state = self.state
         values = np.array(entries.values, np.float32).view(np.int32)
         lines = (entries.tokens, values, entries.until, entries.follows, entries.matched)
-        sent = self._sent(np.array(lines, np.int32))
+        sent = self._to_device(np.array(lines, np.int32))
         targets = (
             state.tokens,
             state.values.view(torch.int32),
@@ -140,18 +148,18 @@ class CudaShaper:
         line = self.state.allowed[row]
         bits = np.zeros(32 * len(line), bool)
         bits[list(ids)] = True
-        line.copy_(self._sent(np.packbits(bits, bitorder="little").view("<i4")))
+        line.copy_(self._to_device(np.packbits(bits, bitorder="little").view("<i4")))
 
     def _write_seen(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         line = self.state.seen[row]
         line.zero_()
-        ids = self._sent(np.array((*prompt, *output), np.int32)).long()
+        ids = self._to_device(np.array((*prompt, *output), np.int32)).long()
         line.index_fill_(0, ids[: len(prompt)], IN_PROMPT)
         if output:
             ones = torch.ones(len(output), dtype=torch.int32, device=self.device)
             line.index_add_(0, ids[len(prompt) :], ones)
 
-    def _sent(self, words: NDArray[Any]) -> Tensor:
+    def _to_device(self, words: NDArray[Any]) -> Tensor:
         """Returns words on the device; does not wait for the copy."""
         # Torch caches pinned memory, and does not reuse it before copies from it are
         # done.

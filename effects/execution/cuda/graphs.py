@@ -8,13 +8,14 @@ meanwhile a step without a graph is launched kernel by kernel, which costs a few
 milliseconds more each time.
 
 An engine that is never idle would pay these milliseconds forever. So a step waits for a
-capture when that pays: when kernel-by-kernel launches of its shape have taken `WORTH`
-times as long as a capture, both as measured here. (Deferred draws are a few launches, and
-their capture is assumed to take no longer than `PRICE` times these.) As in the
-rent-or-buy problem, this loses little in the worst case: a shape that never occurs again
-has cost one more capture, a fraction of what its launches had cost. And engines that are
-idle now and then, as most are, capture their graphs for free before that. Two captures
-that steps wait for are at least `PAUSE` seconds apart.
+capture when that pays: when kernel-by-kernel launches of its shape have taken
+`MIN_SPENT_CAPTURES` times as long as a capture, both as measured here. (Deferred draws
+are a few launches, and their capture is assumed to take no longer than
+`DEFERRED_CAPTURE_LAUNCHES` times these.) As in the rent-or-buy problem, this loses little
+in the worst case: a shape that never occurs again has cost one more capture, a fraction
+of what its launches had cost. And engines that are idle now and then, as most are,
+capture their graphs for free before that. Two captures that steps wait for are at least
+`MIN_PAUSE_SECONDS` apart.
 
 Graphs take memory, so their number is bounded (`MAX_GRAPHS`). A graph that was captured
 in advance may serve no step, while traffic keeps launching a shape without a graph. So a
@@ -34,18 +35,20 @@ from attrs import define, field
 
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.device.streams import UNDISTURBED
+from minfer.effects.execution.device.streams import CAPTURE_LOCK
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name
 
 MAX_GRAPHS: Final = 384  # graphs; those of pure decode steps may be more
-# launches must have cost so many captures, as an idle moment may come first
-WORTH: Final = 4.0
-PRICE: Final = 2.0  # the most that a capture of deferred draws costs, in launches of them
-COST: Final = 0.05  # seconds of a capture, until one is measured
-RECENT: Final = 9  # captures in the median
-PAUSE: Final = 0.25  # seconds between two captures that steps wait for
+# A step waits for a capture once its shape's launches without a graph have cost as much
+# as this number of captures: an idle moment may come first.
+MIN_SPENT_CAPTURES: Final = 4.0
+# A capture of deferred draws costs at most as much as this number of their launches.
+DEFERRED_CAPTURE_LAUNCHES: Final = 2.0
+DEFAULT_CAPTURE_SECONDS: Final = 0.05  # until a capture is measured
+RECENT_CAPTURES: Final = 9  # captures in the median
+MIN_PAUSE_SECONDS: Final = 0.25  # between two captures that steps wait for
 
 
 @define(eq=False)
@@ -55,37 +58,46 @@ class GraphCache:
     device: torch.device
     room: int  # peak bytes of the largest step
     # By their last replay; before these the graphs without any, the least useful first.
-    made: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
+    graphs: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
     pool: "_POOL_HANDLE | None" = None
-    last: float = 0.0  # when the last was captured, on the monotonic clock
+    last_capture: float = 0.0  # when the last was captured, on the monotonic clock
     spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
     # Seconds of captures of whole forwards.
-    costs: deque[float] = field(factory=lambda: deque([COST], maxlen=RECENT))
+    costs: deque[float] = field(
+        factory=lambda: deque([DEFAULT_CAPTURE_SECONDS], maxlen=RECENT_CAPTURES)
+    )
 
     def find(self, shape: StepShape) -> torch.cuda.CUDAGraph | None:
         """Returns the graph of a shape that a step is about to replay, if there is
         one.
         """
-        graph = self.made.get(shape)
+        graph = self.graphs.get(shape)
         if graph is not None and _is_rare(shape):
-            self.made.move_to_end(shape)
+            self.graphs.move_to_end(shape)
         return graph
 
     def may_foresee(self, shape: StepShape) -> bool:
         """Returns whether to capture a shape that no step has needed: if there is room
         for it.
         """
-        room = len(self.made) < MAX_GRAPHS or not _is_rare(shape)
-        return room and shape not in self.made
+        has_room = len(self.graphs) < MAX_GRAPHS or not _is_rare(shape)
+        return has_room and shape not in self.graphs
 
-    def due(self, shape: StepShape, now: float) -> bool:
+    def is_due(self, shape: StepShape, now: float) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
         spent, capture = self.spent.get(shape, 0.0), median(self.costs)
         if shape.deferred_draws:
-            capture = min(capture, PRICE * spent / max(1, self.launched[shape] - 1))
-        worth = pays(spent, capture)
-        return worth and now - self.last >= PAUSE and shape not in self.made
+            capture = min(
+                capture,
+                DEFERRED_CAPTURE_LAUNCHES * spent / max(1, self.launched[shape] - 1),
+            )
+        is_worth_it = pays(spent, capture)
+        return (
+            is_worth_it
+            and now - self.last_capture >= MIN_PAUSE_SECONDS
+            and shape not in self.graphs
+        )
 
     def note(self, shape: StepShape, seconds: float) -> None:
         """Note that a step was launched without a graph, which took so long."""
@@ -100,17 +112,19 @@ class GraphCache:
 
     def wanted(self) -> list[StepShape]:
         """Returns shapes launched without a graph, the most frequent first."""
-        return [one for one, _ in self.launched.most_common() if one not in self.made]
+        return [
+            shape for shape, _ in self.launched.most_common() if shape not in self.graphs
+        ]
 
     def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
         """Add a shape's graph; if there are too many, it replaces another."""
-        if len(self.made) >= MAX_GRAPHS and _is_rare(shape):
-            unlikely = next(filter(_is_rare, self.made), None)
+        if len(self.graphs) >= MAX_GRAPHS and _is_rare(shape):
+            unlikely = next(filter(_is_rare, self.graphs), None)
             if unlikely is not None:
-                del self.made[unlikely]
-        self.made[shape] = graph
+                del self.graphs[unlikely]
+        self.graphs[shape] = graph
         if shape not in self.launched:
-            self.made.move_to_end(shape, last=False)
+            self.graphs.move_to_end(shape, last=False)
 
     def capture(
         self, shape: StepShape, step: Callable[[StepShape], None]
@@ -118,7 +132,7 @@ class GraphCache:
         """Capture a step's graph. The step does not run, but its kernels must be
         compiled.
         """
-        with UNDISTURBED:
+        with CAPTURE_LOCK:
             return self._capture(shape, step)
 
     def _capture(
@@ -132,7 +146,7 @@ class GraphCache:
             self.pool = torch.cuda.graph_pool_handle()
         graph.capture_begin(self.pool, "thread_local")
         try:
-            if not self.made:
+            if not self.graphs:
                 # Reserve one segment for all graphs: a larger graph would need its own.
                 torch.empty(self.room, dtype=torch.uint8, device=self.device)
             step(shape)
@@ -143,9 +157,9 @@ class GraphCache:
             raise
         graph.capture_end()
         self.add(shape, graph)
-        self.last = time.monotonic()
+        self.last_capture = time.monotonic()
         if not shape.deferred_draws:
-            self.costs.append(self.last - begin)
+            self.costs.append(self.last_capture - begin)
         self.forget(shape)
         return graph
 
@@ -159,12 +173,12 @@ def pays(spent: float, capture: float) -> bool:
     """Returns whether a step may wait for the capture of its shape, launches of which
     took `spent` seconds.
     """
-    return spent > WORTH * capture
+    return spent > MIN_SPENT_CAPTURES * capture
 
 
 @contextlib.contextmanager
 def watched(device: torch.device) -> Iterator[None]:
-    """Raises if the work in this context waits for the device or allocates memory, as
+    """Raise if the work in this context waits for the device or allocates memory, as
     steps with a graph must not.
     """
     torch.cuda.set_sync_debug_mode("error")

@@ -11,10 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.latent_attention import expanding
-from minfer.effects.execution.cuda.step_parts import (
-    DecodePart,
-    decode_parts,
-    prefill_parts,
+from minfer.effects.execution.cuda.step_segments import (
+    DecodeSegment,
+    decode_segments,
+    prefill_segments,
 )
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.mla import MLA
@@ -95,65 +95,65 @@ class LatentLayer:
         """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
         mla, table = self.mla, batch.table[self.table]
         out = q.new_empty(len(q), mla.heads, mla.rank)
-        parts = [*decode_parts(batch, self.splits)]
-        for part in (*parts, *prefill_parts(batch)) if chunks else parts:
-            of = q[part.tokens], self.cache, table, part.rows
-            if isinstance(part, DecodePart):
+        segments = [*decode_segments(batch, self.splits)]
+        for segment in (*segments, *prefill_segments(batch)) if chunks else segments:
+            args = q[segment.tokens], self.cache, table, segment.rows
+            if isinstance(segment, DecodeSegment):
                 latent_decode(
-                    *of,
-                    part.contexts,
+                    *args,
+                    segment.contexts,
                     mla.scale,
                     value_dim=mla.rank,
-                    splits=part.splits,
-                    out=out[part.tokens],
+                    splits=segment.splits,
+                    out=out[segment.tokens],
                 )
                 continue
             latent_attention(
-                *of,
-                part.starts,
-                part.counts,
-                part.offsets,
+                *args,
+                segment.starts,
+                segment.counts,
+                segment.offsets,
                 mla.scale,
                 value_dim=mla.rank,
-                max_count=part.max_count,
-                splits=part.splits,
-                out=out[part.tokens],
-                draft_layout=part.draft_layout,
+                max_count=segment.max_count,
+                splits=segment.splits,
+                out=out[segment.tokens],
+                draft_layout=segment.draft_layout,
             )
         return out
 
     def _expand(
         self, work: ExpandedWork, query: Tensor, slots: Tensor, out: Tensor
     ) -> None:
-        """Attention of rotated queries [tokens, heads, query_dim] of chunks into `out`
+        """Attend with the rotated queries [tokens, heads, query_dim] of chunks into `out`
         [tokens, heads, value_dim]: over their own latents, and those of their history.
         """
         mla, history = self.mla, work.slots[self.table]
         flat = as_bytes(self.cache).view(-1, mla.latent_dim)
         pieces = mla.pieces(len(query), query.element_size())
-        own = self._dequantize(flat.index_select(0, slots), query.dtype)
+        own_latents = self._dequantize(flat.index_select(0, slots), query.dtype)
         for first in range(0, mla.heads, pieces.heads):
-            some = slice(first, first + pieces.heads)
-            q, found = query[:, some], out[:, some]
-            sums = self._attend_piece(work, own, q, some, None, found)
+            head_range = slice(first, first + pieces.heads)
+            q, head_out = query[:, head_range], out[:, head_range]
+            sums = self._attend_piece(work, own_latents, q, head_range, None, head_out)
             if not len(history):
                 continue
-            total, part = found.float().contiguous(), torch.empty_like(found)
+            total, piece_out = head_out.float().contiguous(), torch.empty_like(head_out)
             sums = sums.contiguous()
-            for at in range(0, len(history), pieces.tokens):
-                slots = history[at : at + pieces.tokens]
-                bounds = work.piece(at, pieces.tokens)
+            for first_key in range(0, len(history), pieces.tokens):
+                slots = history[first_key : first_key + pieces.tokens]
+                bounds = work.piece(first_key, pieces.tokens)
                 # A piece's latents have no name here: they are freed before the next's.
-                more = self._attend_piece(
+                piece_sums = self._attend_piece(
                     work,
                     self._dequantize(flat.index_select(0, slots), query.dtype),
                     q,
-                    some,
+                    head_range,
                     bounds,
-                    part,
+                    piece_out,
                 )
-                merge_piece(total, sums, part, more)
-            found.copy_(total)
+                merge_piece(total, sums, piece_out, piece_sums)
+            head_out.copy_(total)
 
     def _dequantize(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns gathered latents in a dtype; those of FP8 are given as bytes."""

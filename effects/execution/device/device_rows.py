@@ -25,17 +25,17 @@ from minfer.speculate.rejection import Streams
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
-FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of a row's `Wants`
+FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of a row's `SamplingNeeds`
 STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often only the first
 
 
 def aligned(words: int) -> int:
-    """Rounds up to 16 bytes: pointers that are not aligned need kernels of their own."""
+    """Round up to 16 bytes: pointers that are not aligned need kernels of their own."""
     return -(-words // 4) * 4
 
 
 @frozen
-class Wants:
+class SamplingNeeds:
     """What sampling has to do for at least one row of a step, besides drawing."""
 
     filtered: bool  # filter tokens: top-k, top-p, min-p, typical-p
@@ -44,7 +44,7 @@ class Wants:
 
 
 def is_filtered(sampling: RowSampling, vocab: int) -> bool:
-    """Returns whether any of so many tokens may be filtered out."""
+    """Returns whether any of the `vocab` tokens may be filtered out."""
     likeliest = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
     narrow = likeliest or sampling.typical_p < 1
     return narrow and not is_greedy(sampling)
@@ -79,13 +79,15 @@ def row_values(sampling: RowSampling, vocab: int) -> dict[str, float]:
 def words_of(sampling: RowSampling, vocab: int) -> Words:
     """Returns `row_values` as words, in the order of the fields."""
     values = row_values(sampling, vocab)
-    words = [np.array([values[name]], one.word) for name, one in ROW_FIELDS.items()]
+    words = [
+        np.array([values[name]], row_field.word) for name, row_field in ROW_FIELDS.items()
+    ]
     return np.concatenate([word.view(np.int32) for word in words])
 
 
 def _sizes(count: int, pages: int, streams: Sequence[str]) -> dict[str, int]:
-    """Returns the words of each of the arena's columns, for so many rows, each with
-    tables of so many pages.
+    """Returns the words of each of the arena's columns, for `count` rows, each with
+    tables of `pages` pages.
     """
     sizes = {
         **dict.fromkeys(streams, 2 * count),
@@ -127,57 +129,62 @@ class DeviceRows:
         tables = self.first_tables[-1]
         sizes = _sizes(count, tables * blocks, self.streams)
         starts = np.cumsum([0, *sizes.values()]).tolist()
-        self.at = dict(zip(sizes, starts, strict=False))
+        self.column_starts = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
-        part = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
-        self.last = part["last"]  # tokens
-        self.previous = part["previous"]  # tokens before the last, if they are kept
-        self.next = part["next"]  # positions of the last tokens
+        columns = {
+            name: self.arena[start : start + size]
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
+        }
+        self.last = columns["last"]  # tokens
+        self.previous = columns["previous"]  # tokens before the last, if they are kept
+        self.next = columns["next"]  # positions of the last tokens
         # Noise streams of `minfer.sampling.reference_sampler.stream`; with rejection
         # sampling also those of drafts and of coins, as in `minfer.speculate.rejection`.
-        noise = {name: part[name].view(torch.int64) for name in self.streams}
+        noise = {name: columns[name].view(torch.int64) for name in self.streams}
         self.stream = noise["stream"]
         self.draft_stream, self.coins = noise.get("draft_stream"), noise.get("coins")
         # Sampling values, as `row_values` returns them, in the dtype of each field's
         # word.
-        column = {
-            name: part[name].view(getattr(torch, one.word))
-            for name, one in ROW_FIELDS.items()
+        values = {
+            name: columns[name].view(getattr(torch, row_field.word))
+            for name, row_field in ROW_FIELDS.items()
         }
         self.sampling = SamplingValues(
-            temperature=column["temperature"],  # 0: greedy
-            top_k=column["top_k"],
-            top_p=column["top_p"],
-            deepest=column["min_p"],
-            typical_p=column["typical_p"],
+            temperature=values["temperature"],  # 0: greedy
+            top_k=values["top_k"],
+            top_p=values["top_p"],
+            deepest=values["min_p"],
+            typical_p=values["typical_p"],
         )
         self.penalties = Penalties(
-            column["repetition_penalty"],
-            column["frequency_penalty"],
-            column["presence_penalty"],
+            values["repetition_penalty"],
+            values["frequency_penalty"],
+            values["presence_penalty"],
         )
-        self.requested_logprobs = column["logprobs"]  # as `requested_logprobs` returns it
-        self.table = part["table"][: tables * count * blocks].view(tables, count, blocks)
+        self.requested_logprobs = values["logprobs"]  # as `requested_logprobs` returns it
+        self.table = columns["table"][: tables * count * blocks].view(
+            tables, count, blocks
+        )
         self.state = RowTensors(self.last, self.next, self.table, self.scratch)
-        self.batch = part["batch"]  # decode rows, in the step's order
+        self.batch = columns["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
         # scratch
-        self.sampling_split = part["sampling_split"].view(2, -1)
+        self.sampling_split = columns["sampling_split"].view(2, -1)
         # Indices into the arena, and the words to write there.
         self.changes: list[tuple[Words, Words]] = []
         # Host state: the rows' owners, how often a row was opened, and a bit of each row
-        # for each of `Wants`.
+        # for each of `SamplingNeeds`.
         self.owners: list[NewRow | None] = [None] * count
         self.opened = 0
-        self._wants = np.zeros(rows, np.uint8)
+        self._need_bits = np.zeros(rows, np.uint8)
 
     @classmethod
     def of(
         cls, config: EngineConfig, length: int, vocab: int, device: torch.device
     ) -> "DeviceRows":
         """Returns an engine's rows, for sequences of up to `length` tokens."""
-        how, blocks = config.speculation, -(-length // config.block_size)
-        rejects = how is not None and how.rule == REJECTION
+        spec_config, blocks = config.speculation, -(-length // config.block_size)
+        rejects = spec_config is not None and spec_config.rule == REJECTION
         rows = cls(
             config.max_num_seqs,
             blocks,
@@ -190,23 +197,25 @@ class DeviceRows:
         return rows
 
     def set_table(
-        self, row: int, at: int, pages: tuple[int, ...], group: int = 0
+        self, row: int, first_page: int, pages: tuple[int, ...], group: int = 0
     ) -> None:
-        """Set entries of a row's block table in a group from page `at` on."""
-        each, first = self.groups[group].pages, self.first_tables[group]
+        """Set entries of a row's block table in a group from page `first_page` on."""
+        pages_per_block, first_table = self.groups[group].pages, self.first_tables[group]
         values = np.array(pages, np.int32)
-        for page in range(each):
+        for page in range(pages_per_block):
             # Pages at, at + 1, ... are pages at % each, ... of their blocks.
-            skip = (page - at) % each
-            table = first + page
-            start = (table * (self.scratch + 1) + row) * self.blocks + (at + skip) // each
-            self._set(self.at["table"] + start, values[skip::each])
+            skip = (page - first_page) % pages_per_block
+            table = first_table + page
+            start = (table * (self.scratch + 1) + row) * self.blocks + (
+                first_page + skip
+            ) // pages_per_block
+            self._set(self.column_starts["table"] + start, values[skip::pages_per_block])
 
     def set_batch(self, rows: tuple[int, ...], size: int) -> None:
         """Set the decode rows, padded to `size`."""
         padded = np.full(size, self.scratch, np.int32)
         padded[: len(rows)] = rows
-        self._set(self.at["batch"], padded)
+        self._set(self.column_starts["batch"], padded)
 
     def set_sampling_split(self, lines: Words) -> None:
         """Set which decode rows are sampled now, and which are deferred: [2, size] rows,
@@ -214,49 +223,55 @@ class DeviceRows:
         """
         width = self.sampling_split.shape[1]
         for line, rows in enumerate(lines):
-            self._set(self.at["sampling_split"] + line * width, rows)
+            self._set(self.column_starts["sampling_split"] + line * width, rows)
 
     def set_last(self, row: int, token: int) -> None:
         """Set a row's last token, the input of its next decode step."""
-        self._set(self.at["last"] + row, np.array([token], np.int32))
+        self._set(self.column_starts["last"] + row, np.array([token], np.int32))
 
     def set_inputs(
         self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
     ) -> None:
         """Set the next input tokens of decode rows, and their positions."""
-        where = np.array(rows, np.int32)
+        row_ids = np.array(rows, np.int32)
         for name, values in (("last", tokens), ("next", positions)):
-            self.changes.append((self.at[name] + where, np.array(values, np.int32)))
+            self.changes.append(
+                (self.column_starts[name] + row_ids, np.array(values, np.int32))
+            )
 
     def open(self, row: int, opened: NewRow) -> None:
         """Set all state of a row for a new owner."""
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
-        self._wants[row] = (
+        self._need_bits[row] = (
             FILTERED * is_filtered(sampling, self.vocab)
             | SCORED * (requested_logprobs(sampling, self.vocab) > 0)
             | SHAPED * is_shaped(sampling)
         )
-        at, noise = self.at, [stream(sampling.seed, sampling.sample)]
+        starts, noise = self.column_starts, [stream(sampling.seed, sampling.sample)]
         if self.coins is not None:
-            more = Streams.of(sampling.seed, sampling.sample)
-            noise += [more.draft, more.coins]
-        places = [at[name] + 2 * row + half for name in self.streams for half in (0, 1)]
-        places += [at[name] + row for name in ROW_FIELDS]
+            other_streams = Streams.of(sampling.seed, sampling.sample)
+            noise += [other_streams.draft, other_streams.coins]
+        places = [
+            starts[name] + 2 * row + half for name in self.streams for half in (0, 1)
+        ]
+        places += [starts[name] + row for name in ROW_FIELDS]
         halves = np.array(noise, np.uint64).view(np.int32)
         words = np.concatenate([halves, words_of(sampling, self.vocab)])
         self.changes.append((np.array(places, np.int32), words))
         for group, table in enumerate(opened.tables):
             self.set_table(row, 0, table, group)
 
-    def wants(self, rows: Sequence[int]) -> Wants:
+    def sampling_needs(self, rows: Sequence[int]) -> SamplingNeeds:
         """Returns what sampling has to do for at least one of these rows."""
-        found = int(np.bitwise_or.reduce(self._wants[list(rows)]))
-        return Wants(bool(found & FILTERED), bool(found & SCORED), bool(found & SHAPED))
+        bits = int(np.bitwise_or.reduce(self._need_bits[list(rows)]))
+        return SamplingNeeds(
+            bool(bits & FILTERED), bool(bits & SCORED), bool(bits & SHAPED)
+        )
 
-    def _set(self, first: int, what: Words) -> None:
-        self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))
+    def _set(self, first: int, words: Words) -> None:
+        self.changes.append((np.arange(first, first + len(words), dtype=np.int32), words))
 
     def take(self) -> list[Words]:
         """Returns the changes, all indices and then all values, and clears them."""

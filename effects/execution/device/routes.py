@@ -28,27 +28,27 @@ from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blo
 from minfer.kernels.attention_tunes import (
     HeadSize,
     decode_tune,
-    known_dim,
     num_splits,
     power_from,
+    table_dim,
 )
 from minfer.kernels.experts_tunes import grouped_from
 from minfer.kernels.flash import flash_missing, flash_piece_missing
-from minfer.kernels.gated import FILLED, pays
+from minfer.kernels.gated import MIN_FILLED_SHARE, is_gated_faster
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
 
 # For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
 # and starts sooner.
-FLASH_FROM: Final = (2048, 512)
+MIN_FLASH_TOKENS: Final = (2048, 512)
 # Inputs of the longest chunk, and inputs that attend to a token of the history on
 # average, from which latents are expanded. With 128 heads it pays from 256 on, with 16
 # from 512 to 2,048, by the history; at 8,192 it takes 0.17 to 0.25 of the time (H100,
 # 2026-11-27).
-EXPAND_FROM: Final = 512
+MIN_EXPAND_TOKENS: Final = 512
 # Inputs of the longest chunk from which contexts in 8 bits are dequantized.
-DEQUANTIZE_FROM: Final = 512
+MIN_DEQUANTIZE_TOKENS: Final = 512
 
 
 @frozen(kw_only=True)
@@ -101,27 +101,27 @@ class GroupRoute:
         """Inputs of the longest chunk from which flash-attn reads the cache; 0: never."""
         if self.latents or self.no_flash:
             return 0
-        return FLASH_FROM[self.attention.query_dim > 64]
+        return MIN_FLASH_TOKENS[self.attention.query_dim > 64]
 
     def splits(self, rows: int, context: int) -> int:
-        """Returns the ranges into which contexts of up to so many tokens are cut, for so
-        many decode rows (Flash-Decoding): as many as fill the GPU.
+        """Returns the number of ranges into which contexts of up to `context` tokens are
+        cut for `rows` decode rows (Flash-Decoding): as many as fill the GPU.
         """
-        one = self.attention
-        if isinstance(one, GQA):
-            read = min(context, (one.window or context) + one.sink_tokens)
-            return num_splits(rows, one.kv_heads, one.head_dim, read)
-        return latent_splits(rows, one.heads, 1, context)
+        attention = self.attention
+        if isinstance(attention, GQA):
+            read = min(context, (attention.window or context) + attention.sink_tokens)
+            return num_splits(rows, attention.kv_heads, attention.head_dim, read)
+        return latent_splits(rows, attention.heads, 1, context)
 
     def variant(self, rows: int, splits: int) -> object:
-        """Returns a key of the kernels for so many decode rows, or 0 for rows with
-        drafts, and ranges: what is compiled for the same key is the same.
+        """Returns a key of the kernels for `rows` decode rows, or 0 for rows with drafts,
+        and `splits` ranges: what is compiled for the same key is the same.
         """
-        one = self.attention
-        if not isinstance(one, GQA):
+        attention = self.attention
+        if not isinstance(attention, GQA):
             return power_from(splits)
-        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
-        return decode_tune(size, rows * one.kv_heads, splits), splits > 1
+        size = HeadSize(kv_dtype_bytes(self.kv.dtype), table_dim(attention.head_dim))
+        return decode_tune(size, rows * attention.kv_heads, splits), splits > 1
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Routes:
     no_quack: str = ""  # why quack never serves products of gate and up
     fused_width: int = 0  # width of the dense feed-forwards that quack may serve
     experts: tuple[MoE, ...] = ()  # the kinds of mixtures of experts
-    most_rows: int = 1  # decode rows of the largest step
+    max_rows: int = 1  # decode rows of the largest step
     context: int = 0  # tokens of the longest context
 
     @classmethod
@@ -159,8 +159,12 @@ class Routes:
         """
         device, budget = torch.device(device), config.max_num_batched_tokens
         captured = captured_tokens(spec, budget)
-        feeds = dict.fromkeys(layer.feed_forward for layer in spec.layers)
-        dense = [one for one in feeds if isinstance(one, Dense)]
+        feed_forwards = dict.fromkeys(layer.feed_forward for layer in spec.layers)
+        dense = [
+            feed_forward
+            for feed_forward in feed_forwards
+            if isinstance(feed_forward, Dense)
+        ]
         dtype = torch_dtype(spec.dtype)
         no_quack = _no_quack(dense) or missing(QUACK, dtype, device)
         return cls(
@@ -172,29 +176,35 @@ class Routes:
             all_captured=captured >= budget,
             dequantized=dequantized_blocks(spec, config),
             no_quack=no_quack,
-            fused_width=max((one.intermediate_size for one in dense), default=0),
-            experts=tuple(one for one in feeds if isinstance(one, MoE)),
-            most_rows=config.max_num_seqs,
+            fused_width=max(
+                (feed_forward.intermediate_size for feed_forward in dense), default=0
+            ),
+            experts=tuple(
+                feed_forward
+                for feed_forward in feed_forwards
+                if isinstance(feed_forward, MoE)
+            ),
+            max_rows=config.max_num_seqs,
             context=min(config.max_model_len, spec.max_position_embeddings),
         )
 
     @property
     def uses_flash(self) -> bool:
         """Whether flash-attn serves any group in any step."""
-        return not self.all_captured and not all(one.no_flash for one in self.groups)
+        return not self.all_captured and not all(group.no_flash for group in self.groups)
 
     def by_flash(
         self, tokens: int, longest: int, *, dequantized: bool = False
     ) -> tuple[bool, ...]:
-        """Returns for each group whether flash-attn serves the chunks of a step with so
-        many prefill tokens, of which the longest chunk has so many; `dequantized`:
+        """Returns for each group whether flash-attn serves the chunks of a step with
+        `tokens` prefill tokens, whose longest chunk has `longest`; `dequantized`:
         contexts in 8 bits are.
         """
         if tokens <= self.captured:
             return (False,) * len(self.groups)
         return tuple(
-            0 < one.flash_from <= longest and (dequantized or not one.eight_bits)
-            for one in self.groups
+            0 < group.flash_from <= longest and (dequantized or not group.eight_bits)
+            for group in self.groups
         )
 
     @property
@@ -203,69 +213,70 @@ class Routes:
         return not self.all_captured and self.dequantized > 0
 
     def dequantizes(self, tokens: int, longest: int, blocks: int) -> bool:
-        """Returns whether contexts in 8 bits are dequantized for the chunks of a step of
-        so many prefill tokens, the longest chunk, and blocks of all contexts at most.
+        """Returns whether contexts in 8 bits are dequantized for the chunks of a step
+        with `tokens` prefill tokens, whose longest chunk has `longest`, and with at most
+        `blocks` blocks of all contexts.
         """
         wide = self.may_dequantize and tokens > self.captured
-        return wide and longest >= DEQUANTIZE_FROM and blocks <= self.dequantized
+        return wide and longest >= MIN_DEQUANTIZE_TOKENS and blocks <= self.dequantized
 
     def splits(self, rows: int, context: int) -> tuple[int, ...]:
-        """Returns the ranges into which each group's contexts of up to so many tokens are
-        cut, for so many decode rows.
+        """Returns the number of ranges into which each group's contexts of up to
+        `context` tokens are cut for `rows` decode rows.
         """
-        return tuple(one.splits(rows, context) for one in self.groups)
+        return tuple(group.splits(rows, context) for group in self.groups)
 
     @property
     def may_expand(self) -> bool:
         """Whether latents are expanded in any step."""
-        return not self.all_captured and any(one.latents for one in self.groups)
+        return not self.all_captured and any(group.latents for group in self.groups)
 
     def expands(self, tokens: int, longest: int, history: int, pairs: int) -> bool:
-        """Returns whether latents are expanded for the chunks of a step with so many
-        prefill tokens, the longest chunk, tokens before the chunks, and pairs of an input
-        and a token that it attends to. Absorbed queries serve the others, and all steps
-        that CUDA graphs may contain: how many pieces there are depends on the history.
+        """Returns whether latents are expanded for the chunks of a step with `tokens`
+        prefill tokens, whose longest chunk has `longest`, with `history` tokens before
+        the chunks and `pairs` of an input and a token that it attends to. Absorbed
+        queries serve the others, and all steps that CUDA graphs may contain: how many
+        pieces there are depends on the history.
         """
-        wide = self.may_expand and tokens > self.captured and longest >= EXPAND_FROM
-        return wide and pairs >= EXPAND_FROM * history
+        wide = self.may_expand and tokens > self.captured and longest >= MIN_EXPAND_TOKENS
+        return wide and pairs >= MIN_EXPAND_TOKENS * history
 
     def expands_by_flash(self, tokens: int, longest: int) -> bool:
         """Returns whether flash-attn attends to expanded latents in such a step: if all
         tokens are of one chunk, as it reads keys beside a chunk's, which may be another
         sequence's, and not finite.
         """
-        served = not all(one.no_flash for one in self.groups if one.latents)
+        served = not all(group.no_flash for group in self.groups if group.latents)
         return served and longest == tokens
 
     def variants(self, rows: int, splits: tuple[int, ...]) -> object:
-        """Returns a key of the kernels of all groups for so many decode rows."""
+        """Returns a key of the kernels of all groups for `rows` decode rows."""
         return tuple(map(GroupRoute.variant, self.groups, (rows,) * len(splits), splits))
 
     def fuses(self, tokens: int) -> bool:
-        """Returns whether quack's product of gate and up with SiLU serves so many tokens:
-        it is faster than cuBLAS's with SiLU after it.
+        """Returns whether quack's product of gate and up with SiLU serves `tokens`
+        tokens: it is faster than cuBLAS's with SiLU after it.
         """
-        return not self.no_quack and pays(tokens, self.fused_width)
+        return not self.no_quack and is_gated_faster(tokens, self.fused_width)
 
     def described(self) -> list[tuple[str, str]]:
         """Returns lines for `minfer plan`: one for each use, of each group."""
-        activation = (
-            f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
-        )
+        filled = f"{MIN_FILLED_SHARE:.0%} full"
+        activation = f"quack where its tiles are {filled}, else cuBLAS and Triton"
         if self.no_quack:
             activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
-        lines = [line for one in self.groups for line in self._attention(one)]
+        lines = [line for group in self.groups for line in self._attention(group)]
         lines.append(("gate, up and SiLU", activation))
-        lines += [("experts", _experts(one)) for one in self.experts]
+        lines += [("experts", _experts(moe)) for moe in self.experts]
         return [*dict.fromkeys(lines)]
 
     def _attention(self, group: GroupRoute) -> list[tuple[str, str]]:
         """Returns the lines of a group."""
-        several = len({one.name for one in self.groups}) > 1
-        name = f", {group.name}" if several else ""
-        splits = group.splits(self.most_rows, self.context)
+        has_several = len({route.name for route in self.groups}) > 1
+        name = f", {group.name}" if has_several else ""
+        splits = group.splits(self.max_rows, self.context)
         decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
-        decode += f"{self.most_rows} rows, into {group.splits(1, self.context)} for one"
+        decode += f"{self.max_rows} rows, into {group.splits(1, self.context)} for one"
         return [
             (f"decode attention{name}", decode),
             (f"prefill attention{name}", self._chunks(group)),
@@ -282,14 +293,14 @@ class Routes:
             if not no_flash:
                 kernels = "flash-attn for one prompt in a step, Triton for several"
             return (
-                f"expanded latents from {EXPAND_FROM} tokens of a prompt at once in "
-                f"steps of more than {self.captured} ({kernels}); else absorbed queries, "
-                f"Triton"
+                f"expanded latents from {MIN_EXPAND_TOKENS} tokens of a prompt at once "
+                f"in steps of more than {self.captured} ({kernels}); else absorbed "
+                f"queries, Triton"
             )
         if self.may_dequantize:
             return (
-                f"contexts dequantized from {DEQUANTIZE_FROM} tokens of a prompt at once "
-                f"in steps of more than {self.captured}, else read in 8 bits; "
+                f"contexts dequantized from {MIN_DEQUANTIZE_TOKENS} tokens of a prompt "
+                f"at once in steps of more than {self.captured}, else read in 8 bits; "
                 f"{self._kernels(group, no_flash)}"
             )
         return self._kernels(group, no_flash)
@@ -312,8 +323,8 @@ def _no_quack(dense: list[Dense]) -> str:
     """Returns why quack cannot serve these feed-forwards; empty if it can."""
     if not dense:
         return "all layers are mixtures of experts"
-    if any(one.bias for one in dense):
+    if any(feed_forward.bias for feed_forward in dense):
         return "it adds no biases"
-    if any(one.activation != "silu" for one in dense):
+    if any(feed_forward.activation != "silu" for feed_forward in dense):
         return "the activation is not silu"
     return ""

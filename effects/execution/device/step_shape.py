@@ -12,34 +12,34 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.execution.device.device_rows import SamplingNeeds, aligned
 from minfer.effects.models.layout.shapes import (
-    drafts_from,
-    most_drafts,
+    max_step_drafts,
+    next_power_of_two,
+    padded_drafts,
     padded_tokens,
-    power_from,
 )
 from minfer.records.config import EngineConfig
 
 CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 # Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding
 # chunks cost nothing that can be measured.
-LONELY = 8
-# `bucket_of`'s parts: of steps without and with prefill tokens
-DECODE = 16
-MIXED = 8
+MAX_LONE_CHUNK_ROWS = 8
+# `divisions` of `bucket_of`, for steps without and with prefill tokens
+DECODE_DIVISIONS = 16
+MIXED_DIVISIONS = 8
 # Decode rows beside prefill tokens, up to which only powers of two have graphs: the
 # padding costs such a step little, and two other sizes already multiply the number of
 # graphs.
-DOUBLING = 64
+MAX_DOUBLING_ROWS = 64
 # Drafts of a step up to which all rows are padded to have drafts: such a small forward
 # takes as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an
 # H100), and graphs are captured in advance for steps whose rows all have drafts. With
 # more drafts, all rows are padded so if their number is less than twice the padded number
 # of rows with drafts.
-FEW_DRAFTS: Final = 128
+MAX_FULLY_PADDED_DRAFTS: Final = 128
 # tokens of a chunk: shapes differ above it, as programs are launched for the longest
-LONGEST = 1024
+MIN_LONGEST_TOKENS = 1024
 
 
 @frozen(kw_only=True)
@@ -91,28 +91,32 @@ class StepShape:
         return aligned(self.draws) + place * aligned(self.verified)
 
     @property
-    def wants(self) -> Wants:
+    def sampling_needs(self) -> SamplingNeeds:
         """What sampling has to do for at least one row."""
-        return Wants(self.filtered, self.scored, self.shaped)
+        return SamplingNeeds(self.filtered, self.scored, self.shaped)
 
-    def fits(self, most: int) -> bool:
-        """Returns whether the shape can have a graph, of up to `most` prefill tokens."""
-        return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
+    def fits(self, max_tokens: int) -> bool:
+        """Returns whether the shape can have a graph, of up to `max_tokens` prefill
+        tokens.
+        """
+        return padded_tokens(self.tokens) <= max_tokens and self.chunks <= CHUNK_SIZES[-1]
 
     def padded(self) -> "StepShape":
         """Returns the shape whose graph can serve this one."""
         if self.deferred_draws:
-            return evolve(self, draws=bucket_of(self.draws, DECODE))
+            return evolve(self, draws=bucket_of(self.draws, DECODE_DIVISIONS))
         if not self.tokens:
-            decode_rows = bucket_of(self.decode_rows, DECODE)
-            few = evolve(self, decode_rows=decode_rows, draws=decode_rows)
-            return few._with_padded_drafts()
+            decode_rows = bucket_of(self.decode_rows, DECODE_DIVISIONS)
+            shape = evolve(self, decode_rows=decode_rows, draws=decode_rows)
+            return shape._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
         decode_rows = mixed_bucket_of(self.decode_rows)
-        sizes = CHUNK_SIZES if decode_rows <= LONELY else CHUNK_SIZES[1:]
+        sizes = CHUNK_SIZES if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
-        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        several = evolve(
+        longest = min(
+            tokens, max(MIN_LONGEST_TOKENS, 1 << (self.longest - 1).bit_length())
+        )
+        shape = evolve(
             self,
             decode_rows=decode_rows,
             draws=decode_rows + chunks,
@@ -120,47 +124,49 @@ class StepShape:
             chunks=chunks,
             longest=longest,
         )
-        return several._with_padded_drafts()
+        return shape._with_padded_drafts()
 
     def _with_padded_drafts(self) -> "StepShape":
         if not self.drafts:
             return self
-        most = self.decode_rows
-        verified = min(most, power_from(self.verified))
-        drafts = drafts_from(self.drafts)
-        few = most * drafts <= FEW_DRAFTS or 2 * verified > most
-        if few and not self.tokens:
-            verified = most
+        decode_rows = self.decode_rows
+        verified = min(decode_rows, next_power_of_two(self.verified))
+        drafts = padded_drafts(self.drafts)
+        pads_all_rows = (
+            decode_rows * drafts <= MAX_FULLY_PADDED_DRAFTS or 2 * verified > decode_rows
+        )
+        if pads_all_rows and not self.tokens:
+            verified = decode_rows
         return evolve(self, verified=verified, drafts=drafts)
 
 
-def bucket_of(count: int, parts: int) -> int:
-    """Returns the rows of the graph that serves so many: at most 2 / `parts` more, or
-    7.
+def bucket_of(count: int, divisions: int) -> int:
+    """Returns the rows of the graph that serves `count` rows: at most 2 / `divisions`
+    more, or 7.
     """
     for size in (1, 2, 4, 8):
         if count <= size:
             return size
-    step = max(8, (1 << (count - 1).bit_length()) // parts)
+    step = max(8, (1 << (count - 1).bit_length()) // divisions)
     return -(-count // step) * step
 
 
 def mixed_bucket_of(count: int) -> int:
     """Returns the rows of the graph beside prefill tokens, where there may be none."""
-    if count <= DOUBLING:
-        return power_from(count) if count else 0
-    return bucket_of(count, MIXED)
+    if count <= MAX_DOUBLING_ROWS:
+        return next_power_of_two(count) if count else 0
+    return bucket_of(count, MIXED_DIVISIONS)
 
 
-def most_lines(config: EngineConfig) -> int:
+def max_lines(config: EngineConfig) -> int:
     """Returns `StepShape.lines` of the largest step of an engine."""
-    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    draws, drafts = max_draws(config.max_num_seqs), max_step_drafts(config)
     # A line of rows is aligned, and one more line has the counts.
     return draws + 4 * (drafts + 2) if drafts else draws
 
 
-def most_draws(seqs: int) -> int:
-    """Returns the rows of logits of the largest step of an engine of so many sequences,
+def max_draws(seqs: int) -> int:
+    """Returns the rows of logits of the largest step of an engine of `seqs` sequences,
     without drafts.
     """
     return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])

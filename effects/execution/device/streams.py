@@ -6,7 +6,7 @@ is done when it is called.
 
 While a graph is captured on one stream, no thread of the process may wait for the whole
 device: CUDA refuses it, and the capture fails. Engines of one process capture
-independently, so a thread that does either holds `UNDISTURBED`.
+independently, so a thread that does either holds `CAPTURE_LOCK`.
 """
 
 import threading
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 # Reentrant: a thread that captures waits for the device if the capture fails.
-UNDISTURBED: Final = threading.RLock()
+CAPTURE_LOCK: Final = threading.RLock()
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -31,7 +31,7 @@ def new_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if is_gpu(device) else None  # type: ignore[no-untyped-call]
 
 
-class On:
+class StreamContext:
     """Makes a stream of the current device the current one in a `with` block."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -54,7 +54,7 @@ def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if torch.cuda.current_device() != stream.device_index:
         return torch.cuda.stream(stream)
-    return On(stream)
+    return StreamContext(stream)
 
 
 def new_event(device: torch.device) -> torch.cuda.Event | None:
@@ -75,12 +75,12 @@ def host_words(shape: tuple[int, ...], device: torch.device) -> Tensor:
 def wait(device: torch.device) -> None:
     """Wait until all launched work is done."""
     if is_gpu(device):
-        with UNDISTURBED:
+        with CAPTURE_LOCK:
             torch.cuda.synchronize(device)
 
 
 def release_cached_memory(device: torch.device) -> None:
     """Release the memory that torch caches."""
     if is_gpu(device):
-        with UNDISTURBED:  # it waits, too
+        with CAPTURE_LOCK:  # it waits, too
             torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 # Weights of a product up to which one thread is best: with one thread instead of two, the
 # bundled model (131,000) generated 1.6 times as fast at batch 1, one with 262,000 as
 # fast.
-FOR_ONE_THREAD: Final = 1 << 17
+MAX_ONE_THREAD_WEIGHTS: Final = 1 << 17
 
 
 def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
@@ -22,18 +22,18 @@ def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
     threads.
     """
     largest = max(layer.feed_forward.largest_matrix for layer in spec.layers)
-    return not is_gpu(device) and largest <= FOR_ONE_THREAD
+    return not is_gpu(device) and largest <= MAX_ONE_THREAD_WEIGHTS
 
 
 def use_one_thread() -> None:
     """Let torch use one thread for the calls of this thread; other threads keep their
     number.
     """
-    before = torch.get_num_threads()
-    if before == 1:
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
         return
     # it also sets that of new threads: another thread restores it
     torch.set_num_threads(1)
-    other = threading.Thread(target=torch.set_num_threads, args=(before,))
-    other.start()
-    other.join()
+    restoring_thread = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+    restoring_thread.start()
+    restoring_thread.join()

@@ -27,7 +27,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import PrefillWords, layout, views
 from minfer.records.plan import Plan, Yields
 
-COVERED: Final = 1  # tokens before the last that a drafting step computes, too
+COVERED_TOKENS: Final = 1  # tokens before the last that a drafting step computes, too
 
 
 @define(eq=False)
@@ -66,20 +66,22 @@ class CatchUp:
         self.note_owners(plan)
         chunks = self.missing_chunks(plan)
         self.note_launched(plan)
-        return [pack_chunks(part) for part in split_by_budget(chunks, self.budget)]
+        return [pack_chunks(batch) for batch in split_by_budget(chunks, self.budget)]
 
     def note_owners(self, plan: Plan) -> None:
         """Note the new owners of rows and blocks."""
         for opened in plan.opens:
-            at, (table,) = opened.index, opened.tables  # layers are of one group here
-            start = plan.starts[at]
+            index, (table,) = opened.index, opened.tables  # layers are of one group here
+            start = plan.starts[index]
             shared = start // self.block_size
             self.complete.difference_update(table[shared:])
-            found = takewhile(self.complete.__contains__, table[:shared])
-            cached = self.block_size * sum(1 for _ in found)
+            complete_blocks = takewhile(self.complete.__contains__, table[:shared])
+            cached = self.block_size * sum(1 for _ in complete_blocks)
             known = [*opened.known]
-            state = DraftedRow(plan.run_ids[at], known, [*table], cached, start - cached)
-            self.states[plan.rows[at]] = state
+            state = DraftedRow(
+                plan.run_ids[index], known, [*table], cached, start - cached
+            )
+            self.states[plan.rows[index]] = state
         for grow in plan.grows:
             self.complete.difference_update(grow.blocks)
             if grow.row in self.states:
@@ -90,47 +92,47 @@ class CatchUp:
         They are complete: drafts after an incomplete context are poor, and the row's
         acceptance rate would count them.
         """
-        found = list[MissingChunk]()
+        chunks = list[MissingChunk]()
         for draft in plan.drafts:
             row = plan.rows[draft.index]
             state = self.states.get(row)
-            if state is None or draft.tokens or state.missing <= COVERED:
+            if state is None or draft.tokens or state.missing <= COVERED_TOKENS:
                 continue
             if tokens := state.tokens[state.cached :]:
-                found.append(MissingChunk(row, state.cached, tokens))
+                chunks.append(MissingChunk(row, state.cached, tokens))
                 self._note_cached(state, len(state.tokens))
-            state.missing = COVERED
-        return found
+            state.missing = COVERED_TOKENS
+        return chunks
 
     def note_launched(self, plan: Plan) -> None:
         """Note what the caches hold after a plan."""
         filled = {fill.index for fill in plan.fills}
-        given = {draft.index for draft in plan.drafts if draft.tokens}
-        drafting = {draft.index for draft in plan.drafts} - given
-        for at, row in enumerate(plan.rows):
+        from_host = {draft.index for draft in plan.drafts if draft.tokens}
+        drafting = {draft.index for draft in plan.drafts} - from_host
+        for index, row in enumerate(plan.rows):
             if row not in self.states:
                 continue
             state = self.states[row]
-            if at in filled:
-                end = plan.starts[at] + plan.num_scheduled_tokens[at]
+            if index in filled:
+                end = plan.starts[index] + plan.num_scheduled_tokens[index]
                 state.missing = (
-                    end + max(0, plan.max_sampled_tokens[at] - 1) - state.cached
+                    end + max(0, plan.max_sampled_tokens[index] - 1) - state.cached
                 )
-            elif not drafting or state.missing > COVERED:
-                state.missing += plan.max_sampled_tokens[at]
+            elif not drafting or state.missing > COVERED_TOKENS:
+                state.missing += plan.max_sampled_tokens[index]
             else:  # the step computed it, too
                 self._note_cached(state, len(state.tokens))
                 state.missing = (
-                    plan.num_scheduled_tokens[at] - 1
-                    if at in given
-                    else int(at in drafting)
+                    plan.num_scheduled_tokens[index] - 1
+                    if index in from_host
+                    else int(index in drafting)
                 )
 
-    def _note_cached(self, state: DraftedRow, upto: int) -> None:
-        """Note that the draft model's cache has so many tokens of a row."""
-        begin = state.cached // self.block_size
-        state.cached = upto
-        self.complete.update(state.table[begin : upto // self.block_size])
+    def _note_cached(self, state: DraftedRow, num_tokens: int) -> None:
+        """Note that the draft model's cache has the first `num_tokens` of a row."""
+        first_block = state.cached // self.block_size
+        state.cached = num_tokens
+        self.complete.update(state.table[first_block : num_tokens // self.block_size])
 
     def note_results(self, plan: Plan, yields: Yields) -> None:
         """Note a plan's results."""
@@ -149,24 +151,24 @@ def split_by_budget(
     chunks: list[MissingChunk], budget: int
 ) -> Iterator[list[MissingChunk]]:
     """Yields chunks in order, in parts of up to `budget` tokens."""
-    part, room = list[MissingChunk](), budget
+    batch, room = list[MissingChunk](), budget
     for chunk in chunks:
-        done = 0
-        while done < len(chunk.tokens):
-            tokens = chunk.tokens[done : done + room]
-            part.append(MissingChunk(chunk.row, chunk.start + done, tokens))
-            done += len(tokens)
+        num_taken = 0
+        while num_taken < len(chunk.tokens):
+            tokens = chunk.tokens[num_taken : num_taken + room]
+            batch.append(MissingChunk(chunk.row, chunk.start + num_taken, tokens))
+            num_taken += len(tokens)
             room -= len(tokens)
             if not room:
-                yield part
-                part, room = [], budget
-    if part:
-        yield part
+                yield batch
+                batch, room = [], budget
+    if batch:
+        yield batch
 
 
 def pack_chunks(chunks: list[MissingChunk]) -> tuple[StepShape, Words]:
     """Returns a forward of these chunks alone, which samples nothing."""
-    counts = [len(one.tokens) for one in chunks]
+    counts = [len(chunk.tokens) for chunk in chunks]
     total = sum(counts)
     shape = StepShape(
         decode_rows=0,
@@ -177,16 +179,16 @@ def pack_chunks(chunks: list[MissingChunk]) -> tuple[StepShape, Words]:
     )
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     prefill = PrefillWords(*views(words, shape)[:3])
-    rows = [one.row for one in chunks]
-    prefill.tokens[0] = [token for one in chunks for token in one.tokens]
+    rows = [chunk.row for chunk in chunks]
+    prefill.tokens[0] = [token for chunk in chunks for token in chunk.tokens]
     prefill.tokens[1] = [*_positions(chunks)]
     prefill.tokens[2] = np.repeat(rows, counts)
     offsets = np.cumsum(counts) - counts
-    starts = [one.start for one in chunks]
+    starts = [chunk.start for chunk in chunks]
     prefill.chunks[:] = np.array([rows, starts, counts, offsets], np.int32)
     return shape, words
 
 
 def _positions(chunks: list[MissingChunk]) -> Iterator[int]:
-    for one in chunks:
-        yield from range(one.start, one.start + len(one.tokens))
+    for chunk in chunks:
+        yield from range(chunk.start, chunk.start + len(chunk.tokens))

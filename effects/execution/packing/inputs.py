@@ -66,8 +66,8 @@ class ForwardWords(Generic[Array]):
         sampling_split = lines.pop() if shape.keeps_logits and shape.tokens else None
         drafts = None
         if shape.drafts:
-            part = lines.pop()
-            drafts = DraftWords(part[0], part[1:])
+            draft_lines = lines.pop()
+            drafts = DraftWords(draft_lines[0], draft_lines[1:])
         if shape.deferred_draws:
             [[rows, positions]] = lines
             return cls(None, None, DeferredWords(rows, positions))
@@ -77,14 +77,14 @@ class ForwardWords(Generic[Array]):
 
 def views(words: Array, shape: StepShape) -> list[Array]:
     """Returns the parts of a forward's words, in the order of `layout`."""
-    parts: list[Array] = []
+    sections: list[Array] = []
     begin = 0
     for lines, count in layout(shape):
         end = begin + lines * aligned(count)
-        part = words[begin:end].reshape(lines, aligned(count))
-        parts.append(part[:, :count])
+        section = words[begin:end].reshape(lines, aligned(count))
+        sections.append(section[:, :count])
         begin = end
-    return parts
+    return sections
 
 
 def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
@@ -116,7 +116,7 @@ def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
     return words
 
 
-def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
+def max_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
     """Returns the words of the largest inputs and changes: all block tables, all other
     values of rows, and the decode rows.
     """
@@ -124,7 +124,7 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
     if drafts:  # with their counts; a line is aligned
         inputs += 4 * (drafts + 2)
     # Two words of each stream, those of sampling values, and the next token and position.
-    kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
+    words_per_row = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
     pages = len(rows.table) * rows.blocks
-    changes = rows.scratch * (pages + kept) + 3 * draws
+    changes = rows.scratch * (pages + words_per_row) + 3 * draws
     return inputs + 2 * changes

@@ -19,7 +19,7 @@ from torch import Tensor
 from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.architecture.batch import Tap
+from minfer.effects.models.architecture.batch import TappedTokens
 from minfer.records.plan import MEAN, NewRow, Plan, Pooled
 
 
@@ -27,7 +27,7 @@ from minfer.records.plan import MEAN, NewRow, Plan, Pooled
 class PooledChunk:
     """One chunk of a pooled row: its states, and what to do with them."""
 
-    place: int  # in the plan's columns
+    entry: int  # of the plan
     row: int  # device row
     owner: NewRow
     first: int  # of its states
@@ -47,8 +47,8 @@ class PooledStates:
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "PooledStates | None":
-        """Returns the states that the chunks of a plan need, with so many tokens each,
-        packed behind so many decode rows; None if no row is pooled.
+        """Returns the states that a plan's chunks need, which have `counts` tokens and
+        are packed behind `decode_rows` rows; None if no row is pooled.
         """
         tokens: list[NDArray[np.int32]] = []
         chunks = list[PooledChunk]()
@@ -80,15 +80,15 @@ class Vectors:
 
     def read(self, rows: int) -> Pooled:
         """Returns one entry for each row, as results have them. Raises LogitsError."""
-        found = self.values.numpy()
-        finite = np.isfinite(found).all(1)
+        vectors = self.values.numpy()
+        finite = np.isfinite(vectors).all(1)
         if not finite.all():
-            each = zip(self.chunks, finite, strict=True)
-            bad = names_of(chunk.owner for chunk, good in each if not good)
+            checked = zip(self.chunks, finite, strict=True)
+            bad = names_of(chunk.owner for chunk, is_finite in checked if not is_finite)
             raise LogitsError(f"the model's states are not finite for request {bad}")
         out = [b""] * rows
-        for chunk, line in zip(self.chunks, found, strict=True):
-            out[chunk.place] = line.astype("<f4").tobytes()
+        for chunk, line in zip(self.chunks, vectors, strict=True):
+            out[chunk.entry] = line.astype("<f4").tobytes()
         return tuple(out)
 
 
@@ -102,47 +102,53 @@ class Pooler:
     device: torch.device
     sums: Tensor | None = None  # [rows, hidden] float32, once a mean is requested
 
-    def tap(self, wanted: PooledStates) -> Tap:
+    def tap(self, pooled_states: PooledStates) -> TappedTokens:
         """Returns the buffer for a step's states."""
-        tokens = torch.from_numpy(wanted.tokens)
+        tokens = torch.from_numpy(pooled_states.tokens)
         if is_gpu(self.device):
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
         # Stages before the last write nothing there, and what is read has to be finite.
         states = torch.zeros(
-            len(wanted.tokens), self.hidden, dtype=self.dtype, device=self.device
+            len(pooled_states.tokens), self.hidden, dtype=self.dtype, device=self.device
         )
-        return Tap(tokens, states)
+        return TappedTokens(tokens, states)
 
-    def pool(self, wanted: PooledStates, states: Tensor) -> Vectors | None:
+    def pool(self, pooled_states: PooledStates, states: Tensor) -> Vectors | None:
         """Add a step's `states` to their rows; returns the vectors of ended prompts,
         which are being copied to the host.
         """
-        made = list[Tensor]()
+        vectors = list[Tensor]()
         ended = list[PooledChunk]()
-        for chunk in wanted.chunks:
-            own = states[chunk.first : chunk.first + chunk.count]
-            vector = self._summed(chunk, own) if chunk.owner.pooling == MEAN else own[0]
+        for chunk in pooled_states.chunks:
+            chunk_states = states[chunk.first : chunk.first + chunk.count]
+            vector = (
+                self._summed(chunk, chunk_states)
+                if chunk.owner.pooling == MEAN
+                else chunk_states[0]
+            )
             if chunk.ends:
-                made.append(vector.float())
+                vectors.append(vector.float())
                 ended.append(chunk)
         if not ended:
             return None
-        found = torch.stack(made)
-        host = torch.empty(found.shape, dtype=found.dtype, pin_memory=is_gpu(self.device))
-        host.copy_(found, non_blocking=True)
+        stacked = torch.stack(vectors)
+        host = torch.empty(
+            stacked.shape, dtype=stacked.dtype, pin_memory=is_gpu(self.device)
+        )
+        host.copy_(stacked, non_blocking=True)
         return Vectors(tuple(ended), host)
 
-    def _summed(self, chunk: PooledChunk, own: Tensor) -> Tensor:
+    def _summed(self, chunk: PooledChunk, states: Tensor) -> Tensor:
         """Add a chunk's states to the row's sum; returns the sum so far over the prompt's
         length.
         """
-        total = own.sum(0, dtype=torch.float32)
+        total = states.sum(0, dtype=torch.float32)
         if chunk.begins and chunk.ends:
             return total / chunk.owner.prompt
         if self.sums is None:
             self.sums = total.new_zeros(self.rows, self.hidden)
-        kept = self.sums[chunk.row]
+        row_sum = self.sums[chunk.row]
         if not chunk.begins:
-            total = kept + total
-        kept.copy_(total)
+            total = row_sum + total
+        row_sum.copy_(total)
         return total / chunk.owner.prompt

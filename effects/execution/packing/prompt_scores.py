@@ -5,9 +5,10 @@
     the end of the step ---> bytes for each row, to the host beside the step's tokens
 
 A token's log-probability does not depend on the chunks of its prompt, so nothing is kept
-from chunk to chunk. Logits of a whole chunk may not fit in memory: so `AT_ONCE` positions
-are scored together, or as many as sequences can be sampled, for which there is memory.
-Steps with scored rows are launched without a graph, as those with pooled rows are.
+from chunk to chunk. Logits of a whole chunk may not fit in memory: so
+`MIN_SCORED_POSITIONS` are scored together, or as many as sequences can be sampled, for
+which there is memory. Steps with scored rows are launched without a graph, as those with
+pooled rows are.
 """
 
 from typing import Final
@@ -22,22 +23,22 @@ from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.architecture.batch import Scored
+from minfer.effects.models.architecture.batch import ChunkedLogits
 from minfer.records.plan import NewRow, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
 
-AT_ONCE: Final = 64  # positions, at least
+MIN_SCORED_POSITIONS: Final = 64  # scored together, at least
 
 
 @frozen(eq=False)
 class ScoredChunk:
     """Inputs of one scored row, in one chunk."""
 
-    place: int  # in the plan's columns
+    entry: int  # of the plan
     owner: NewRow
     first: int  # the index in the prompt of the token behind the first of them
-    at: int  # of the first, among all that are scored
+    offset: int  # of the first, among all that are scored
     count: int
     width: int  # reported entries of each: its own, and likeliest ones
 
@@ -55,10 +56,10 @@ class ScoredTokens:
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "ScoredTokens | None":
-        """Returns the tokens of a plan's chunks to score, with so many tokens each,
-        packed behind so many decode rows; None if no row's prompt is scored.
+        """Returns the tokens to score in a plan's chunks, which have `counts` tokens and
+        are packed behind `decode_rows` rows; None if no row's prompt is scored.
         """
-        found = list[ScoredChunk]()
+        chunks = list[ScoredChunk]()
         inputs = list[NDArray[np.int32]]()
         total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
@@ -71,22 +72,24 @@ class ScoredTokens:
             followed = min(count, owner.prompt - 1 - start)
             if followed > 0:
                 width = 1 + min(owner.sampling.prompt_logprobs, rows.vocab)
-                one = ScoredChunk(fill.index, owner, start + 1, total, followed, width)
-                found.append(one)
+                chunk = ScoredChunk(fill.index, owner, start + 1, total, followed, width)
+                chunks.append(chunk)
                 inputs.append(np.arange(begin, begin + followed, dtype=np.int32))
                 total += followed
-        return cls._filled(inputs, found) if found else None
+        return cls._from_chunks(inputs, chunks) if chunks else None
 
     @classmethod
-    def _filled(
+    def _from_chunks(
         cls, inputs: list[NDArray[np.int32]], chunks: list[ScoredChunk]
     ) -> "ScoredTokens":
-        tokens = [one.owner.known[one.first : one.first + one.count] for one in chunks]
-        widths = np.array([one.width for one in chunks], np.int32)
+        tokens = [
+            chunk.owner.known[chunk.first : chunk.first + chunk.count] for chunk in chunks
+        ]
+        widths = np.array([chunk.width for chunk in chunks], np.int32)
         return cls(
             np.concatenate(inputs),
-            np.concatenate([np.array(some, np.int32) for some in tokens]),
-            np.repeat(widths, [one.count for one in chunks]),
+            np.concatenate([np.array(ids, np.int32) for ids in tokens]),
+            np.repeat(widths, [chunk.count for chunk in chunks]),
             tuple(chunks),
         )
 
@@ -102,13 +105,13 @@ class ChunkScores:
         """Returns one entry for each row, as results have them. Raises LogitsError."""
         words = self.words.numpy()
         out = [b""] * rows
-        for one in self.chunks:
-            lines = words[one.at : one.at + one.count, :, : one.width]
+        for chunk in self.chunks:
+            lines = words[chunk.offset : chunk.offset + chunk.count, :, : chunk.width]
             if np.isnan(lines[:, 1].view(np.float32)).any():
-                bad = names_of([one.owner])
+                bad = names_of([chunk.owner])
                 raise LogitsError(f"the model's logits are not finite for request {bad}")
             packed_lines = lines.astype("<i4").tobytes()
-            out[one.place] = pack_part(one.first, one.count, packed_lines)
+            out[chunk.entry] = pack_part(chunk.first, chunk.count, packed_lines)
         return tuple(out)
 
 
@@ -118,15 +121,17 @@ class Scorer:
     def __init__(self, backend: Backend, seqs: int) -> None:
         """`seqs` is how many sequences can be sampled at once."""
         self.backend = backend
-        self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
+        self.max_positions = aligned(
+            max(MIN_SCORED_POSITIONS, seqs)
+        )  # as kernels are compiled for
 
-    def scored(self, targets: ScoredTokens) -> tuple[Scored, Tensor]:
+    def scored(self, targets: ScoredTokens) -> tuple[ChunkedLogits, Tensor]:
         """Returns what the model has to output, and the buffer for the scores, as
         `kernels.logprobs` writes them.
         """
         count = len(targets.inputs)
         inputs, tokens, widths = map(
-            self._sent, (targets.inputs, targets.tokens, targets.widths)
+            self._to_device, (targets.inputs, targets.tokens, targets.widths)
         )
         rows = torch.arange(count, dtype=torch.int32, device=tokens.device)
         # The same width for all: kernels are compiled for each width.
@@ -135,10 +140,10 @@ class Scorer:
         )
 
         def take(first: int, logits: Tensor) -> None:
-            some = slice(first, first + len(logits))
-            self.backend.logprobs(logits, tokens[some], rows[some], widths, out[some])
+            span = slice(first, first + len(logits))
+            self.backend.logprobs(logits, tokens[span], rows[span], widths, out[span])
 
-        return Scored(inputs, self.few, take), out
+        return ChunkedLogits(inputs, self.max_positions, take), out
 
     def fetched(self, targets: ScoredTokens, out: Tensor) -> ChunkScores:
         """Start copying the scores to the host; returns them."""
@@ -146,7 +151,7 @@ class Scorer:
         host.copy_(out, non_blocking=True)
         return ChunkScores(targets.chunks, host)
 
-    def _sent(self, values: NDArray[np.int32]) -> Tensor:
+    def _to_device(self, values: NDArray[np.int32]) -> Tensor:
         tensor = torch.from_numpy(values)
         if not is_gpu(self.backend.device):
             return tensor

@@ -26,7 +26,7 @@ from minfer.records.plan import NewRow, Plan, Pooled, Yields
 from minfer.records.token_logprobs import WORD_BYTES, Logprobs, TokenLogprobs
 from minfer.sampling.params import MAX_LOGPROBS
 
-DISCARDED = 0  # the token of a row whose generation is gone: never read
+DISCARDED_TOKEN = 0  # the token of a row whose generation is gone: never read
 
 
 @define(eq=False)
@@ -45,7 +45,7 @@ class HostSlot:
 
     @classmethod
     def of(cls, words: int, draws: int, device: torch.device) -> "HostSlot":
-        """Returns a slot for so many words and draws."""
+        """Returns a slot for this number of words and of draws."""
         return cls(
             words=host_words((words,), device),
             drawn=host_words((draws,), device),
@@ -60,10 +60,10 @@ class HostSlot:
         self.vectors = None
         self.prompt_scores = None
 
-    def write(self, parts: Sequence[Words]) -> None:
+    def write(self, arrays: Sequence[Words]) -> None:
         """Write parts of words into `words`, one after the other."""
-        total = sum(map(len, parts))
-        np.concatenate(parts, out=self.words.numpy()[:total])
+        total = sum(map(len, arrays))
+        np.concatenate(arrays, out=self.words.numpy()[:total])
 
     def fetch(
         self,
@@ -87,12 +87,14 @@ class HostSlot:
         """
         if self.done is not None:
             self.done.synchronize()
-        at, found = draw.at, self.drawn.numpy()
-        found = found[: len(draw.places)] if at is None else found[at]
-        drawn: list[int] = found.tolist()
+        lines, drawn_words = draw.lines, self.drawn.numpy()
+        drawn_words = (
+            drawn_words[: len(draw.entries)] if lines is None else drawn_words[lines]
+        )
+        drawn: list[int] = drawn_words.tolist()
         if -1 in drawn:
-            each = zip(draw.owners, drawn, strict=True)
-            raise not_finite(owner for owner, token in each if token < 0)
+            draws = zip(draw.owners, drawn, strict=True)
+            raise not_finite(owner for owner, token in draws if token < 0)
         return drawn
 
     def tokens_behind_drafts(
@@ -102,22 +104,24 @@ class HostSlot:
         must be done. Raises LogitsError.
         """
         drawn: list[int] = self.drawn[: draft_outputs.end].tolist()
-        for place, owner, lines in draft_outputs.accepted_lines(drawn):
+        for entry, owner, lines in draft_outputs.accepted_lines(drawn):
             tokens = [drawn[line] for line in lines]
             if -1 in tokens:
                 raise not_finite([owner])
-            yield place, tokens
+            yield entry, tokens
 
     def sampled_lines(self, draw: Draw) -> Iterator[tuple[int, int, NewRow | None]]:
         """Yields the lines of tokens that their rows yield, each with its entry of the
         plan and its owner; the copy must be done.
         """
-        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
-        yield from zip(at, draw.places, draw.owners, strict=True)
+        draw_lines: Sequence[int] = (
+            range(len(draw.entries)) if draw.lines is None else draw.lines
+        )
+        yield from zip(draw_lines, draw.entries, draw.owners, strict=True)
         if draw.draft_outputs is not None:
             drawn = self.drawn[: draw.draft_outputs.end].tolist()
-            for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
-                yield from ((line, place, owner) for line in lines)
+            for entry, owner, lines in draw.draft_outputs.accepted_lines(drawn):
+                yield from ((line, entry, owner) for line in lines)
 
     def logprobs(self, draw: Draw, vocab: int) -> Iterator[tuple[int, TokenLogprobs]]:
         """Yields the log-probabilities of the tokens of rows that requested them, each
@@ -126,11 +130,13 @@ class HostSlot:
         drawn: list[int] = self.drawn.tolist()
         data = self.scores.numpy().astype("<i4", copy=False).tobytes()
         size = WORD_BYTES * self.scores.shape[2]
-        for line, place, owner in self.sampled_lines(draw):
+        for line, entry, owner in self.sampled_lines(draw):
             if owner is not None and owner.sampling.logprobs is not None:
-                width, at = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
-                own = TokenLogprobs.read(drawn[line], data, at, at + size, width)
-                yield place, own
+                width, offset = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
+                token_logprobs = TokenLogprobs.read(
+                    drawn[line], data, offset, offset + size, width
+                )
+                yield entry, token_logprobs
 
 
 class SlotRing:
@@ -161,20 +167,22 @@ def results(
 
 def _logprobs(slots: Sequence[HostSlot], rows: int, vocab: int) -> Logprobs:
     """Returns log-probabilities: one entry for each row, or none at all."""
-    found = dict[int, list[TokenLogprobs]]()
+    by_entry = dict[int, list[TokenLogprobs]]()
     for slot in slots:
         if slot.scored and slot.draw is not None:
-            for place, one in slot.logprobs(slot.draw, vocab):
-                found.setdefault(place, []).append(one)
-    return tuple([tuple(found.get(row, ())) for row in range(rows)]) if found else ()
+            for entry, token_logprobs in slot.logprobs(slot.draw, vocab):
+                by_entry.setdefault(entry, []).append(token_logprobs)
+    return (
+        tuple([tuple(by_entry.get(row, ())) for row in range(rows)]) if by_entry else ()
+    )
 
 
 def _prompt_outputs(slots: Sequence[HostSlot], rows: int) -> Pooled:
     """Returns the outputs of prompts: one entry for each row, or none at all."""
-    outputs = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
-    columns = [one.read(rows) for one in outputs if one is not None]
-    each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
-    return tuple(map(b"".join, each)) if columns else ()
+    outputs = [output for slot in slots for output in (slot.vectors, slot.prompt_scores)]
+    columns = [output.read(rows) for output in outputs if output is not None]
+    by_row = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
+    return tuple(map(b"".join, by_row)) if columns else ()
 
 
 def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) -> Yields:
@@ -184,15 +192,15 @@ def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) ->
         if draw is None:
             continue
         drawn = slot.tokens(draw)
-        simple = draw.at is None and draw.draft_outputs is None
+        simple = draw.lines is None and draw.draft_outputs is None
         if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.
-        for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
-            out[place] = token
+        for entry, token in zip(draw.entries, zip(drawn, strict=True), strict=True):
+            out[entry] = token
         if draw.draft_outputs is not None:
-            for place, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
-                out[place] += tuple(tokens)
-    for place in reassigned:
-        out[place] = (DISCARDED,)
+            for entry, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
+                out[entry] += tuple(tokens)
+    for entry in reassigned:
+        out[entry] = (DISCARDED_TOKEN,)
     return tuple(out)

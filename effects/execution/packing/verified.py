@@ -3,7 +3,7 @@
 Theory. A row that has drafts is a decode row, and comes before those without. Its drafts
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
-on a GPU, one chunk of a row, which reads the context once (`Verified` in
+on a GPU, one chunk of a row, which reads the context once (`VerifiedRows` in
 models/architecture/batch.py). Then places are verified one after the other
 (speculative_step.py): each samples by the usual sampler, with the noise of its position,
 and with the penalties of the tokens before it. So a row yields the same tokens as without
@@ -31,51 +31,50 @@ from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError
 
 
-def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
+def check_speculation(config: EngineConfig, *, has_draft_model: bool) -> None:
     """Refuse a speculation that cannot be executed. Raises ConfigError."""
     speculation = config.speculation
     if speculation is None:
         return
-    if speculation.drafter == DEVICE and not modelled:
+    if speculation.drafter == DEVICE and not has_draft_model:
         raise ConfigError(
             f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
         )
 
 
-def flaw_of_drafts(
+def unsupported_drafts(
     plan: Plan,
     speculation: Speculation | None,
     rows: DeviceRows,
     room: int,
     *,
-    modelled: bool,
+    has_draft_model: bool,
 ) -> str:
     """Returns why a plan's drafts cannot be verified, or nothing. `room` is the most
-    drafts, counting as many for each row as the row with the most has; `modelled`: there
-    is a draft model.
+    drafts, counting as many for each row as the row with the most has.
     """
     if not plan.drafts:
         return ""
     if speculation is None:
         return "drafts are not expected, as the configuration has no speculation"
-    taken = {fill.index for fill in plan.fills}
+    filled = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.num_scheduled_tokens[draft.index] - 1
         if draft.index in plan.deferred:
             return "rows with deferred sampling have no drafts"
-        if draft.index in taken:
+        if draft.index in filled:
             return "rows with drafts are decode rows"
         if not 0 < count <= speculation.drafts:
             return f"rows have 1 to {speculation.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
             return f"{len(draft.tokens)} drafts are given of {count}"
-        if not (draft.tokens or modelled):
+        if not (draft.tokens or has_draft_model):
             return "drafts are not given, and there is no draft model to make them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
-    if len(plan.drafts) * most_of(plan) > room:
-        each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
-        return f"there is room for {room} drafts, not for {each}"
+    if len(plan.drafts) * max_drafts_of(plan) > room:
+        requested = f"{len(plan.drafts)} rows with up to {max_drafts_of(plan)} drafts"
+        return f"there is room for {room} drafts, not for {requested}"
     return ""
 
 
@@ -90,7 +89,7 @@ class DraftOutputs:
     for each place, then the number of tokens of each row.
     """
 
-    places: list[int]  # entries of the plan
+    entries: list[int]  # entries of the plan
     owners: list[NewRow | None]
     first: int
     stride: int  # lines between two places
@@ -99,14 +98,14 @@ class DraftOutputs:
 
     @classmethod
     def of(
-        cls, shape: StepShape, places: list[int], owners: list[NewRow | None]
+        cls, shape: StepShape, entries: list[int], owners: list[NewRow | None]
     ) -> "DraftOutputs":
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
         """
         first = shape.draft_line(0)
         stride = shape.draft_line(1) - first
-        return cls(places, owners, first, stride, shape.drafts, shape.verified)
+        return cls(entries, owners, first, stride, shape.drafts, shape.verified)
 
     @property
     def end(self) -> int:
@@ -118,13 +117,13 @@ class DraftOutputs:
     ) -> Iterator[tuple[int, NewRow | None, range]]:
         """Yields each row's lines of accepted places, given all lines."""
         counts = self.first + self.drafts * self.stride
-        for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
+        for v, (entry, owner) in enumerate(zip(self.entries, self.owners, strict=True)):
             begin = self.first + v
             end = begin + drawn[counts + v] * self.stride
-            yield place, owner, range(begin, end, self.stride)
+            yield entry, owner, range(begin, end, self.stride)
 
 
-def most_of(plan: Plan) -> int:
+def max_drafts_of(plan: Plan) -> int:
     """Returns the most drafts that a row of a plan has."""
     return max(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
 
@@ -132,14 +131,16 @@ def most_of(plan: Plan) -> int:
 def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
     """Returns entries of a plan, those with drafts before the others."""
     drafted = {draft.index for draft in drafts}
-    here = [i for i in entries if i in drafted]
-    return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
+    drafted_entries = [i for i in entries if i in drafted]
+    if not drafted_entries:
+        return [*entries]
+    return [*drafted_entries, *(i for i in entries if i not in drafted)]
 
 
-def write_drafts(plan: Plan, places: Sequence[int], into: DraftWords[Words]) -> None:
+def write_drafts(plan: Plan, entries: Sequence[int], into: DraftWords[Words]) -> None:
     """Write the drafts of the rows with these entries, in order."""
-    given = {draft.index: draft.tokens for draft in plan.drafts}
-    for v, place in enumerate(places):
-        count = plan.num_scheduled_tokens[place] - 1
+    draft_tokens = {draft.index: draft.tokens for draft in plan.drafts}
+    for v, entry in enumerate(entries):
+        count = plan.num_scheduled_tokens[entry] - 1
         into.counts[v] = count
-        into.tokens[:count, v] = given[place] or -1
+        into.tokens[:count, v] = draft_tokens[entry] or -1

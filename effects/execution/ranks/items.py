@@ -2,7 +2,7 @@
 
 Theory. Steps of several ranks run sums over them, so all must run the same steps in the
 same order. Rank 0 decides that order, also of what is done between plans: captures of
-graphs and steps that are timed. It tells the others each item before it does it itself.
+graphs and steps that are timed. It sends the others each item before it does it itself.
 What may differ between ranks is whether a step runs by a graph: its sums are the same.
 
 A failed plan fails on all ranks alike (its logits are not finite, or it asks for what

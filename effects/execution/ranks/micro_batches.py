@@ -22,11 +22,11 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from minfer.effects.execution.contract import Executor, OtherRanks, crew_of
+from minfer.effects.execution.contract import Executor, OtherRanks, workers_of
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Copy, Mask, Plan, SampleDeferred
 
-WORD: Final = 32  # tokens in a word of a mask
+TOKENS_PER_WORD: Final = 32  # tokens in a word of a mask
 
 
 @frozen
@@ -39,24 +39,24 @@ class MicroBatch:
 
 def micro_batches(plan: Plan, count: int) -> tuple[MicroBatch, ...]:
     """Returns the parts of a plan that have rows, in order."""
-    found = (
-        _part(plan, number, count)
+    batches = (
+        _micro_batch(plan, number, count)
         for number in range(count)
         if any(row % count == number for row in plan.rows)
     )
-    return tuple(found)
+    return tuple(batches)
 
 
-def _part(plan: Plan, number: int, count: int) -> MicroBatch:
+def _micro_batch(plan: Plan, number: int, count: int) -> MicroBatch:
     """Returns the part of the rows that are in a micro-batch."""
     entries = tuple(i for i, row in enumerate(plan.rows) if row % count == number)
-    place = {entry: at for at, entry in enumerate(entries)}
+    indices = {entry: index for index, entry in enumerate(entries)}
 
     def columns(column: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(column[entry] for entry in entries)
 
-    opens = tuple(one for one in plan.opens if one.index in place)
-    part = Plan(
+    opens = tuple(opened for opened in plan.opens if opened.index in indices)
+    micro_plan = Plan(
         step=plan.step * count + number,
         run_ids=columns(plan.run_ids),
         rows=columns(plan.rows),
@@ -64,16 +64,16 @@ def _part(plan: Plan, number: int, count: int) -> MicroBatch:
         num_scheduled_tokens=columns(plan.num_scheduled_tokens),
         max_sampled_tokens=columns(plan.max_sampled_tokens),
         fills=tuple(
-            evolve(one, index=place[one.index])
-            for one in plan.fills
-            if one.index in place
+            evolve(fill, index=indices[fill.index])
+            for fill in plan.fills
+            if fill.index in indices
         ),
-        opens=tuple(evolve(one, index=place[one.index]) for one in opens),
-        grows=tuple(one for one in plan.grows if one.row % count == number),
+        opens=tuple(evolve(opened, index=indices[opened.index]) for opened in opens),
+        grows=tuple(grow for grow in plan.grows if grow.row % count == number),
         copies=_copies(plan, number, count),
-        deferred=tuple(place[entry] for entry in plan.deferred if entry in place),
+        deferred=tuple(indices[entry] for entry in plan.deferred if entry in indices),
     )
-    return MicroBatch(part, entries)
+    return MicroBatch(micro_plan, entries)
 
 
 def _copies(plan: Plan, number: int, count: int) -> tuple[Copy, ...]:
@@ -81,30 +81,30 @@ def _copies(plan: Plan, number: int, count: int) -> tuple[Copy, ...]:
     first one that has rows also has all that are to no opened row.
     """
     owners = {
-        block: plan.rows[one.index] % count
-        for one in plan.opens
-        for table in one.tables
+        block: plan.rows[opened.index] % count
+        for opened in plan.opens
+        for table in opened.tables
         for block in table
     }
     first = min(row % count for row in plan.rows)
-    return tuple(one for one in plan.copies if owners.get(one.target, first) == number)
+    return tuple(copy for copy in plan.copies if owners.get(copy.target, first) == number)
 
 
-def together(plan: Plan, parts: Sequence[tuple[MicroBatch, Executed]]) -> Executed:
+def merge_results(plan: Plan, results: Sequence[tuple[MicroBatch, Executed]]) -> Executed:
     """Returns the results of a plan, of those of its parts."""
     size = len(plan.rows)
     yields = [()] * size  # type: list[tuple[int, ...]]
     logprobs = [()] * size  # type: list[object]
     pooled = [b""] * size
-    scored = any(done.logprobs for _, done in parts)
-    vectors = any(done.pooled for _, done in parts)
-    for part, done in parts:
-        for at, entry in enumerate(part.entries):
-            yields[entry] = done.yields[at]
-            if done.logprobs:
-                logprobs[entry] = done.logprobs[at]
-            if done.pooled:
-                pooled[entry] = done.pooled[at]
+    scored = any(executed.logprobs for _, executed in results)
+    vectors = any(executed.pooled for _, executed in results)
+    for batch, executed in results:
+        for index, entry in enumerate(batch.entries):
+            yields[entry] = executed.yields[index]
+            if executed.logprobs:
+                logprobs[entry] = executed.logprobs[index]
+            if executed.pooled:
+                pooled[entry] = executed.pooled[index]
     return Executed(
         plan.step,
         tuple(yields),
@@ -118,7 +118,7 @@ class Launched:
     """A plan, and its parts."""
 
     plan: Plan
-    parts: tuple[MicroBatch, ...]
+    batches: tuple[MicroBatch, ...]
     # of rows with deferred sampling, if they were lent: [lines, words]
     masks: "NDArray[np.int32] | None" = None
 
@@ -133,43 +133,50 @@ class MicroBatchExecutor:
     launched: deque[Launched] = field(factory=deque)
 
     @property
-    def crew(self) -> OtherRanks | None:
+    def workers(self) -> OtherRanks | None:
         """The other ranks, as the inner executor has them."""
-        return crew_of(self.inner)
+        return workers_of(self.inner)
 
     def launch(self, plan: Plan) -> None:
         """See `Executor.launch`."""
-        parts = micro_batches(plan, self.count)
-        self.launched.append(Launched(plan, parts))
-        for part in parts:
-            self.inner.launch(part.plan)
+        batches = micro_batches(plan, self.count)
+        self.launched.append(Launched(plan, batches))
+        for batch in batches:
+            self.inner.launch(batch.plan)
 
     def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
         """See `Executor.mask_lines`."""
-        for one in self.launched:
-            if one.plan.step == step:
-                shape = len(one.plan.deferred), -(-self.vocab // WORD)
-                one.masks = np.zeros(shape, np.int32)
-                return one.masks
+        for launched in self.launched:
+            if launched.plan.step == step:
+                shape = len(launched.plan.deferred), -(-self.vocab // TOKENS_PER_WORD)
+                launched.masks = np.zeros(shape, np.int32)
+                return launched.masks
         return None
 
     def sample(self, command: SampleDeferred) -> None:
         """See `Executor.sample`."""
-        one = next((o for o in self.launched if o.plan.step == command.step), None)
-        if one is None:
+        launched = next(
+            (
+                candidate
+                for candidate in self.launched
+                if candidate.plan.step == command.step
+            ),
+            None,
+        )
+        if launched is None:
             return
         masks = {mask.index: mask.bits for mask in command.masks}
-        if command.written and one.masks is not None:
-            lines = zip(one.plan.deferred, one.masks, strict=True)
+        if command.written and launched.masks is not None:
+            lines = zip(launched.plan.deferred, launched.masks, strict=True)
             masks = {index: line.tobytes() for index, line in lines}
-        for part in one.parts:
-            if part.plan.deferred:
+        for batch in launched.batches:
+            if batch.plan.deferred:
                 bits = (
-                    Mask(at, masks[part.entries[at]])
-                    for at in part.plan.deferred
-                    if part.entries[at] in masks
+                    Mask(index, masks[batch.entries[index]])
+                    for index in batch.plan.deferred
+                    if batch.entries[index] in masks
                 )
-                self.inner.sample(SampleDeferred(part.plan.step, tuple(bits)))
+                self.inner.sample(SampleDeferred(batch.plan.step, tuple(bits)))
 
     def move(
         self, command: TransferCommand, report: Callable[[Moved | Lost], None]
@@ -179,15 +186,15 @@ class MicroBatchExecutor:
 
     def collect(self) -> Executed | Failed:
         """See `Executor.collect`."""
-        one = self.launched.popleft()
-        done = list[tuple[MicroBatch, Executed]]()
-        for part in one.parts:
+        launched = self.launched.popleft()
+        results = list[tuple[MicroBatch, Executed]]()
+        for batch in launched.batches:
             result = self.inner.collect()
             if isinstance(result, Failed):
                 self.launched.clear()
-                return Failed(one.plan.step, result.error)
-            done.append((part, result))
-        return together(one.plan, done)
+                return Failed(launched.plan.step, result.error)
+            results.append((batch, result))
+        return merge_results(launched.plan, results)
 
     def close(self) -> None:
         """See `Executor.close`."""

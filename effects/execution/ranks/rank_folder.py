@@ -2,8 +2,9 @@
 Needs no torch.
 
     started by   of rank 0             of another rank
-    rank 0       a new folder          FOLLOWS: the folder's path
-    torchrun     a folder by TORCHRUN and others of its variables, which all ranks have
+    rank 0       a new folder          FOLDER_VARIABLE: the folder's path
+    torchrun     a folder by TORCHRUN_VARIABLE and others of its variables, which all
+                 ranks have
 
 Only processes of this user reach the folder. It has rank 0's socket (joining.py), and the
 file through which torch.distributed exchanges the addresses of its own sockets, which
@@ -21,13 +22,13 @@ from minfer.effects.net.run_folder import folder_path, run_folder
 from minfer.values.checks import ConfigError
 
 # Of processes that rank 0 has started: the folder.
-FOLLOWS: Final = "MINFER_FOLLOWS"
-TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
-SOCKET, STORE = "rank-0", "torch"  # names of files in the folder
+FOLDER_VARIABLE: Final = "MINFER_FOLLOWS"
+TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
+SOCKET_NAME, STORE_NAME = "rank-0", "torch"  # names of files in the folder
 # What differs between engines that torchrun starts on a machine at the same time, and
 # between two starts of an engine.
 _VARIABLES: Final = (
-    TORCHRUN,
+    TORCHRUN_VARIABLE,
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
@@ -39,36 +40,36 @@ class RankStartError(ConfigError):
 
 
 def is_by_torchrun() -> bool:
-    """Whether torchrun starts the processes of all ranks."""
-    return TORCHRUN in os.environ
+    """Returns whether torchrun starts the processes of all ranks."""
+    return TORCHRUN_VARIABLE in os.environ
 
 
 def is_rank() -> bool:
-    """Whether this process was started as a rank, by torchrun or rank 0."""
-    return FOLLOWS in os.environ or is_by_torchrun()
+    """Returns whether this process was started as a rank, by torchrun or rank 0."""
+    return FOLDER_VARIABLE in os.environ or is_by_torchrun()
 
 
 def is_other_rank() -> bool:
-    """Whether this process is to be a rank other than 0."""
-    other = os.environ.get("RANK", "0") != "0"
-    return other and is_rank()
+    """Returns whether this process is to be a rank other than 0."""
+    is_not_zero = os.environ.get("RANK", "0") != "0"
+    return is_not_zero and is_rank()
 
 
 def new_rank_folder() -> AbstractContextManager[Path]:
-    """A new folder of an engine of which this process is rank 0, removed at the end.
-    Raises OSError.
+    """Make a new folder of an engine of which this process is rank 0; it is removed at
+    the end. Raises OSError.
     """
     return run_folder(_torchrun_name() if is_by_torchrun() else "")
 
 
 def rank_folder_path() -> Path:
-    """The folder that rank 0 makes, for another rank."""
+    """Returns the folder that rank 0 makes, for another rank."""
     if is_by_torchrun():
         return folder_path(_torchrun_name())
-    return Path(os.environ[FOLLOWS])
+    return Path(os.environ[FOLDER_VARIABLE])
 
 
 def _torchrun_name() -> str:
-    """The name of the folder, of this user's and torchrun's."""
+    """Returns the name of the folder, of this user's and torchrun's."""
     values = [str(os.geteuid()), *(os.environ.get(name, "") for name in _VARIABLES)]
     return "ranks-" + hashlib.sha256("\0".join(values).encode()).hexdigest()[:16]

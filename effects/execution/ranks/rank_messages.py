@@ -1,8 +1,8 @@
-"""What rank 0 and another rank say to each other, beside items (`items`).
+"""The messages between rank 0 and another rank, beside items (`items`).
 
 rank 0                    another rank
    | Settings ------------> |
-   | <----------- Prepared |   its weights follow
+   | <------- RankPrepared |   its weights follow
    | <-------------- Ready |   its caches are there
    | items ---------------> |
    | <------ TransferEnded |
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from minfer.effects.net.framing import Socket, read_message
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30
 
 
 class Settings(Struct, frozen=True):
@@ -29,7 +29,7 @@ class Alive(Struct, tag=True, frozen=True):
     """The process runs."""
 
 
-class Prepared(Struct, tag=True, frozen=True):
+class RankPrepared(Struct, tag="Prepared", frozen=True):
     """The rank has prepared an engine."""
 
     process: int  # its id
@@ -53,16 +53,16 @@ class Broken(Struct, tag=True, frozen=True):
     why: str
 
 
-FromRank: TypeAlias = Alive | Prepared | Ready | TransferEnded | Broken
+FromRank: TypeAlias = Alive | RankPrepared | Ready | TransferEnded | Broken
 _settings: Final = msgspec.msgpack.Decoder(Settings)
 _from_rank: "Final[msgspec.msgpack.Decoder[FromRank]]" = msgspec.msgpack.Decoder(FromRank)
 
 
 def read_settings(sock: Socket) -> Settings:
-    """Read what rank 0 says first. Raises PeerError and OSError."""
-    return read_message(sock, _settings, LARGEST)
+    """Read the first message of rank 0. Raises PeerError and OSError."""
+    return read_message(sock, _settings, MAX_MESSAGE_BYTES)
 
 
 def read_from_rank(sock: Socket) -> FromRank:
     """Read a message of another rank. Raises PeerError and OSError."""
-    return read_message(sock, _from_rank, LARGEST)
+    return read_message(sock, _from_rank, MAX_MESSAGE_BYTES)

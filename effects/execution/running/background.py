@@ -1,7 +1,7 @@
 """Background work of an idle executor, in a thread of its own.
 
 Theory. An executor is idle when no plan is in flight and none has been launched for
-`QUIET` seconds; between two turns of a busy engine it is not idle. Every launch takes the
+`QUIET_SECONDS`; between two turns of a busy engine it is not idle. Every launch takes the
 executor's lock, so a request that arrives during a piece of work waits for that piece
 only (15 ms). The thread ends with the work, with the executor, or with the main thread.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET: Final = 0.2  # seconds without a plan
+QUIET_SECONDS: Final = 0.2  # seconds without a plan
 
 
 class Background:
@@ -31,8 +31,8 @@ class Background:
         self.work = work
         self.quiet = quiet
         self.lock = lock
-        self.wait = QUIET if wait is None else wait
-        self.last = time.monotonic()  # when the owner last had work
+        self.wait = QUIET_SECONDS if wait is None else wait
+        self.last_work = time.monotonic()  # when the owner last had work
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -44,7 +44,7 @@ class Background:
 
     def note_work(self) -> None:
         """Note that the owner has work."""
-        self.last = time.monotonic()
+        self.last_work = time.monotonic()
 
     def close(self) -> None:
         """End the thread; waits for the piece that is being done."""
@@ -53,14 +53,14 @@ class Background:
             self.thread.join()
 
     def _run(self) -> None:
-        left = self.wait
-        while not self.ended.wait(left) and threading.main_thread().is_alive():
-            left = self.last + self.wait - time.monotonic()
-            if left > 0:
+        delay = self.wait
+        while not self.ended.wait(delay) and threading.main_thread().is_alive():
+            delay = self.last_work + self.wait - time.monotonic()
+            if delay > 0:
                 continue
-            left = 0.0
+            delay = 0.0
             with self.lock:
                 if not self.quiet():
-                    left = self.wait
+                    delay = self.wait
                 elif not self.work():
                     return

@@ -17,10 +17,15 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from minfer.effects.execution.contract import ExecutorError, names_of
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.device.device_rows import (
+    DeviceRows,
+    SamplingNeeds,
+    Words,
+    aligned,
+)
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import ForwardWords, layout
-from minfer.effects.execution.packing.pack_plan import Draw, picked
+from minfer.effects.execution.packing.pack_plan import Draw, pick
 from minfer.records.plan import Mask, Plan, SampleDeferred
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
@@ -28,7 +33,7 @@ from minfer.records.plan import Mask, Plan, SampleDeferred
 Bits = NDArray[np.int32]
 
 
-WORD: Final = 32  # tokens in a word of a mask
+TOKENS_PER_WORD: Final = 32  # tokens in a word of a mask
 
 
 class MaskError(ExecutorError):
@@ -59,7 +64,7 @@ class DeferredPacker:
         """`pad` returns the shape whose graph serves a shape."""
         self.rows = rows
         self.pad = pad
-        self._kept: Draw | None = None  # of the last step
+        self._last_draw: Draw | None = None  # of the last step
         self._opened = -1  # value of `DeviceRows.opened` then
         self._draws: DeferredDraws | None = None  # its draws
 
@@ -67,18 +72,18 @@ class DeferredPacker:
         """Returns the deferred draws of `draw`, whose inputs have been computed. Raises
         MaskError.
         """
-        before = self._draws
-        same = draw is self._kept and self.rows.opened == self._opened
-        if before is not None and same and command.written:
-            words = before.words.copy()
+        previous = self._draws
+        is_same = draw is self._last_draw and self.rows.opened == self._opened
+        if previous is not None and is_same and command.written:
+            words = previous.words.copy()
             _, positions = words.reshape(2, -1)
-            size = len(draw.places)
-            positions[:size] = picked(plan.starts, draw.places)
+            size = len(draw.entries)
+            positions[:size] = pick(plan.starts, draw.entries)
             positions[:size] += 1  # a decode row has one input
-            return evolve(before, words=words, step=plan.step)
+            return evolve(previous, words=words, step=plan.step)
         draws = pack_deferred(plan, draw, command, self.rows, self.pad)
         steady = not (plan.fills or plan.drafts or draws.reassigned) and command.written
-        self._draws, self._kept = (draws, draw) if steady else (None, None)
+        self._draws, self._last_draw = (draws, draw) if steady else (None, None)
         self._opened = self.rows.opened
         return draws
 
@@ -93,26 +98,34 @@ def pack_deferred(
     """Returns the deferred draws of `draw`, whose inputs have been computed. `pad`
     returns the shape whose graph serves a shape. Raises MaskError.
     """
-    places, owners, reassigned = draw.places, draw.owners, list[int]()
-    current = picked(rows.owners, picked(plan.rows, places))
+    entries, owners, reassigned = draw.entries, draw.owners, list[int]()
+    current = pick(rows.owners, pick(plan.rows, entries))
     if not all(map(is_, current, owners)):
-        each = list(zip(places, owners, current, strict=True))
-        reassigned = sorted(place for place, owner, other in each if other is not owner)
-        places = [place for place, owner, other in each if other is owner]
-        owners = [
-            owner for owner, other in zip(owners, current, strict=True) if other is owner
+        row_owners = list(zip(entries, owners, current, strict=True))
+        reassigned = sorted(
+            entry
+            for entry, owner, current_owner in row_owners
+            if current_owner is not owner
+        )
+        entries = [
+            entry for entry, owner, current_owner in row_owners if current_owner is owner
         ]
-    device_rows = picked(plan.rows, places)
-    shape = pad(_kind(rows.wants(device_rows), len(device_rows)))
+        owners = [
+            owner
+            for owner, current_owner in zip(owners, current, strict=True)
+            if current_owner is owner
+        ]
+    device_rows = pick(plan.rows, entries)
+    shape = pad(_draw_shape(rows.sampling_needs(device_rows), len(device_rows)))
     masks, lines = list[bytes](), None
     if command.written:
-        lines = _lines(plan, places)
+        lines = _lines(plan, entries)
     else:
-        masks = _masks(plan, places, command.masks)
+        masks = _masks(plan, entries, command.masks)
     return DeferredDraws(
         shape=shape,
-        words=_words(plan, shape, places, rows.scratch),
-        draw=Draw(places, owners),
+        words=_words(plan, shape, entries, rows.scratch),
+        draw=Draw(entries, owners),
         masks=masks,
         reassigned=reassigned,
         step=plan.step,
@@ -120,55 +133,53 @@ def pack_deferred(
     )
 
 
-def _kind(wants: Wants, draws: int) -> StepShape:
+def _draw_shape(needs: SamplingNeeds, draws: int) -> StepShape:
     return StepShape(
         decode_rows=0,
         draws=draws,
-        filtered=wants.filtered,
-        scored=wants.scored,
-        shaped=wants.shaped,
+        filtered=needs.filtered,
+        scored=needs.scored,
+        shaped=needs.shaped,
         deferred_draws=True,
     )
 
 
-def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
+def _words(plan: Plan, shape: StepShape, entries: list[int], scratch: int) -> Words:
     """Returns the words of the draws."""
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     draws = ForwardWords.of(words, shape).deferred
     if draws is None:
-        raise AssertionError(f"{shape} is not late")
-    size = len(places)
+        raise AssertionError(f"{shape} has no deferred draws")
+    size = len(entries)
     draws.rows[:] = draws.positions[:] = scratch
-    draws.rows[:size] = picked(plan.rows, places)
-    draws.positions[:size] = picked(plan.starts, places)
-    draws.positions[:size] += np.array(
-        picked(plan.num_scheduled_tokens, places), np.int32
-    )
+    draws.rows[:size] = pick(plan.rows, entries)
+    draws.positions[:size] = pick(plan.starts, entries)
+    draws.positions[:size] += np.array(pick(plan.num_scheduled_tokens, entries), np.int32)
     return words
 
 
 # --- masks ------------------------------------------------------------------------------
 
 
-def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
+def _lines(plan: Plan, entries: list[int]) -> Sequence[int]:
     """Returns the lines in which the masks of these rows were written: a range where the
     lines are in the order of the rows, as nearly always.
     """
-    if tuple(places) == plan.deferred:
-        return range(len(places))
+    if tuple(entries) == plan.deferred:
+        return range(len(entries))
     lines = {index: line for line, index in enumerate(plan.deferred)}
-    return [lines[index] for index in places]
+    return [lines[index] for index in entries]
 
 
-def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
+def _masks(plan: Plan, entries: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
     """Returns the masks of these rows, in order. Raises MaskError."""
     by_row = {mask.index: mask.bits for mask in masks}
-    if strangers := sorted(by_row.keys() - set(plan.deferred)):
+    if unknown := sorted(by_row.keys() - set(plan.deferred)):
         raise MaskError(
-            f"a mask is for entry {strangers[0]} of step {plan.step}, whose "
+            f"a mask is for entry {unknown[0]} of step {plan.step}, whose "
             f"sampling is not deferred: {plan.deferred}"
         )
-    return [by_row.get(index, b"") for index in places]
+    return [by_row.get(index, b"") for index in entries]
 
 
 def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
@@ -179,10 +190,10 @@ def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
     lines = out[:count].view(np.uint8)
     size = -(-vocab // 8)  # bytes of a mask
     for line, bits in zip(lines, draws.masks, strict=True):
-        given = np.frombuffer(bits, np.uint8)[:size]
-        line[: len(given)] = given
-        if len(given) < size:
-            line[len(given) :] = 0 if bits else 0xFF
+        mask_bytes = np.frombuffer(bits, np.uint8)[:size]
+        line[: len(mask_bytes)] = mask_bytes
+        if len(mask_bytes) < size:
+            line[len(mask_bytes) :] = 0 if bits else 0xFF
     lines[:, size:] = 0  # ids behind the vocabulary
     lines[:, size - 1] &= 0xFF >> -vocab % 8
     largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`
@@ -206,4 +217,4 @@ def with_masks(
 
 def mask_words(vocab: int) -> int:
     """Returns the words of a mask over a vocabulary."""
-    return -(-vocab // WORD)
+    return -(-vocab // TOKENS_PER_WORD)

@@ -19,7 +19,7 @@ from minfer.effects.execution.running.deferred_sampling import (
     write_masks,
 )
 
-BUFFERS: Final = 4  # host buffers: so many copies can wait for the previous draws
+HOST_BUFFERS: Final = 4  # the copies that can wait for the previous draws
 
 
 @frozen(eq=False)
@@ -35,7 +35,7 @@ class DeviceMasks:
     """The masks of the next deferred draws."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device) -> None:
-        """Masks for so many draws. Allocates memory at first use."""
+        """Masks for up to `draws` draws. Allocates memory at first use."""
         self._vocab = vocab
         self._device = device
         self._shape = draws, mask_words(vocab)
@@ -78,8 +78,8 @@ class DeviceMasks:
         `stream` is the current one, if the caller has it. Raises MaskError.
         """
         lent = self._lent.pop(draws.step, None)
-        buffer, there = lent or self._next(), self.lines
-        here = buffer.lines
+        buffer, device_lines = lent or self._next(), self.lines
+        host_lines = buffer.lines
         if draws.lines is None:
             count = write_masks(draws, self._vocab, buffer.words)
         else:
@@ -89,11 +89,11 @@ class DeviceMasks:
             if draws.lines != range(count):  # rows have new owners, or another order
                 buffer.words[:count] = buffer.words[list(draws.lines)]
         if self._copies is None or self._drawn is None or buffer.copied is None:
-            there[:count] = here[:count]
+            device_lines[:count] = host_lines[:count]
             return
         self._copies.wait_event(self._drawn)
         with on(self._copies):
-            there[:count].copy_(here[:count], non_blocking=True)
+            device_lines[:count].copy_(host_lines[:count], non_blocking=True)
         buffer.copied.record(self._copies)
         stream = stream or torch.cuda.current_stream(self._device)
         stream.wait_event(buffer.copied)
@@ -107,7 +107,7 @@ class DeviceMasks:
         """Returns the host buffer that was used least recently and is not lent, once its
         copy is done.
         """
-        while len(self._host) < BUFFERS + len(self._lent):
+        while len(self._host) < HOST_BUFFERS + len(self._lent):
             lines = host_words(self._shape, self._device)
             self._host.append(MaskBuffer(lines, lines.numpy(), new_event(self._device)))
         self._host.rotate(-1)

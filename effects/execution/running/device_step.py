@@ -13,19 +13,19 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
 from minfer.effects.execution.packing.inputs import ForwardWords, PrefillWords
-from minfer.effects.execution.running.draft_model import DraftModel
-from minfer.effects.execution.running.feeding import (
-    Feeder,
+from minfer.effects.execution.running.batch_builder import (
+    BatchBuilder,
     StepRows,
-    sampled,
+    logit_inputs,
     verified_of,
 )
+from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.prefill_chunks import prefill_chunks
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.kernels.packages import QUACK
 
@@ -38,7 +38,7 @@ class DeviceStep:
     cache: Cache
     rows: DeviceRows
     staging: Tensor  # the words of the step
-    feeder: Feeder
+    batch_builder: BatchBuilder
     draft: DraftModel | None
     sampler: Sampler
     routes: Routes
@@ -56,7 +56,7 @@ class DeviceStep:
         words = ForwardWords.of(self.staging, shape)
         if words.deferred is not None:
             rows, positions = words.deferred.rows, words.deferred.positions
-            self.sampler.sample_kept(rows, positions, shape.wants)
+            self.sampler.sample_kept(rows, positions, shape.sampling_needs)
             return
         decode_rows = self.rows.batch[: shape.decode_rows]
         if dummy:
@@ -80,14 +80,14 @@ class DeviceStep:
         """Run the model; returns the logits, those after drafts last, and the positions
         after the inputs.
         """
-        inputs = self.feeder.decode_inputs(step)
+        inputs = self.batch_builder.decode_inputs(step)
         verified = None
         if words.drafts is not None:
             verified = verified_of(shape, words.drafts, inputs)
-        batch = self.feeder.batch(
+        batch = self.batch_builder.batch(
             step,
             inputs,
-            sampled(shape, words),
+            logit_inputs(shape, words),
             self._chunks(shape, words.prefill),
             splits=shape.splits,
             fused=self._fuses(shape),
@@ -123,19 +123,19 @@ class DeviceStep:
             now, deferred = (rows, rows) if step.dummy else lines.unbind(0)
             self.sampler.keep(logits, deferred)
             rows = now
-        self.sampler.sample(logits, rows, ahead, shape.wants, drafts=drafts)
+        self.sampler.sample(logits, rows, ahead, shape.sampling_needs, drafts=drafts)
         return rows
 
     def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.routes.fuses(shape.inputs)
-        return fuses and self.shortcuts.may_take(QUACK)
+        return fuses and self.shortcuts.can_use(QUACK)
 
     def _chunks(
         self, shape: StepShape, prefill: PrefillWords[Tensor] | None
-    ) -> Chunks | None:
+    ) -> PrefillChunks | None:
         if prefill is None:
             return None
-        size = self.feeder.block_size
+        size = self.batch_builder.block_size
         return prefill_chunks(
             shape, prefill, self.rows.table, size, self.routes, self.shortcuts
         )

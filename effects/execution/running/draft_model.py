@@ -34,10 +34,14 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import host_words
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.execution.running.feeding import Feeder, StepRows, chunks_of
+from minfer.effects.execution.running.batch_builder import (
+    BatchBuilder,
+    StepRows,
+    chunks_of,
+)
 from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -59,7 +63,7 @@ class DraftModel:
     spec: ModelSpec
     model: Model
     cache: Cache
-    feeder: Feeder
+    batch_builder: BatchBuilder
     routes: Routes
 
     @classmethod
@@ -67,7 +71,7 @@ class DraftModel:
         cls,
         spec: ModelSpec,
         model: Model,
-        feeder: Feeder,
+        batch_builder: BatchBuilder,
         config: EngineConfig,
         length: int,
     ) -> "DraftModel":
@@ -75,9 +79,15 @@ class DraftModel:
         torch.OutOfMemoryError.
         """
         blocks, size = config.num_blocks, config.block_size
-        cache = feeder.backend.make_cache(spec, blocks, size, length)
+        cache = batch_builder.backend.make_cache(spec, blocks, size, length)
         cache.data.zero_()  # slots never written may be read, and must be finite
-        return cls(spec, model, cache, feeder, feeder.backend.routes_of(spec, config))
+        return cls(
+            spec,
+            model,
+            cache,
+            batch_builder,
+            batch_builder.backend.routes_of(spec, config),
+        )
 
     def splits(self, shape: StepShape, context: int) -> tuple[int, ...]:
         """Returns the splits of the draft model's contexts in steps of a shape."""
@@ -91,8 +101,8 @@ class DraftModel:
         sampler: Sampler,
     ) -> list[DraftProposal]:
         """Draft for `verified` rows, place by place."""
-        rows, count = self.feeder.rows, shape.verified
-        logits = self._first(shape, step, count)
+        rows, count = self.batch_builder.rows, shape.verified
+        logits = self._first_logits(shape, step, count)
         drafting_rows = step.decode_rows[:count]
         nexts = rows.next.index_select(0, drafting_rows)
         proposals = list[DraftProposal]()
@@ -107,13 +117,18 @@ class DraftModel:
                 )
             ahead = nexts + (place + 1)
             proposals.append(
-                sampler.propose(self._fitted(logits), drafting_rows, ahead, shape.wants)
+                sampler.propose(
+                    self._to_target_vocab(logits),
+                    drafting_rows,
+                    ahead,
+                    shape.sampling_needs,
+                )
             )
         return proposals
 
     def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
         """Compute chunks of rows that this call sends (catching_up.py)."""
-        device = self.feeder.backend.device
+        device = self.batch_builder.backend.device
         for shape, words in forwards:
             host = host_words(words.shape, device)
             host.numpy()[:] = words
@@ -124,16 +139,16 @@ class DraftModel:
 
     def absorb(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> None:
         """Write keys and values of chunks, without sampling."""
-        none = self.feeder.rows.batch[:0]
-        step = StepRows(none, None, prefill)
-        self._forward(shape, step, none, chunks_of(shape, prefill))
+        no_rows = self.batch_builder.rows.batch[:0]
+        step = StepRows(no_rows, None, prefill)
+        self._forward(shape, step, no_rows, chunks_of(shape, prefill))
 
-    def _first(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
+    def _first_logits(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
         """Run the first forward; returns logits of the first `count` rows."""
-        rows, decode_rows = self.feeder.rows, step.decode_rows
-        before = rows.previous.index_select(0, decode_rows)
+        rows, decode_rows = self.batch_builder.rows, step.decode_rows
+        previous_tokens = rows.previous.index_select(0, decode_rows)
         positions = (rows.next.index_select(0, decode_rows) - 1).clamp(min=0)
-        extra_inputs = torch.stack((before, positions, decode_rows))
+        extra_inputs = torch.stack((previous_tokens, positions, decode_rows))
         sample = torch.arange(count, dtype=torch.int32, device=decode_rows.device)
         return self._forward(
             shape, StepRows(decode_rows, extra_inputs, dummy=step.dummy), sample
@@ -144,19 +159,19 @@ class DraftModel:
         shape: StepShape,
         step: StepRows,
         sample: Tensor | None = None,
-        chunks: Chunks | None = None,
+        chunks: PrefillChunks | None = None,
     ) -> Tensor:
-        decode_inputs = self.feeder.decode_inputs(step)
-        if self.spec.vocab_size < self.feeder.rows.vocab:
+        decode_inputs = self.batch_builder.decode_inputs(step)
+        if self.spec.vocab_size < self.batch_builder.rows.vocab:
             decode_inputs.tokens.clamp_(max=self.spec.vocab_size - 1)
-        batch = self.feeder.batch(
+        batch = self.batch_builder.batch(
             step, decode_inputs, sample, chunks, splits=shape.draft_splits
         )
         return self.model(batch, self.cache)
 
-    def _fitted(self, logits: Tensor) -> Tensor:
+    def _to_target_vocab(self, logits: Tensor) -> Tensor:
         """Returns logits over the target's vocabulary."""
-        more = self.feeder.rows.vocab - logits.shape[1]
-        if more <= 0:
-            return logits[:, : logits.shape[1] + more].contiguous()
-        return F.pad(logits, (0, more), value=-torch.inf)
+        num_missing = self.batch_builder.rows.vocab - logits.shape[1]
+        if num_missing <= 0:
+            return logits[:, : logits.shape[1] + num_missing].contiguous()
+        return F.pad(logits, (0, num_missing), value=-torch.inf)

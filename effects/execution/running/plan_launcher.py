@@ -15,7 +15,7 @@ from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.packing.catching_up import CatchUp
 from minfer.effects.execution.packing.pack_plan import Draw, Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
-from minfer.effects.execution.packing.verified import flaw_of_drafts
+from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.messages import Executed
@@ -41,19 +41,21 @@ class LaunchedPlan:
         self.error = str(error) if isinstance(error, ExecutorError) else repr(error)
 
 
-def unsupported(plan: Plan, groups: int = 1) -> str:
+def unsupported_request(plan: Plan, groups: int = 1) -> str:
     """Returns what a plan asks for that cannot be executed, or nothing, for a model with
-    so many cache groups.
+    this number of cache groups.
     """
-    tables = [len(one.tables) == groups for one in plan.opens]
+    tables = [len(opened.tables) == groups for opened in plan.opens]
     if not all(tables) or any(grow.group >= groups for grow in plan.grows):
         return f"rows of this model have {groups} block table(s), a group of layers each"
-    if any(one.adapter for one in plan.opens):
+    if any(opened.adapter for opened in plan.opens):
         return "adapters cannot be loaded yet"
-    for one in plan.opens:
-        if one.pooling and one.pooling not in POOLINGS:
-            return f"prompts are pooled by {' or '.join(POOLINGS)}, not {one.pooling!r}"
-        if one.pooling == MEAN and plan.starts[one.index]:
+    for opened in plan.opens:
+        if opened.pooling and opened.pooling not in POOLINGS:
+            return (
+                f"prompts are pooled by {' or '.join(POOLINGS)}, not {opened.pooling!r}"
+            )
+        if opened.pooling == MEAN and plan.starts[opened.index]:
             return "a mean is over a whole prompt, and this row begins in the middle"
     return ""
 
@@ -65,14 +67,14 @@ class PlanLauncher:
         config = runner.config
         self.runner = runner
         self.groups = len(config.groups)
-        self.stages = runner.ranks.place.parallel.pipeline
-        modelled = runner.draft is not None
+        self.stages = runner.ranks.rank_info.parallel.pipeline
+        has_draft_model = runner.draft is not None
         self.packer = Packer(
             runner.rows,
             runner.padded,
             runner.drafts,
-            remembers=modelled,
-            parts_drafts=runner.parts_drafts,
+            keeps_previous=has_draft_model,
+            separates_drafts=runner.separates_drafts,
         )
         self.deferred_packer = DeferredPacker(runner.rows, runner.padded)
         # A plan takes a slot for each of at most two forwards; or two for one forward
@@ -82,26 +84,28 @@ class PlanLauncher:
         # What a draft model's cache lacks of rows, if there is a draft model; it takes a
         # slot.
         self.catch_up: CatchUp | None = None
-        if modelled:
+        if has_draft_model:
             budget, size = config.max_num_batched_tokens, config.block_size
             self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
-        self.ring = SlotRing(slots, runner.room, runner.lines, runner.backend.device)
+        self.ring = SlotRing(slots, runner.max_words, runner.lines, runner.backend.device)
 
     def launch(self, launched: LaunchedPlan) -> None:
         """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
         plan = launched.plan
-        how, rows = self.runner.config.speculation, self.runner.rows
-        modelled = self.runner.draft is not None
-        room, why = self.packer.drafts, unsupported(plan, self.groups)
-        why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
-        if why:
-            raise UnsupportedPlanError(f"step {plan.step}: {why}")
+        spec_config, rows = self.runner.config.speculation, self.runner.rows
+        has_draft_model = self.runner.draft is not None
+        room, reason = self.packer.drafts, unsupported_request(plan, self.groups)
+        reason = reason or unsupported_drafts(
+            plan, spec_config, rows, room, has_draft_model=has_draft_model
+        )
+        if reason:
+            raise UnsupportedPlanError(f"step {plan.step}: {reason}")
         sampler = self.runner.sampler
         sampler.receive(plan.step - self.stages)  # of the same micro-batch
-        self.runner.take(plan)
-        if self.catch_up is not None and (due := self.catch_up.start(plan)):
-            self.runner.catch_up(due, self.ring.next())
+        self.runner.apply_changes(plan)
+        if self.catch_up is not None and (chunks := self.catch_up.start(plan)):
+            self.runner.catch_up(chunks, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             launched.slots.append(slot)
@@ -117,7 +121,7 @@ class PlanLauncher:
             launched.plan, launched.deferred, launched.command
         )
         launched.reassigned = draws.reassigned
-        if not draws.draw.places:
+        if not draws.draw.entries:
             self.runner.sampler.masks.forget(draws.step)
             return
         slot = self.ring.next()
@@ -137,10 +141,10 @@ class PlanLauncher:
         if receives:
             self.receive(launched.plan.step)
         vocab = self.runner.spec.vocab_size
-        found = results(launched.plan, launched.slots, vocab, launched.reassigned)
+        executed = results(launched.plan, launched.slots, vocab, launched.reassigned)
         if self.catch_up is not None:
-            self.catch_up.note_results(launched.plan, found.yields)
-        return found
+            self.catch_up.note_results(launched.plan, executed.yields)
+        return executed
 
     def receive(self, step: int) -> None:
         """Receive the tokens of a step from the last stage, if this is an earlier one;

@@ -12,9 +12,9 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import PrefillWords
 from minfer.effects.execution.packing.pack_plan import Forward
-from minfer.effects.execution.running.feeding import chunks_of
+from minfer.effects.execution.running.batch_builder import chunks_of
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.layout.shapes import context_blocks
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -44,7 +44,7 @@ def prefill_chunks(
     block_size: int,
     routes: Routes,
     shortcuts: Shortcuts,
-) -> Chunks:
+) -> PrefillChunks:
     """Returns the chunks of a step over block tables [tables, rows, max_blocks]."""
     rows, starts, counts, _ = prefill.chunks
     tokens, longest, history = shape.tokens, shape.longest, shape.history
@@ -57,15 +57,15 @@ def prefill_chunks(
     elif history is not None:
         work = ExpandedWork.of(rows, starts, counts, table, longest, history, block_size)
         flash = shortcuts.flash and routes.expands_by_flash(tokens, longest)
-        if flash and shortcuts.may_take(FLASH):
+        if flash and shortcuts.can_use(FLASH):
             work = work._replace(by_flash=True)
         return chunks_of(shape, prefill, expanded=work)
     served = routes.by_flash(tokens, longest, dequantized=dequantized is not None)
     flashes: tuple[FlashWork | None, ...] = ()
-    if shortcuts.flash and any(served) and shortcuts.may_take(FLASH):
+    if shortcuts.flash and any(served) and shortcuts.can_use(FLASH):
         if dequantized is not None:  # all layers read one workspace, by one table
             rows = dequantized.own_rows
             table = dequantized.table[None].expand(len(table), -1, -1)
-        each = FlashWork.of(rows, starts, counts, table, longest)
-        flashes = tuple(each if one else None for one in served)
+        flash_work = FlashWork.of(rows, starts, counts, table, longest)
+        flashes = tuple(flash_work if by_flash else None for by_flash in served)
     return chunks_of(shape, prefill, flashes, dequantized=dequantized)

@@ -41,7 +41,7 @@ class PlaceDrafts:
 
     tokens: Tensor  # [rows] int32
     owners: Tensor  # [rows] int32: their rows, or the scratch row
-    given: Tensor  # [rows] bool: made by the host; or there is no draft
+    from_host: Tensor  # [rows] bool: made by the host; or there is no draft
     logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
 
 
@@ -59,9 +59,9 @@ def drafts_by_place(
     places = len(tokens)
     if device_rows.coins is None:
         return [None] * (places + 1)
-    logits = [one.logits for one in proposals] or [None] * places
-    each = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
-    return [*(PlaceDrafts(*place) for place in each), None]
+    logits = [proposal.logits for proposal in proposals] or [None] * places
+    columns = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
+    return [*(PlaceDrafts(*place) for place in columns), None]
 
 
 def rejection_sample(
@@ -80,18 +80,20 @@ def rejection_sample(
     if device_rows.coins is None:
         raise AssertionError("these rows have no coins")
     count = len(drafts.tokens)
-    here, owner = logits[:count], rows[:count].long()
-    found = reject.reject(
-        here,
+    draft_logits, owner = logits[:count], rows[:count].long()
+    verified_tokens = reject.reject(
+        draft_logits,
         device_rows.sampling.of_rows(owner),
         reject.RejectionNoise(
             picks=device_rows.stream[owner, None],
             coins=device_rows.coins[owner, None],
             positions=positions[:count, None].long(),
         ),
-        reject.RowDrafts(drafts.tokens[:, None], drafts.given[:, None], drafts.logits),
+        reject.RowDrafts(
+            drafts.tokens[:, None], drafts.from_host[:, None], drafts.logits
+        ),
         filtered=filtered,
     )
-    theirs = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
-    first = found[:, 0].where(theirs, drawn.tokens[:count])
+    is_draft = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
+    first = verified_tokens[:, 0].where(is_draft, drawn.tokens[:count])
     return DrawnTokens(torch.cat((first, drawn.tokens[count:])), drawn.broken)

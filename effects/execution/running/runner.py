@@ -29,22 +29,22 @@ from attrs import evolve
 from minfer.effects.execution.cuda.graphs import GraphCache, watched
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words
-from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
+from minfer.effects.execution.device.step_shape import StepShape, max_draws, max_lines
 from minfer.effects.execution.device.streams import is_gpu, new_stream, wait
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
-from minfer.effects.execution.packing.inputs import most_words
+from minfer.effects.execution.packing.inputs import max_words
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.batch_builder import BatchBuilder
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
-from minfer.effects.execution.running.feeding import Feeder
 from minfer.effects.execution.running.own_model import model_of
 from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.running.stage_sampler import make_sampler
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -52,11 +52,11 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout import shapes
 from minfer.effects.models.layout.cache_layout import layout_for
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
-CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
+MIN_CONTEXT_TOKENS: Final = 1024  # the shortest context by which kernels are chosen
 
 
 class ModelRunner:
@@ -72,7 +72,7 @@ class ModelRunner:
         graphs: bool = True,
         checked: bool = False,
         draft: LoadedDraft | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE_RANK,
         keeps_logits: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
@@ -88,12 +88,12 @@ class ModelRunner:
         self.config = config
         # prefill tokens of a step with a graph, at most
         self.captured = backend.routes.captured
-        draws = most_draws(config.max_num_seqs)
+        draws = max_draws(config.max_num_seqs)
         inputs = self.captured + draws if graphs else 0  # of a graph, at most
-        self.ends = StageEnds.of(ranks, spec, inputs, device)
+        self.stage_buffers = StageBuffers.of(ranks, spec, inputs, device)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
-        self.several = ranks.place.parallel.ranks > 1
+        self.has_other_ranks = ranks.rank_info.parallel.ranks > 1
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
             spec,
@@ -105,24 +105,26 @@ class ModelRunner:
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
         slots = config.num_blocks * config.block_size
-        feeder = Feeder(
+        batch_builder = BatchBuilder(
             backend,
             self.rows,
             config.block_size,
-            padding_from=slots if any(one.has_experts for one in specs) else 0,
+            padding_from=slots
+            if any(model_spec.has_experts for model_spec in specs)
+            else 0,
         )
         self.draft: DraftModel | None = None
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
-            self.draft = DraftModel.open(draft.spec, model, feeder, config, length)
-        self.drafts = shapes.most_drafts(config)
-        self.lines = most_lines(config)
+            self.draft = DraftModel.open(draft.spec, model, batch_builder, config, length)
+        self.drafts = shapes.max_step_drafts(config)
+        self.lines = max_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
-        self.room = most_words(self.rows, tokens, draws, self.drafts)
-        self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
-        modelled = self.draft is not None
+        self.max_words = max_words(self.rows, tokens, draws, self.drafts)
+        self.staging = torch.zeros(self.max_words, dtype=torch.int32, device=device)
+        has_draft_model = self.draft is not None
         self.sampler = make_sampler(
-            ranks, backend, self.rows, draws, self.lines, remembers=modelled
+            ranks, backend, self.rows, draws, self.lines, keeps_previous=has_draft_model
         )
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
@@ -133,25 +135,25 @@ class ModelRunner:
         self.stream = new_stream(device)
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         self.step = DeviceStep(
-            model_of(spec, weights, ranks, self.ends),
+            model_of(spec, weights, ranks, self.stage_buffers),
             self.cache,
             self.rows,
             self.staging,
-            feeder,
+            batch_builder,
             self.draft,
             self.sampler,
             backend.routes,
             self.shortcuts,
         )
-        most = shapes.cuda_activation_bytes(
+        activation_bytes = shapes.cuda_activation_bytes(
             spec, config, self.captured + config.max_num_seqs
         )
-        self.captures = GraphCache(device, most)
+        self.captures = GraphCache(device, activation_bytes)
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
 
     @property
-    def parts_drafts(self) -> bool:
+    def separates_drafts(self) -> bool:
         """Whether rows with drafts are a forward of their own beside prompts: where steps
         have graphs, of which there cannot be one for each combination.
         """
@@ -169,17 +171,22 @@ class ModelRunner:
         """Returns whether steps of a shape have a graph."""
         return self.shortcuts.graphs and shape.fits(self.captured)
 
-    def take(self, plan: Plan) -> None:
+    def apply_changes(self, plan: Plan) -> None:
         """Apply a plan's changes of rows and blocks."""
         rows = self.rows
         caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
         for opened in plan.opens:
             self.sampler.open(plan.rows[opened.index], opened)
-            full, part = divmod(plan.starts[opened.index], self.config.block_size)
+            full_blocks, first_slot = divmod(
+                plan.starts[opened.index], self.config.block_size
+            )
             for group, table in zip(self.config.groups, opened.tables, strict=True):
                 for page in range(group.pages):
                     for cache in caches:
-                        cache.clear(table[full * group.pages + page :: group.pages], part)
+                        cache.clear(
+                            table[full_blocks * group.pages + page :: group.pages],
+                            first_slot,
+                        )
         for grow in plan.grows:
             rows.set_table(grow.row, grow.at, grow.blocks, grow.group)
             for cache in caches:
@@ -196,7 +203,9 @@ class ModelRunner:
             shape = evolve(shape, history=forward.history)
         slot.begin(forward.draw, scored=shape.scored)
         checked = (
-            self.checked and shape in self.captures.made and not forward.has_extra_outputs
+            self.checked
+            and shape in self.captures.graphs
+            and not forward.has_extra_outputs
         )
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
@@ -224,7 +233,7 @@ class ModelRunner:
         self.sampler.masks.send(deferred, self.stream)
         self._replay(deferred.shape)
         self.sampler.masks.read(self.stream)
-        count = len(deferred.draw.places)
+        count = len(deferred.draw.entries)
         slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
 
     def forget(self) -> None:
@@ -237,17 +246,17 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release the weights and the cache; no call may follow."""
-        self.captures.made.clear()
+        self.captures.graphs.clear()
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
-        del self.draft, self.ends
+        del self.draft, self.stage_buffers
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
 
-    def cut(self, shape: StepShape, context: int) -> StepShape:
-        """Returns the shape with the splits for contexts of up to so many tokens."""
+    def with_context_splits(self, shape: StepShape, context: int) -> StepShape:
+        """Returns the shape with the splits for contexts of up to `context` tokens."""
         splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
             splits = self.backend.routes.splits(shape.decode_rows, context)
@@ -264,7 +273,9 @@ class ModelRunner:
         if not shape.decode_rows:
             return shape
         table = self.rows.blocks * self.config.block_size
-        return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
+        return self.with_context_splits(
+            shape, min(max(MIN_CONTEXT_TOKENS, 1 << longest.bit_length()), table)
+        )
 
     def _send(self, slot: HostSlot, inputs: Words) -> None:
         """Send inputs and row changes to the device in one copy, and apply the
@@ -286,10 +297,10 @@ class ModelRunner:
             return
         if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
-            if self.several or not self.captures.due(shape, begin):
+            if self.has_other_ranks or not self.captures.is_due(shape, begin):
                 self.step(shape)
                 self.captures.note(shape, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(shape, self.step)
-        self.ends.replay(graph, shape.inputs)
+        self.stage_buffers.replay(graph, shape.inputs)

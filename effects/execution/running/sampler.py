@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend, DrawnTokens
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.running.rejection_sampling import (
     DraftProposal,
     PlaceDrafts,
     rejection_sample,
 )
-from minfer.effects.models.ranks import ALONE, Ranks, whole_logits
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, whole_logits
 from minfer.records.plan import NewRow
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -39,17 +39,17 @@ class Sampler:
         draws: int,
         lines: int = 0,
         *,
-        remembers: bool = False,
-        ranks: Ranks = ALONE,
+        keeps_previous: bool = False,
+        ranks: Communicator = SINGLE_RANK,
     ) -> None:
         """`draws` is the most in a step without drafts, `lines` the most lines of output,
-        if more. `remembers`: rows also keep the token before their last. `ranks` have a
-        part of the logits each.
+        if more. `keeps_previous`: rows also keep the token before their last. `ranks`
+        have a part of the logits each.
         """
         self.ranks = ranks
         self.backend = backend
         self.rows = rows
-        self.remembers = remembers
+        self.keeps_previous = keeps_previous
         self.shaper = backend.make_shaper(rows)
         device = backend.device
         lines = max(lines, draws)
@@ -61,7 +61,7 @@ class Sampler:
         )
         # [device rows, columns]: this rank's logits of rows with deferred sampling, once
         # there are any
-        self.kept: Tensor | None = None
+        self.kept_logits: Tensor | None = None
         self.masks = DeviceMasks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: NewRow) -> None:
@@ -72,10 +72,12 @@ class Sampler:
     # --- pipeline stages: see stage_sampler.py ------------------------------------------
 
     def finish(self, step: int, lines: int) -> None:
-        """A forward of a step has been launched, whose tokens are in the first lines."""
+        """Note that a forward of a step has been launched, whose tokens are in the first
+        lines.
+        """
 
     def receive(self, step: int) -> None:
-        """The tokens of forwards up to this step are needed."""
+        """Receive the tokens of forwards up to this step, in a stage before the last."""
 
     # --- sampling -----------------------------------------------------------------------
 
@@ -84,42 +86,44 @@ class Sampler:
         logits: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
-        at: int = 0,
+        needs: SamplingNeeds,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         """Sample for the device rows `rows` [draws] from `logits` [draws, vocab], or this
         rank's part of them, the tokens at `positions`, and advance the rows. Results go
-        to the lines of `out` and `scores` from `at` on. `drafts`: drafts of the first
-        rows, which coins accept or reject.
+        to the lines of `out` and `scores` from `first_line` on. `drafts`: drafts of the
+        first rows, which coins accept or reject.
         """
-        more = wants.filtered or wants.scored or wants.shaped or drafts is not None
-        if not more and not self.ranks.place.has_whole_matrices:
+        needs_logits = (
+            needs.filtered or needs.scored or needs.shaped or drafts is not None
+        )
+        if not needs_logits and not self.ranks.rank_info.has_whole_matrices:
             drawn = self.backend.sample_divided(
                 logits, rows, self.rows, positions, self.ranks
             )
             if drawn is not None:
-                self._advance(drawn, rows, positions, at)
+                self._advance(drawn, rows, positions, first_line)
                 return
-        logits = self._whole(logits)
-        self._draw(logits, logits, rows, positions, wants, at, drafts)
+        logits = self._whole_logits(logits)
+        self._draw(logits, logits, rows, positions, needs, first_line, drafts)
 
     def propose(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, wants: Wants
+        self, logits: Tensor, rows: Tensor, positions: Tensor, needs: SamplingNeeds
     ) -> DraftProposal:
         """Returns the tokens that these rows [draws] would sample, without advancing the
         rows; with rejection sampling, by independent noise. Earlier drafts of a step do
         not count as output.
         """
         device_rows = self.rows
-        if wants.shaped:
+        if needs.shaped:
             logits = self.shaper.shape(logits, rows, positions)
         drawn = self.backend.sample(
             logits,
             rows,
             device_rows,
             positions,
-            filtered=wants.filtered,
+            filtered=needs.filtered,
             streams=device_rows.draft_stream,
         )
         return DraftProposal(drawn.tokens, None if device_rows.coins is None else logits)
@@ -128,26 +132,28 @@ class Sampler:
         """Keep logits [draws, vocab], or this rank's part, of device rows [draws] until
         `sample_kept`, but for the scratch row.
         """
-        if self.kept is None:  # never while a graph is captured: a dummy step runs before
-            self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
-        self.backend.keep(logits, rows, self.kept, self.rows.scratch)
+        if (
+            self.kept_logits is None
+        ):  # never while a graph is captured: a dummy step runs before
+            self.kept_logits = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
+        self.backend.keep(logits, rows, self.kept_logits, self.rows.scratch)
 
-    def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
+    def sample_kept(self, rows: Tensor, positions: Tensor, needs: SamplingNeeds) -> None:
         """`sample` from the kept logits of these rows; only tokens that their masks
         allow.
         """
-        if self.kept is None:
+        if self.kept_logits is None:
             raise AssertionError("no logits have been kept")
-        kept, lines = self.kept, rows
-        if not self.ranks.place.has_whole_matrices:
-            kept = self._whole(kept.index_select(0, rows))
+        kept_logits, lines = self.kept_logits, rows
+        if not self.ranks.rank_info.has_whole_matrices:
+            kept_logits = self._whole_logits(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
-        logits = self.backend.hide(kept, lines, self.masks.lines[: len(rows)])
-        plain = kept.index_select(0, lines) if wants.scored else logits
-        self._draw(logits, plain, rows, positions, wants)
+        logits = self.backend.hide(kept_logits, lines, self.masks.lines[: len(rows)])
+        unmasked = kept_logits.index_select(0, lines) if needs.scored else logits
+        self._draw(logits, unmasked, rows, positions, needs)
 
-    def _whole(self, part: Tensor) -> Tensor:
-        return whole_logits(part, self.rows.vocab, self.ranks)
+    def _whole_logits(self, logits_part: Tensor) -> Tensor:
+        return whole_logits(logits_part, self.rows.vocab, self.ranks)
 
     def _draw(
         self,
@@ -155,12 +161,12 @@ class Sampler:
         unmasked: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
-        at: int = 0,
+        needs: SamplingNeeds,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
-        device_rows, filtered = self.rows, wants.filtered
-        if wants.shaped:
+        device_rows, filtered = self.rows, needs.filtered
+        if needs.shaped:
             logits = self.shaper.shape(logits, rows, positions)
         drawn = self.backend.sample(
             logits, rows, device_rows, positions, filtered=filtered
@@ -169,21 +175,23 @@ class Sampler:
             drawn = rejection_sample(
                 drawn, drafts, logits, rows, positions, device_rows, filtered=filtered
             )
-        if wants.shaped:
+        if needs.shaped:
             self.shaper.count(rows, positions, drawn)
-        self._advance(drawn, rows, positions, at)
-        if wants.scored:
-            scores = self.scores[at:]
+        self._advance(drawn, rows, positions, first_line)
+        if needs.scored:
+            scores = self.scores[first_line:]
             self.backend.logprobs(
                 unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores
             )
 
     def _advance(
-        self, drawn: DrawnTokens, rows: Tensor, positions: Tensor, at: int
+        self, drawn: DrawnTokens, rows: Tensor, positions: Tensor, first_line: int
     ) -> None:
-        """Store sampled tokens in the rows, and in the lines of `out` from `at` on."""
+        """Store sampled tokens in the rows, and in the lines of `out` from `first_line`
+        on.
+        """
         device_rows = self.rows
-        if self.remembers:
+        if self.keeps_previous:
             before = device_rows.last.index_select(0, rows)
             device_rows.previous.index_copy_(0, rows.long(), before)
         self.backend.advance(
@@ -192,5 +200,5 @@ class Sampler:
             drawn=drawn.tokens,
             broken=drawn.broken,
             state=device_rows.state,
-            out=self.out[at:],
+            out=self.out[first_line:],
         )

@@ -17,8 +17,9 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 
 GRAPHS: Final = "CUDA graphs"
-SPOILED: Final = "due to a previous error during capture"  # part of CUDA's message
-MOST_SPOILED: Final = 8  # captures, after which graphs are given up
+# Part of CUDA's message.
+SPOILED_MESSAGE: Final = "due to a previous error during capture"
+MAX_SPOILED_CAPTURES: Final = 8  # captures, after which graphs are given up
 _log = logging.getLogger("minfer.executor")
 
 
@@ -41,15 +42,15 @@ class Shortcuts:
         """Note that a step begins; it has used nothing yet."""
         self.trying = []
 
-    def may_take(self, package: str) -> bool:
+    def can_use(self, package: str) -> bool:
         """Returns whether a package can be loaded; if the current step fails, the package
         is blamed.
         """
-        if why := load(package):
-            self.do_without(package, why)
+        if reason := load(package):
+            self.disable(package, reason)
         elif GRAPHS not in self.trying:  # else this step ran before the capture
             self.trying.append(package)
-        return not why
+        return not reason
 
     def capture(self) -> None:
         """Note that the current step is being captured; all else in it has worked
@@ -61,21 +62,21 @@ class Shortcuts:
         """Disable what a failed step used, unless memory was short, or a capture was
         spoiled.
         """
-        if self.trying == [GRAPHS] and SPOILED in str(error):
+        if self.trying == [GRAPHS] and SPOILED_MESSAGE in str(error):
             self.spoiled += 1
-            if self.spoiled <= MOST_SPOILED:
+            if self.spoiled <= MAX_SPOILED_CAPTURES:
                 return
         if not isinstance(error, torch.OutOfMemoryError):
-            for what in self.trying:
-                self.do_without(what, error)
+            for shortcut in self.trying:
+                self.disable(shortcut, error)
 
-    def do_without(self, what: str, why: object) -> None:
+    def disable(self, shortcut: str, reason: object) -> None:
         """Disable an acceleration, and log a warning: it would fail again."""
-        name = NAMES.get(what, what)
-        _log.warning("%s cannot be used here, and is not from now on: %s", name, why)
-        if what == GRAPHS:
+        name = NAMES.get(shortcut, shortcut)
+        _log.warning("%s cannot be used here, and is not from now on: %s", name, reason)
+        if shortcut == GRAPHS:
             self.graphs = False
-        elif what == FLASH:
+        elif shortcut == FLASH:
             self.flash = False
-        elif what == QUACK:
+        elif shortcut == QUACK:
             self.fused = False

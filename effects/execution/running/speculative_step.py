@@ -22,8 +22,8 @@ from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
+from minfer.effects.execution.running.batch_builder import StepRows
 from minfer.effects.execution.running.draft_model import DraftModel
-from minfer.effects.execution.running.feeding import StepRows
 from minfer.effects.execution.running.rejection_sampling import (
     DraftProposal,
     PlaceDrafts,
@@ -65,7 +65,7 @@ class StepParts(Protocol):
 
 
 def speculative_step(
-    parts: StepParts,
+    device_step: StepParts,
     shape: StepShape,
     words: ForwardWords[Tensor],
     step: StepRows,
@@ -73,24 +73,24 @@ def speculative_step(
     extra: ExtraOutputs | None = None,
 ) -> None:
     """Run a step whose first `shape.verified` decode rows have drafts."""
-    sampler, count = parts.sampler, shape.verified
+    sampler, count = device_step.sampler, shape.verified
 
     # Draft. The host's drafts came with the step's words. The draft model makes the
     # others, place by place: from the rows' last tokens, then from its own drafts.
     proposals = list[DraftProposal]()
-    if parts.draft is not None and shape.proposes:
-        proposals = parts.draft.propose(shape, step, drafts, sampler)
+    if device_step.draft is not None and shape.proposes:
+        proposals = device_step.draft.propose(shape, step, drafts, sampler)
 
     # Verify. The target takes drafts as inputs behind the rows' last tokens: one forward
     # returns the logits after all of them.
-    step, tokens, owners = with_draft_inputs(parts, step, drafts, proposals)
-    logits, positions = parts.forward(shape, words, step, extra)
+    step, tokens, owners = with_draft_inputs(device_step, step, drafts, proposals)
+    logits, positions = device_step.forward(shape, words, step, extra)
     first, after_drafts = logits[: shape.draws], logits[shape.draws :]
 
     # All rows sample after their last tokens, as in steps without drafts. (Under the rule
     # "rejection" coins decide where a row has a draft: rejection_sampling.py.)
-    by_place = drafts_by_place(parts.rows, drafts, tokens, owners, proposals)
-    sampled = parts.sample_first(shape, words, step, first, positions, by_place[0])
+    by_place = drafts_by_place(device_step.rows, drafts, tokens, owners, proposals)
+    sampled = device_step.sample_first(shape, words, step, first, positions, by_place[0])
     sampled = sampled[:count]  # deferred rows are not among them
     accepted = sampler.out[shape.draft_line(shape.drafts) :][:count]
     for place in range(shape.drafts):
@@ -101,24 +101,27 @@ def speculative_step(
             before=sampled,
             drafts=tokens[place],
             owners=owners[place],
-            state=parts.rows.state,
+            state=device_step.rows.state,
             place=place,
             next_rows=rows,
             positions=positions,
             accepted=accepted,
         )
-        if rows.device.type == "cpu" and bool((rows == parts.rows.scratch).all()):
+        if rows.device.type == "cpu" and bool((rows == device_step.rows.scratch).all()):
             return  # all were rejected; a GPU's host does not wait to know it
 
         # Advance. Accepted rows sample after this draft; the sampler stores each token
         # and its position as the row's last.
-        here, line = after_drafts[place * count :][:count], shape.draft_line(place)
-        sampler.sample(here, rows, positions, shape.wants, line, by_place[place + 1])
+        place_logits = after_drafts[place * count :][:count]
+        line = shape.draft_line(place)
+        sampler.sample(
+            place_logits, rows, positions, shape.sampling_needs, line, by_place[place + 1]
+        )
         sampled = rows
 
 
 def with_draft_inputs(
-    parts: StepParts,
+    device_step: StepParts,
     step: StepRows,
     drafts: DraftWords[Tensor],
     proposals: Sequence[DraftProposal],
@@ -127,15 +130,17 @@ def with_draft_inputs(
     their tokens, and their rows, which are the scratch row where there is no draft.
     `proposals` are the draft model's, if it makes any.
     """
-    proposed = torch.stack([one.tokens for one in proposals]) if proposals else None
+    proposed = (
+        torch.stack([proposal.tokens for proposal in proposals]) if proposals else None
+    )
     places, count = drafts.tokens.shape
     out = new_lines(step.decode_rows, 3, places * count)
-    parts.sampler.backend.write_draft_inputs(
+    device_step.sampler.backend.write_draft_inputs(
         rows=step.decode_rows[:count],
         counts=drafts.counts,
         drafts=drafts.tokens,
         proposed=proposed,
-        state=parts.rows.state,
+        state=device_step.rows.state,
         out=out,
     )
     tokens, _, owners = out.view(3, places, count).unbind(0)

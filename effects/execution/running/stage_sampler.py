@@ -13,10 +13,10 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants, aligned
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds, aligned
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 
 
 @frozen(eq=False)
@@ -51,16 +51,16 @@ class EarlierStageSampler(Sampler):
         logits: Tensor,
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,
-        at: int = 0,
+        needs: SamplingNeeds,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         """See `Sampler.sample`."""
-        self._draw(logits, logits, rows, positions, wants, at, drafts)
+        self._draw(logits, logits, rows, positions, needs, first_line, drafts)
 
-    def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
+    def sample_kept(self, rows: Tensor, positions: Tensor, needs: SamplingNeeds) -> None:
         """See `Sampler.sample_kept`."""
-        self._draw(self.out, self.out, rows, positions, wants)
+        self._draw(self.out, self.out, rows, positions, needs)
 
     def _draw(
         self,
@@ -68,8 +68,8 @@ class EarlierStageSampler(Sampler):
         unmasked: Tensor,  # noqa: ARG002  # likewise
         rows: Tensor,
         positions: Tensor,
-        wants: Wants,  # noqa: ARG002  # the last stage does all that
-        at: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
+        needs: SamplingNeeds,  # noqa: ARG002  # the last stage does all that
+        first_line: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
         drafts: PlaceDrafts | None = None,  # noqa: ARG002  # refused with stages
     ) -> None:
         self.draws[0, : len(rows)].copy_(rows)
@@ -92,25 +92,27 @@ class EarlierStageSampler(Sampler):
                 drawn=tokens.clamp(min=0),
                 broken=(tokens < 0).to(torch.int32),
                 state=self.rows.state,
-                # Not `out`, which the next step's results are read from: rank 0 says
+                # Not `out`, which the next step's results are read from: rank 0 reports
                 # that this step has failed.
                 out=tokens,
             )
 
 
 def make_sampler(
-    ranks: Ranks,
+    ranks: Communicator,
     backend: Backend,
     rows: DeviceRows,
     draws: int,
     lines: int,
     *,
-    remembers: bool,
+    keeps_previous: bool,
 ) -> Sampler:
     """Returns the sampler of a rank; the rest is `Sampler`'s."""
-    if ranks.place.parallel.pipeline == 1:
-        return Sampler(backend, rows, draws, lines, remembers=remembers, ranks=ranks)
-    if ranks.place.is_last_stage:
+    if ranks.rank_info.parallel.pipeline == 1:
+        return Sampler(
+            backend, rows, draws, lines, keeps_previous=keeps_previous, ranks=ranks
+        )
+    if ranks.rank_info.is_last_stage:
         return LastStageSampler(backend, rows, draws, lines, ranks=ranks)
     earlier = EarlierStageSampler(backend, rows, draws, lines, ranks=ranks)
     earlier.forwards = deque()

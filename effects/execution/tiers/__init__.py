@@ -4,7 +4,7 @@ tier_copiers     performs an engine's transfers: one copier for each tier
 page_copier      copies pages between the device and host memory
 keyed_copier     copies blocks between the device and a keyed store
 transfer_thread  performs the transfers of one direction, in order
-page_parts       the tensors of a cache, and how their pages cross the bus
+paged_tensors       the tensors of a cache, and how their pages cross the bus
 host_pages       the pages in host memory
 head_slices      how a block is divided between ranks of engines that exchange it
 keyed_store      what a keyed store does (a protocol): a folder, or other engines

@@ -29,14 +29,15 @@ from minfer.effects.execution.tiers.keyed_store import (
     checksum_of,
 )
 
-FORMAT: Final = 1
+FILE_FORMAT: Final = 1
 MAGIC: Final = b"minferKV"
-LONGEST: Final = 33  # bytes of a key
-LAYOUT: Final = 16  # bytes of a digest of how pages are stored
-CHECKSUM: Final = 32
-OWNER: Final = 16
-MAC: Final = 32
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk that may be written later
+MAX_KEY_BYTES: Final = 33
+LAYOUT_BYTES: Final = 16  # of a digest of how pages are stored
+CHECKSUM_BYTES: Final = 32
+OWNER_BYTES: Final = 16
+MAC_BYTES: Final = 32
+# Errors of a disk that may be written later.
+DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 # Why a file is not used.
 MISSING: Final = "missing"
 TORN: Final = "torn"
@@ -46,14 +47,16 @@ NEWER: Final = "newer"
 UNREADABLE: Final = "unreadable"
 CAUSES: Final = (MISSING, TORN, CORRUPTED, FOREIGN, NEWER, UNREADABLE)
 
-_START: Final = struct.Struct("<8sI")  # of every format
+_VERSION_STRUCT: Final = struct.Struct("<8sI")  # of every format
 # Layout, owner, length of the key, key, length of the contents, checksum.
-_REST: Final = struct.Struct(f"<{LAYOUT}s{OWNER}sB{LONGEST}sQ{CHECKSUM}s")
-_SIGNED: Final = _START.size + _REST.size
-HEADER: Final = _SIGNED + MAC  # bytes
+_HEADER_STRUCT: Final = struct.Struct(
+    f"<{LAYOUT_BYTES}s{OWNER_BYTES}sB{MAX_KEY_BYTES}sQ{CHECKSUM_BYTES}s"
+)
+_SIGNED_BYTES: Final = _VERSION_STRUCT.size + _HEADER_STRUCT.size
+HEADER_BYTES: Final = _SIGNED_BYTES + MAC_BYTES
 # A name might be a link, or a pipe without a writer.
-_SAFELY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
+_SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
 
 
 class NotRegularFileError(OSError):
@@ -70,7 +73,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     with suppress(FileNotFoundError):  # it may be made here
         if not stat.S_ISREG(path.lstat().st_mode):  # some cannot be opened
             raise NotRegularFileError(path)
-    file = os.open(path, flags | _SAFELY, 0o600)
+    file = os.open(path, flags | _SAFE_FLAGS, 0o600)
     if not stat.S_ISREG(os.fstat(file).st_mode):  # it was replaced meanwhile
         os.close(file)
         raise NotRegularFileError(path)
@@ -98,50 +101,55 @@ class Signature:
         data = self.secret.encode("utf-8", "surrogateescape")
         key = hashlib.sha256(b"minfer KV files" + data).digest() if data else b""
         object.__setattr__(self, "_key", key)
-        owner = hashlib.blake2b(b"owner", key=key, digest_size=OWNER).digest()
-        object.__setattr__(self, "owner", owner if data else bytes(OWNER))
+        owner = hashlib.blake2b(b"owner", key=key, digest_size=OWNER_BYTES).digest()
+        object.__setattr__(self, "owner", owner if data else bytes(OWNER_BYTES))
 
     def mac(self, header: bytes) -> bytes:
-        """The MAC of a header; without a secret, a checksum."""
-        return hashlib.blake2b(header, key=self._key, digest_size=MAC).digest()
+        """Returns the MAC of a header; without a secret, a checksum."""
+        return hashlib.blake2b(header, key=self._key, digest_size=MAC_BYTES).digest()
 
     def checksum(self, contents: Contents) -> bytes:
-        """The checksum of a block's contents."""
+        """Returns the checksum of a block's contents."""
         if self._key:
             digest = hashlib.sha256()
-            for part in contents:
-                digest.update(part)
+            for chunk in contents:
+                digest.update(chunk)
             return digest.digest()
-        return checksum_of(contents).to_bytes(CHECKSUM, "little")
+        return checksum_of(contents).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def write_block(
-    path: Path, part: Path, key: Key, layout: bytes, contents: Contents, by: Signature
+    path: Path,
+    temp_path: Path,
+    key: Key,
+    layout: bytes,
+    contents: Contents,
+    signature: Signature,
 ) -> int:
-    """Write a block to `path`, by way of `part`; returns its bytes. Raises OSError, and
-    leaves no part then.
+    """Write a block to `temp_path`, and rename it to `path`; returns its bytes. Raises
+    OSError, and leaves no file then.
     """
     length = sum(map(len, contents))
-    header = _START.pack(MAGIC, FORMAT) + _REST.pack(
-        layout, by.owner, len(key), key, length, by.checksum(contents)
+    header = _VERSION_STRUCT.pack(MAGIC, FILE_FORMAT) + _HEADER_STRUCT.pack(
+        layout, signature.owner, len(key), key, length, signature.checksum(contents)
     )
-    left = [memoryview(header + by.mac(header)), *contents]
-    file = os.open(part, _WRITE, 0o600)
+    buffers = [memoryview(header + signature.mac(header)), *contents]
+    file = os.open(temp_path, _WRITE_FLAGS, 0o600)
     try:
         try:
-            while left:
-                left = _after(left, os.writev(file, left))
+            while buffers:
+                buffers = _skip_bytes(buffers, os.writev(file, buffers))
         finally:
             os.close(file)
-        os.rename(part, path)
+        os.rename(temp_path, path)
     except BaseException:
-        os.unlink(part)
+        os.unlink(temp_path)
         raise
-    return HEADER + length
+    return HEADER_BYTES + length
 
 
 def read_block(
-    path: Path, key: Key, layout: bytes, contents: Contents, by: Signature
+    path: Path, key: Key, layout: bytes, contents: Contents, signature: Signature
 ) -> int:
     """Read a block into `contents`; returns its bytes. Raises UnusableFileError: then
     what is in `contents` is undefined.
@@ -155,7 +163,7 @@ def read_block(
     except OSError as error:
         raise UnusableFileError(UNREADABLE, path) from error
     try:
-        return _read(file, path, key, layout, contents, by)
+        return _read(file, path, key, layout, contents, signature)
     except OSError as error:
         raise UnusableFileError(UNREADABLE, path) from error
     finally:
@@ -168,53 +176,55 @@ def _read(
     key: Key,
     layout: bytes,
     contents: Contents,
-    by: Signature,
+    signature: Signature,
 ) -> int:
     size = os.fstat(file).st_size
-    header = bytearray(HEADER)
-    left, got = [memoryview(header), *contents], 0
-    while left and (count := os.readv(file, left)):
-        got, left = got + count, _after(left, count)
-    _check_header(bytes(header[:got]), path, key, layout, by)
+    header = bytearray(HEADER_BYTES)
+    buffers, num_read = [memoryview(header), *contents], 0
+    while buffers and (count := os.readv(file, buffers)):
+        num_read, buffers = num_read + count, _skip_bytes(buffers, count)
+    _check_header(bytes(header[:num_read]), path, key, layout, signature)
     length = sum(map(len, contents))
-    *_, wanted, checksum = _REST.unpack_from(header, _START.size)
-    if wanted != length:
+    *_, stored_length, checksum = _HEADER_STRUCT.unpack_from(header, _VERSION_STRUCT.size)
+    if stored_length != length:
         raise UnusableFileError(FOREIGN, path)
-    if size != HEADER + length or left:
-        torn = size < HEADER + length or bool(left)
+    if size != HEADER_BYTES + length or buffers:
+        torn = size < HEADER_BYTES + length or bool(buffers)
         raise UnusableFileError(TORN if torn else CORRUPTED, path, removable=True)
-    if by.checksum(contents) != checksum:
+    if signature.checksum(contents) != checksum:
         raise UnusableFileError(CORRUPTED, path, removable=True)
-    return HEADER + length
+    return HEADER_BYTES + length
 
 
 def _check_header(
-    header: bytes, path: Path, key: Key, layout: bytes, by: Signature
+    header: bytes, path: Path, key: Key, layout: bytes, signature: Signature
 ) -> None:
     """Raise UnusableFileError for a header, perhaps a part of one, of another block."""
-    if len(header) < _START.size:
+    if len(header) < _VERSION_STRUCT.size:
         raise UnusableFileError(TORN, path, removable=MAGIC.startswith(header[:8]))
-    magic, version = _START.unpack_from(header)
-    if magic != MAGIC or version < FORMAT:
+    magic, version = _VERSION_STRUCT.unpack_from(header)
+    if magic != MAGIC or version < FILE_FORMAT:
         raise UnusableFileError(FOREIGN, path)
-    if version > FORMAT:
+    if version > FILE_FORMAT:
         raise UnusableFileError(NEWER, path)
-    if len(header) < HEADER:
+    if len(header) < HEADER_BYTES:
         raise UnusableFileError(TORN, path, removable=True)
-    its_layout, owner, size, name, *_ = _REST.unpack_from(header, _START.size)
-    if owner != by.owner:
+    stored_layout, owner, size, stored_key, *_ = _HEADER_STRUCT.unpack_from(
+        header, _VERSION_STRUCT.size
+    )
+    if owner != signature.owner:
         raise UnusableFileError(FOREIGN, path)
-    if by.mac(header[:_SIGNED]) != header[_SIGNED:]:
+    if signature.mac(header[:_SIGNED_BYTES]) != header[_SIGNED_BYTES:]:
         raise UnusableFileError(CORRUPTED, path, removable=True)
-    if name[:size] != key:  # a file of this deployment under another's name
+    if stored_key[:size] != key:  # a file of this deployment under another's name
         raise UnusableFileError(FOREIGN, path, removable=True)
-    if its_layout != layout:
+    if stored_layout != layout:
         raise UnusableFileError(FOREIGN, path)
 
 
-def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of `parts` after so many bytes."""
-    left = list(parts)
+def _skip_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Returns what is left of `buffers` after their first `count` bytes."""
+    left = list(buffers)
     while left and count >= len(left[0]):
         count -= len(left.pop(0))
     if count:

@@ -35,9 +35,9 @@ from attrs import define, field
 from minfer.blocks.keys import DIGEST, Key, Keys, group_key
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
+    DISK_FULL_ERRORS,
     FOREIGN,
-    FULL,
-    HEADER,
+    HEADER_BYTES,
     MISSING,
     Signature,
     UnusableFileError,
@@ -50,15 +50,16 @@ from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
 # Of its size, this part (1/20) is written between two scans of the folder, and freed at
 # once.
-PART: Final = 20
-UNIT: Final = 4096  # bytes of a file system's block
-ABANDONED: Final = 600.0  # seconds after which no engine writes to a .part file any more
-RETRY: Final = 60.0  # seconds without stores, after one could not be written
-KNOWN: Final = 1 << 17  # keys that are remembered: of used, and of refused files
-FRESH: Final = 60.0  # seconds in which a file's use is not noted again
+SIZE_DIVISOR: Final = 20
+DISK_UNIT_BYTES: Final = 4096  # of a file system's block
+# After these no engine writes to a .part file any more.
+ABANDONED_SECONDS: Final = 600.0
+RETRY_SECONDS: Final = 60.0  # without stores, after one could not be written
+MAX_KNOWN_KEYS: Final = 1 << 17  # keys that are remembered: of used, and of refused files
+FRESH_SECONDS: Final = 60.0  # in which a file's use is not noted again
 # Errors of a store where something else is in place of the file or of its subfolder:
 # other blocks can be stored.
-IN_PLACE: Final = (
+IN_PLACE_ERRORS: Final = (
     *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
     *(errno.EACCES, errno.EPERM),
 )
@@ -84,8 +85,8 @@ class StoppedError(NotStoredError):
 
 
 def file_bytes(contents: int) -> int:
-    """Bytes on disk of a block with so many bytes of contents."""
-    return -(-(HEADER + contents) // UNIT) * UNIT
+    """Returns the bytes on disk of a block with `contents` bytes of contents."""
+    return -(-(HEADER_BYTES + contents) // DISK_UNIT_BYTES) * DISK_UNIT_BYTES
 
 
 @define(eq=False)
@@ -106,10 +107,12 @@ class BlockFolder:
     )
     full: bool = field(init=False, default=False)  # the disk was, at the last store
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _room: threading.Lock = field(init=False, factory=threading.Lock)
-    _found: int | None = field(init=False, default=None)  # bytes, at the last scan
-    _written: int = field(init=False, default=0)  # bytes since then
-    _stopped: float = field(init=False, default=0.0)  # until when nothing is stored
+    _room_lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _scanned_bytes: int | None = field(
+        init=False, default=None
+    )  # bytes, at the last scan
+    _written_bytes: int = field(init=False, default=0)  # bytes since then
+    _stopped_until: float = field(init=False, default=0.0)  # until when nothing is stored
     _warned: bool = field(init=False, default=False)
     _refused: set[Key] = field(init=False, factory=set)  # files of no use here
     _used: dict[Key, float] = field(init=False, factory=dict)  # at these monotonic times
@@ -118,33 +121,35 @@ class BlockFolder:
     )
 
     def name(self, key: Key) -> Path:
-        """The file of the block with a key."""
+        """Returns the file of the block with a key."""
         return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
 
     def blocks(self, contents: int) -> int:
-        """The number of blocks that it holds, of this number of bytes of contents."""
+        """Returns how many blocks the folder holds, of `contents` bytes each."""
         return self.size // file_bytes(contents)
 
     # --- what there is ------------------------------------------------------------------
 
     def leading(self, keys: Keys) -> int:
-        """How many of a prompt's leading blocks are there; notes that these are used. A
-        binary search, for few calls to the operating system: a block may be missing among
-        those that it finds.
+        """Returns how many of a prompt's leading blocks are there; notes that these are
+        used. A binary search, for few calls to the operating system: a block may be
+        missing among those that it finds.
         """
-        now, every = time.monotonic(), range(len(keys))
-        found = bisect_left(every, True, key=lambda at: not self._is_there(keys[at], now))
-        stale = [key for key in keys[:found] if not self._is_fresh(key, now)]
+        now, indices = time.monotonic(), range(len(keys))
+        num_found = bisect_left(
+            indices, True, key=lambda index: not self._is_there(keys[index], now)
+        )
+        stale = [key for key in keys[:num_found] if not self._is_fresh(key, now)]
         if stale:
-            if len(self._used) > KNOWN:
+            if len(self._used) > MAX_KNOWN_KEYS:
                 self._used.clear()
             self._used.update(dict.fromkeys(stale, now))
             with suppress(RuntimeError):  # it was closed
                 self._notes.submit(self._note_uses, stale)
-        return found
+        return num_found
 
     def _is_fresh(self, key: Key, now: float) -> bool:
-        return now - self._used.get(key, -FRESH) < FRESH
+        return now - self._used.get(key, -FRESH_SECONDS) < FRESH_SECONDS
 
     def _is_there(self, key: Key, now: float) -> bool:
         if self._is_fresh(key, now):
@@ -198,7 +203,7 @@ class BlockFolder:
             first = self.counts[REFUSED + error.cause] == 1
             self._used.pop(key[-DIGEST:], None)
             if error.cause != MISSING:
-                if len(self._refused) >= KNOWN:
+                if len(self._refused) >= MAX_KNOWN_KEYS:
                     self._refused.clear()
                 self._refused.add(key)
         if first and error.cause != MISSING:
@@ -213,14 +218,14 @@ class BlockFolder:
         name = self.name(key)
         length = sum(map(len, contents))
         try:
-            if key not in self._refused and _touch(name, HEADER + length):
+            if key not in self._refused and _touch(name, HEADER_BYTES + length):
                 return
             self._make_room(file_bytes(length))
             name.parent.mkdir(mode=0o700, exist_ok=True)
-            part = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
-            size = write_block(name, part, key, layout, contents, self.signature)
+            temp_path = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
+            size = write_block(name, temp_path, key, layout, contents, self.signature)
         except OSError as error:
-            if error.errno in IN_PLACE:
+            if error.errno in IN_PLACE_ERRORS:
                 self._refuse(key, UnusableFileError(FOREIGN, name))
                 return
             self._stop(error)
@@ -233,13 +238,13 @@ class BlockFolder:
 
     def check_stores(self) -> None:
         """Raise StoppedError if nothing is stored at present."""
-        if time.monotonic() < self._stopped:
+        if time.monotonic() < self._stopped_until:
             raise StoppedError("KV blocks cannot be stored on disk at present")
 
     def _stop(self, error: OSError) -> None:
         with self._lock:
-            self._stopped = time.monotonic() + RETRY
-            self.full = error.errno in FULL
+            self._stopped_until = time.monotonic() + RETRY_SECONDS
+            self.full = error.errno in DISK_FULL_ERRORS
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(
@@ -247,7 +252,7 @@ class BlockFolder:
                 "tried again each %.0f s",
                 self.path,
                 error,
-                RETRY,
+                RETRY_SECONDS,
             )
 
     def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
@@ -263,7 +268,7 @@ class BlockFolder:
         """As `KeyedStore` says: a folder sends nothing."""
 
     def totals(self) -> dict[str, float]:
-        """All counts so far."""
+        """Returns all counts so far."""
         with self._lock:
             return dict(self.counts)
 
@@ -288,28 +293,34 @@ class BlockFolder:
 
     # --- its size -----------------------------------------------------------------------
 
-    def _make_room(self, wanted: int) -> None:
-        """Count a file of so many bytes, which is about to be written; removes others if
+    def _make_room(self, num_bytes: int) -> None:
+        """Count a file of `num_bytes`, which is about to be written; removes others if
         there is no room.
         """
-        with self._room:
-            part = self.size // PART
-            full = (self._found or 0) + self._written + wanted > self.size
-            if self._found is None or full or self._written + wanted > part:
-                self._found, self._written = self._trimmed(wanted), 0
-            self._written += wanted
+        with self._room_lock:
+            scan_bytes = self.size // SIZE_DIVISOR
+            full = (
+                self._scanned_bytes or 0
+            ) + self._written_bytes + num_bytes > self.size
+            if (
+                self._scanned_bytes is None
+                or full
+                or self._written_bytes + num_bytes > scan_bytes
+            ):
+                self._scanned_bytes, self._written_bytes = self._trim_files(num_bytes), 0
+            self._written_bytes += num_bytes
 
-    def _trimmed(self, wanted: int) -> int:
-        """The bytes of all files, after the least recently used are removed if there is
-        no room for so many more.
+    def _trim_files(self, num_bytes: int) -> int:
+        """Remove the least recently used files if there is no room for `num_bytes` more;
+        returns the bytes of all files then.
         """
-        every = sorted(self._files())
-        total = sum(size for _, size, _ in every)
-        if total + wanted <= self.size:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        if total + num_bytes <= self.size:
             return total
-        least = self.size - self.size // PART - wanted
-        for _, size, name in every:
-            if total <= least:
+        target_bytes = self.size - self.size // SIZE_DIVISOR - num_bytes
+        for _, size, name in files:
+            if total <= target_bytes:
                 break
             with suppress(OSError):
                 os.unlink(name)
@@ -317,8 +328,8 @@ class BlockFolder:
         return total
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """All blocks: when they were used (ns), their bytes on disk, their paths. Removes
-        what was left by engines that died while they wrote.
+        """Yields all blocks: when they were used (ns), their bytes on disk, their paths.
+        Removes what was left by engines that died while they wrote.
         """
         for number in range(256):
             try:
@@ -327,13 +338,13 @@ class BlockFolder:
                 continue
             for entry in entries:
                 try:
-                    about = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                     if _PART_NAME.fullmatch(entry.name):
-                        if time.time() - about.st_mtime > ABANDONED:
+                        if time.time() - status.st_mtime > ABANDONED_SECONDS:
                             os.unlink(entry.path)
-                    elif _NAME.fullmatch(entry.name) and stat.S_ISREG(about.st_mode):
-                        size = -(-about.st_size // UNIT) * UNIT
-                        yield about.st_mtime_ns, size, entry.path
+                    elif _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
+                        size = -(-status.st_size // DISK_UNIT_BYTES) * DISK_UNIT_BYTES
+                        yield status.st_mtime_ns, size, entry.path
                 except OSError:
                     continue  # another engine has removed it
 
@@ -341,18 +352,18 @@ class BlockFolder:
 def _touch(name: Path, size: int) -> bool:
     """Note that a file is used; returns whether it is there and has this size."""
     try:
-        about = name.lstat()
+        status = name.lstat()
         os.utime(name, follow_symlinks=False)
     except OSError:
         return False
-    return stat.S_ISREG(about.st_mode) and about.st_size == size
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def capacity(path: Path) -> int:
-    """Bytes of the file system of a folder, which need not exist."""
-    there = path.absolute()
-    for folder in (there, *there.parents):
+    """Returns the bytes of the file system of a folder, which need not exist."""
+    absolute = path.absolute()
+    for folder in (absolute, *absolute.parents):
         with suppress(OSError):  # it is not there, or cannot be accessed
-            about = os.statvfs(folder)
-            return about.f_blocks * about.f_frsize
+            status = os.statvfs(folder)
+            return status.f_blocks * status.f_frsize
     return 0

@@ -22,22 +22,26 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.execution.tiers.block_files import FORMAT, FULL, open_regular
+from minfer.effects.execution.tiers.block_files import (
+    DISK_FULL_ERRORS,
+    FILE_FORMAT,
+    open_regular,
+)
 from minfer.values.checks import ConfigError
 
-FILE: Final = "minfer-kv.json"
-LOCK: Final = "minfer-kv.lock"
-BITS: Final = 62  # of an epoch
-MAX_FILE_BYTES: Final = 1 << 24  # of FILE: those of 200,000 tenants
+FILE_NAME: Final = "minfer-kv.json"
+LOCK_NAME: Final = "minfer-kv.lock"
+EPOCH_BITS: Final = 62  # of an epoch
+MAX_FILE_BYTES: Final = 1 << 24  # of FILE_NAME: those of 200,000 tenants
 _log = logging.getLogger("minfer.executor")
 
 
 def _new_epoch() -> int:
-    return 1 + secrets.randbits(BITS)
+    return 1 + secrets.randbits(EPOCH_BITS)
 
 
 def _is_epoch(value: Any) -> bool:
-    return type(value) is int and 0 < value <= 1 << BITS
+    return type(value) is int and 0 < value <= 1 << EPOCH_BITS
 
 
 @frozen
@@ -48,7 +52,9 @@ class _Epochs:
     tenants: dict[str, int] = field(factory=dict)  # by a digest of their names
 
     def text(self) -> str:
-        return json.dumps({"format": FORMAT, "epoch": self.all, "tenants": self.tenants})
+        return json.dumps(
+            {"format": FILE_FORMAT, "epoch": self.all, "tenants": self.tenants}
+        )
 
 
 @define(eq=False)
@@ -57,7 +63,7 @@ class FolderEpochs:
 
     folder: Path
     _known: _Epochs = field(init=False, factory=_Epochs)
-    _seen: tuple[int, ...] = field(init=False, default=())  # the file that was read
+    _read_stamp: tuple[int, ...] = field(init=False, default=())  # the file that was read
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
 
     @classmethod
@@ -68,29 +74,29 @@ class FolderEpochs:
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            there = os.listdir(folder)
-            strange = [name for name in there if not _is_ours(name)]
-            if FILE not in there and strange:
+            names = os.listdir(folder)
+            strange = [name for name in names if not _is_ours(name)]
+            if FILE_NAME not in names and strange:
                 raise ConfigError(
                     f"kv_disk {folder} has other files ({min(strange)!r:.80}); name a "
                     "folder of its own, which is made if it is not there"
                 )
-            for name in there:
+            for name in names:
                 if _is_subfolder(name) and not (folder / name).is_dir():
                     raise ConfigError(
                         f"kv_disk {folder} cannot be used: {folder / name} is not a "
                         "folder; remove it"
                     )
-            _check_format(folder / FILE)
-            made = cls(folder)
+            _check_format(folder / FILE_NAME)
+            epochs = cls(folder)
             try:  # writes, so it is known whether that can be
-                made._change(lambda now: now)
+                epochs._change(lambda now: now)
             except OSError as error:
-                if error.errno not in FULL or not made._look():
+                if error.errno not in DISK_FULL_ERRORS or not epochs._look():
                     raise
         except OSError as error:
             raise ConfigError(f"kv_disk {folder} cannot be used: {error}") from error
-        return made
+        return epochs
 
     @property
     def of_all(self) -> int:
@@ -98,7 +104,7 @@ class FolderEpochs:
         return self._now().all
 
     def of_tenant(self, name: str) -> int:
-        """A tenant's epoch; 0: never reset."""
+        """Returns a tenant's epoch; 0: never reset."""
         return self._now().tenants.get(_digest(name), 0)
 
     def raise_all(self) -> None:
@@ -107,12 +113,12 @@ class FolderEpochs:
 
     def raise_tenant(self, name: str) -> None:
         """Make a tenant's blocks unfindable for its new requests. Raises OSError."""
-        more = {_digest(name): _new_epoch()}
-        self._change(lambda now: evolve(now, tenants=now.tenants | more))
+        new_epoch = {_digest(name): _new_epoch()}
+        self._change(lambda now: evolve(now, tenants=now.tenants | new_epoch))
 
     def _now(self) -> _Epochs:
-        """The epochs now. Ours go on where the file cannot be read: it is then replaced
-        by whoever can write it.
+        """Returns the epochs now. Where the file cannot be read, this engine's own stay
+        in use, and the first engine that can write the file replaces it.
         """
         with self._lock:
             if self._look():
@@ -120,7 +126,7 @@ class FolderEpochs:
         try:
             self._change(lambda now: now)
         except OSError as error:
-            _log.warning("%s cannot be written: %s", self.folder / FILE, error)
+            _log.warning("%s cannot be written: %s", self.folder / FILE_NAME, error)
         return self._known
 
     def _change(self, make: Callable[[_Epochs], _Epochs]) -> None:
@@ -128,20 +134,20 @@ class FolderEpochs:
         with self._lock, self._locked():
             # Without a file, nothing that was stored before is found.
             now = self._known if self._look() else _Epochs()
-            part = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
+            temp_path = self.folder / f"{FILE_NAME}.{secrets.token_hex(6)}.part"
             try:
-                part.write_text(make(now).text())
+                temp_path.write_text(make(now).text())
                 stamp = time.time_ns()  # finer than the file system's own clock
-                os.utime(part, ns=(stamp, stamp))
-                part.rename(self.folder / FILE)
+                os.utime(temp_path, ns=(stamp, stamp))
+                temp_path.rename(self.folder / FILE_NAME)
             except OSError:
-                part.unlink(missing_ok=True)
+                temp_path.unlink(missing_ok=True)
                 raise
             self._look()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
+        lock = open_regular(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         with open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -149,27 +155,27 @@ class FolderEpochs:
     def _look(self) -> bool:
         """Read the file if it has changed; returns whether it can be used."""
         try:
-            about = (self.folder / FILE).lstat()
-            seen = about.st_ino, about.st_mtime_ns, about.st_size
-            if seen != self._seen:
-                content = _read(self.folder / FILE)
+            status = (self.folder / FILE_NAME).lstat()
+            seen = status.st_ino, status.st_mtime_ns, status.st_size
+            if seen != self._read_stamp:
+                content = _read(self.folder / FILE_NAME)
                 epoch, tenants = content["epoch"], dict(content["tenants"])
                 if not all(map(_is_epoch, (epoch, *tenants.values()))):
                     return False
-                self._known, self._seen = _Epochs(epoch, tenants), seen
+                self._known, self._read_stamp = _Epochs(epoch, tenants), seen
         except (OSError, ValueError, TypeError, KeyError):
             return False
         return True
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name in the folder is one that engines, or file systems, make."""
+    """Returns whether a name in the folder is one that engines, or file systems, make."""
     known = name.startswith("minfer-kv.") or _is_subfolder(name)
     return known or name == "lost+found"  # where the folder is a whole file system
 
 
 def _is_subfolder(name: str) -> bool:
-    """Whether a name is that of a folder of blocks."""
+    """Returns whether a name is that of a folder of blocks."""
     return len(name) == 2 and name.isalnum()
 
 
@@ -197,8 +203,8 @@ def _check_format(file: Path) -> None:
         format_read = _read(file)["format"]
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return  # there is none, or it will be replaced
-    if format_read != FORMAT:
+    if format_read != FILE_FORMAT:
         raise ConfigError(
             f"kv_disk {file.parent} was written by another version of minfer (format "
-            f"{format_read!r:.20}; this one has {FORMAT}); name another folder"
+            f"{format_read!r:.20}; this one has {FILE_FORMAT}); name another folder"
         )

@@ -19,7 +19,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.blocks.keys import Key
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.ranks import RankInfo
 
 
 @frozen
@@ -31,15 +31,19 @@ class HeadSlices:
     sent: tuple[int, ...] = (0,)  # of these, those that it sends
 
     @classmethod
-    def of(cls, place: Place, heads: int, sizes: Iterable[int]) -> "HeadSlices":
+    def of(cls, rank_info: RankInfo, heads: int, sizes: Iterable[int]) -> "HeadSlices":
         """Returns the slices of a rank; `heads` are the key heads of the whole model, or
         1 with latents, and `sizes` the tensor parallel sizes of all engines.
         """
         # A size that is less than the heads divides them, and they divide a larger one.
-        count, ranks = gcd(heads, lcm(*sizes)), place.parallel.tensor
-        own = [n for n in range(count) if place.part in holders(n, count, ranks)]
-        first = [n for n in own if holders(n, count, ranks)[0] == place.part]
-        return cls(count, tuple(own), tuple(first))
+        count, ranks = gcd(heads, lcm(*sizes)), rank_info.parallel.tensor
+        own_slices = [
+            n for n in range(count) if rank_info.tensor_rank in holders(n, count, ranks)
+        ]
+        sent = [
+            n for n in own_slices if holders(n, count, ranks)[0] == rank_info.tensor_rank
+        ]
+        return cls(count, tuple(own_slices), tuple(sent))
 
     def key(self, key: Key, number: int) -> Key:
         """Returns the key of a block's slice."""
@@ -51,7 +55,7 @@ class HeadSlices:
 
 
 def holders(number: int, count: int, ranks: int) -> range:
-    """Returns the ranks, of so many, that have a slice."""
+    """Returns which of an engine's ranks have a slice, of `count` slices."""
     first = number * ranks // count
     return range(first, max(first + 1, (number + 1) * ranks // count))
 

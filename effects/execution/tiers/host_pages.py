@@ -12,9 +12,9 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from minfer.effects.execution.device.streams import UNDISTURBED
+from minfer.effects.execution.device.streams import CAPTURE_LOCK
 
-SEGMENT: Final = 1 << 28  # bytes that are allocated at once
+SEGMENT_BYTES: Final = 1 << 28  # bytes that are allocated at once
 
 
 class NoHostMemoryError(RuntimeError):
@@ -23,7 +23,7 @@ class NoHostMemoryError(RuntimeError):
 
 @define(eq=False)
 class HostPages:
-    """Memory for so many pages, each of a shape."""
+    """Memory for a number of pages, each of the same shape."""
 
     pages: int
     shape: tuple[int, ...]
@@ -38,27 +38,27 @@ class HostPages:
     def segment_pages(self) -> int:
         """Pages of a segment."""
         size = self.dtype.itemsize * torch.Size(self.shape).numel()
-        return max(1, SEGMENT // max(1, size))
+        return max(1, SEGMENT_BYTES // max(1, size))
 
     def grow(self) -> bool:
         """Allocate one more segment; returns whether more are to come."""
         first = len(self.segments) * self.segment_pages
-        left = min(self.segment_pages, self.pages - first)
-        if left <= 0 or self.closed:
+        num_pages = min(self.segment_pages, self.pages - first)
+        if num_pages <= 0 or self.closed:
             return False
         try:
-            with UNDISTURBED:  # no graph can be captured while memory is pinned
-                shape = (left, *self.shape)
-                made = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
+            with CAPTURE_LOCK:  # no graph can be captured while memory is pinned
+                shape = (num_pages, *self.shape)
+                segment = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
         except (MemoryError, RuntimeError) as error:
             self._note(failed=str(error).partition("\n")[0])
             return False
-        return self._note(made) and first + left < self.pages
+        return self._note(segment) and first + num_pages < self.pages
 
-    def _note(self, made: Tensor | None = None, failed: str = "") -> bool:
+    def _note(self, segment: Tensor | None = None, failed: str = "") -> bool:
         with self.changed:
-            if made is not None and not self.closed:
-                self.segments.append(made)
+            if segment is not None and not self.closed:
+                self.segments.append(segment)
             self.failed = failed
             self.changed.notify_all()
             return not self.closed
@@ -69,27 +69,27 @@ class HostPages:
         """
         if not 0 <= first < last <= self.pages:
             raise NoHostMemoryError(f"KV page {last - 1} is none of {self.pages}")
-        at, offset = divmod(first, self.segment_pages)
+        segment, offset = divmod(first, self.segment_pages)
         with self.changed:
-            while len(self.segments) <= at and not (self.failed or self.closed):
+            while len(self.segments) <= segment and not (self.failed or self.closed):
                 self.changed.wait()
-            if len(self.segments) <= at:
-                why = self.failed or "the engine was closed"
-                raise NoHostMemoryError(f"no host memory for KV page {first}: {why}")
-            return self.segments[at][offset : offset + last - first]
+            if len(self.segments) <= segment:
+                reason = self.failed or "the engine was closed"
+                raise NoHostMemoryError(f"no host memory for KV page {first}: {reason}")
+            return self.segments[segment][offset : offset + last - first]
 
     def runs(self, pages: tuple[int, ...]) -> list[tuple[int, int, int]]:
         """Returns consecutive pages among `pages` that are of one segment: the place of
         the first of them, its number, and the number after the last.
         """
-        found, each = list[tuple[int, int, int]](), self.segment_pages
+        runs, segment_pages = list[tuple[int, int, int]](), self.segment_pages
         for place, page in enumerate(pages):
-            if found and found[-1][2] == page and page % each:
-                at, first, _ = found[-1]
-                found[-1] = at, first, page + 1
+            if runs and runs[-1][2] == page and page % segment_pages:
+                start, first, _ = runs[-1]
+                runs[-1] = start, first, page + 1
             else:
-                found.append((place, page, page + 1))
-        return found
+                runs.append((place, page, page + 1))
+        return runs
 
     def close(self) -> None:
         """Stop growing, and release the memory."""

@@ -31,18 +31,23 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import DIGEST, Key
 from minfer.blocks.prefix import Pages, bundles, flattened
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.tiers.block_files import LAYOUT, MISSING
+from minfer.effects.execution.tiers.block_files import LAYOUT_BYTES, MISSING
 from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
-from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.paged_tensors import (
+    PagedTensor,
+    Track,
+    pages_per_piece,
+)
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.effects.net.framing import PeerError
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
-SLOTS: Final = 2  # for each direction
-THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and that write
+SLOTS_PER_DIRECTION: Final = 2
+# That read, and that write.
+STORE_THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))
 REPEATS: Final = 2
 KeyedCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
@@ -54,45 +59,45 @@ class BlocksRemovedError(Exception):
 
 @frozen(eq=False)
 class _Slot:
-    """Room for a piece: host memory, and a buffer on the device for each part."""
+    """Room for a piece: host memory, and a buffer on the device for each tensor."""
 
-    parts: Sequence[Part]
+    tensors: Sequence[PagedTensor]
     tracks: Sequence[Track]
 
     @classmethod
-    def of(cls, parts: Sequence[Part], pages: int) -> "_Slot":
-        """Returns a slot of so many pages, which these parts have in host memory. Raises
-        NoHostMemoryError.
+    def of(cls, tensors: Sequence[PagedTensor], pages: int) -> "_Slot":
+        """Returns a slot of `pages` pages, which these tensors have in host memory.
+        Raises NoHostMemoryError.
         """
-        for part in parts:
-            while part.host.grow():
+        for tensor in tensors:
+            while tensor.host.grow():
                 pass
-            if part.host.failed:
-                raise NoHostMemoryError(part.host.failed)
-        return cls(parts, [Track.of(part, pages) for part in parts])
+            if tensor.host.failed:
+                raise NoHostMemoryError(tensor.host.failed)
+        return cls(tensors, [Track.of(tensor, pages) for tensor in tensors])
 
     def copy(self, pages: Pages, *, loads: bool) -> None:
         """Launch the copy between these pages of the device and the first ones here."""
-        for part, track in zip(self.parts, self.tracks, strict=True):
+        for tensor, track in zip(self.tensors, self.tracks, strict=True):
             with on(track.stream):
-                there = torch.tensor(pages).to(part.device.device)
-            track.copy(part, there, tuple(range(len(pages))), loads=loads)
+                page_ids = torch.tensor(pages).to(tensor.device.device)
+            track.copy(tensor, page_ids, tuple(range(len(pages))), loads=loads)
 
     def wait(self) -> None:
         """Wait until all copies are done."""
         for track in self.tracks:
             track.wait()
 
-    def contents(self, first: int, last: int, parts: slice) -> list[memoryview]:
-        """The bytes of pages first .. last - 1 here, of some parts."""
-        found = list[memoryview]()
-        for part in self.parts[parts]:
-            for low, high in (
-                (a, b) for _, a, b in part.host.runs((*range(first, last),))
+    def contents(self, first: int, last: int, tensors: slice) -> list[memoryview]:
+        """Returns the bytes of pages first .. last - 1 here, of some of the tensors."""
+        views = list[memoryview]()
+        for tensor in self.tensors[tensors]:
+            for start, end in (
+                (a, b) for _, a, b in tensor.host.runs((*range(first, last),))
             ):
-                run = part.host.run(low, high).reshape(-1).view(torch.uint8)
-                found.append(run.numpy().data)
-        return found
+                run = tensor.host.run(start, end).reshape(-1).view(torch.uint8)
+                views.append(run.numpy().data)
+        return views
 
 
 @frozen(eq=False)
@@ -110,7 +115,7 @@ class _Piece:
 
 
 @define(eq=False)
-class _Lane:
+class _KeyedLane:
     """Transfers in one direction."""
 
     store: KeyedStore
@@ -123,7 +128,7 @@ class _Lane:
 
     def __attrs_post_init__(self) -> None:
         name = f"minfer-kv-{'fetch' if self.loads else 'save'}"
-        self.pool = ThreadPoolExecutor(THREADS, f"{name}-file")
+        self.pool = ThreadPoolExecutor(STORE_THREADS, f"{name}-file")
         self.thread = TransferThread(name, self._perform, (NotStoredError, PeerError))
 
     def _perform(self, command: KeyedCommand) -> None:
@@ -144,8 +149,8 @@ class _Lane:
                 self._end_piece(pending)
         finally:
             for piece in pending:
-                for one in piece.work:
-                    one.cancel()
+                for future in piece.work:
+                    future.cancel()
                 wait(piece.work)
             for slot in self.slots:
                 slot.wait()
@@ -153,15 +158,15 @@ class _Lane:
             self.store.note(fetches=self.loads, seconds=seconds)
 
     def _pieces(self, command: KeyedCommand) -> Sequence[Blocks]:
-        """The blocks of a transfer, as many at once as a slot has room for."""
-        found, used = list[list[tuple[Key, Pages]]](), self.room
+        """Returns the blocks of a transfer, as many at once as a slot has room for."""
+        pieces, used = list[list[tuple[Key, Pages]]](), self.room
         for key, pages in zip(command.keys, command.pages, strict=True):
             used += len(pages)
             if used > self.room:
-                found.append([])
+                pieces.append([])
                 used = len(pages)
-            found[-1].append((key, pages))
-        return found
+            pieces[-1].append((key, pages))
+        return pieces
 
     def _read(self, piece: _Piece) -> None:
         self._submit(piece, self.store.read)
@@ -175,11 +180,11 @@ class _Lane:
         self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first, slices = 0, self.store.slices
-        each = len(piece.slot.parts) // len(slices.own)  # parts of a slice
+        per_slice = len(piece.slot.tensors) // len(slices.own)  # tensors of a slice
         for key, pages in piece.blocks:
-            for place, number in enumerate(slices.own):
-                parts = slice(place * each, (place + 1) * each)
-                contents = piece.slot.contents(first, first + len(pages), parts)
+            for index, number in enumerate(slices.own):
+                tensors = slice(index * per_slice, (index + 1) * per_slice)
+                contents = piece.slot.contents(first, first + len(pages), tensors)
                 name = slices.key(key, number)
                 piece.work.append(self.pool.submit(work, name, self.layout, contents))
             first += len(pages)
@@ -187,10 +192,10 @@ class _Lane:
     def _end_piece(self, pending: deque[_Piece]) -> None:
         """Wait for the store to have read or written the first piece."""
         # A fetch that lacks a block is over; what can be stored is.
-        until = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
-        ended, _ = wait(pending[0].work, return_when=until)
-        for one in ended:
-            one.result()
+        condition = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
+        ended, _ = wait(pending[0].work, return_when=condition)
+        for future in ended:
+            future.result()
         piece = pending.popleft()
         if self.loads:
             piece.slot.copy(piece.pages, loads=True)
@@ -200,36 +205,39 @@ class _Lane:
         self.thread.close()
         self.pool.shutdown()
         for slot in self.slots:
-            for part in slot.parts:
-                part.host.close()
+            for tensor in slot.tensors:
+                tensor.host.close()
 
 
 class KeyedCopier:
-    """Performs `StoreBlocks` and `FetchBlocks` over the parts of the caches."""
+    """Performs `StoreBlocks` and `FetchBlocks` over the tensors of the caches."""
 
     def __init__(
         self,
-        make_parts: Callable[[int, int], Sequence[Part]],
+        make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore,
         bundle: int,
     ) -> None:
-        """`make_parts` returns the parts of the caches, slice by slice, with so many
-        pages in host memory and so many slices; a block has up to `bundle` pages. Raises
-        NoHostMemoryError.
+        """`make_tensors` returns the tensors of the caches, slice by slice, given the
+        number of pages in host memory and the number of slices; a block has up to
+        `bundle` pages. Raises NoHostMemoryError.
         """
         self.store, self.bundle = store, bundle
         slices = len(store.slices.own)
-        parts = make_parts(1, slices)
-        of_one = parts[: len(parts) // slices]
-        layout = layout_of(of_one)
-        self.block_bytes = bundle * sum(part.page_bytes for part in of_one)
+        tensors = make_tensors(1, slices)
+        slice_tensors = tensors[: len(tensors) // slices]
+        layout = layout_of(slice_tensors)
+        self.block_bytes = bundle * sum(tensor.page_bytes for tensor in slice_tensors)
         store.open(layout, self.block_bytes)
-        room = max(bundle, pages_a_piece(parts))
+        room = max(bundle, pages_per_piece(tensors))
         self.lanes = {
-            loads: _Lane(
+            loads: _KeyedLane(
                 store,
                 layout,
-                [_Slot.of(make_parts(room, slices), room) for _ in range(SLOTS)],
+                [
+                    _Slot.of(make_tensors(room, slices), room)
+                    for _ in range(SLOTS_PER_DIRECTION)
+                ],
                 room,
                 loads,
             )
@@ -250,9 +258,9 @@ class KeyedCopier:
         self.lanes[False].thread.begin(command, noted)
 
     def seconds(self, folder: BlockFolder, blocks: int) -> float:
-        """Returns the shortest time of some fetches of so many of the largest blocks from
-        a folder, the store, whose pages then have no defined content. They are read from
-        the disk itself, as far as the operating system can forget them. Raises
+        """Returns the shortest time of some fetches of `blocks` blocks of the largest
+        size from a folder, the store; their pages then have no defined content. They are
+        read from the disk itself, as far as the operating system can forget them. Raises
         ConfigError, and BlocksRemovedError.
         """
         keys = tuple([secrets.token_bytes(DIGEST) for _ in range(blocks)])
@@ -288,12 +296,16 @@ class KeyedCopier:
         self.store.close()
 
 
-def layout_of(parts: Sequence[Part]) -> bytes:
-    """A digest of how a page of these parts is stored."""
-    said = repr(
+def layout_of(tensors: Sequence[PagedTensor]) -> bytes:
+    """Returns a digest of how a page of these tensors is stored."""
+    description = repr(
         [
-            (part.device.device.type, tuple(part.device.shape[1:]), part.device.dtype)
-            for part in parts
+            (
+                tensor.device.device.type,
+                tuple(tensor.device.shape[1:]),
+                tensor.device.dtype,
+            )
+            for tensor in tensors
         ]
     )
-    return hashlib.blake2b(said.encode(), digest_size=LAYOUT).digest()
+    return hashlib.blake2b(description.encode(), digest_size=LAYOUT_BYTES).digest()

@@ -11,11 +11,11 @@ Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
 
 def checksum_of(contents: Contents) -> int:
-    """The CRC-32 of a block's contents."""
-    found = 0
-    for part in contents:
-        found = zlib.crc32(part, found)
-    return found
+    """Returns the CRC-32 of a block's contents."""
+    checksum = 0
+    for chunk in contents:
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 class NotStoredError(Exception):
@@ -37,7 +37,7 @@ class KeyedStore(Protocol):
         ...
 
     def open(self, layout: bytes, block_bytes: int) -> None:
-        """Prepare to take blocks of up to so many bytes; `layout` is a digest of how
+        """Prepare to take blocks of up to `block_bytes`; `layout` is a digest of how
         pages are stored.
         """
         ...
@@ -71,7 +71,7 @@ class KeyedStore(Protocol):
         ...
 
     def totals(self) -> Mapping[str, float]:
-        """All counts so far."""
+        """Returns all counts so far."""
         ...
 
     def close(self) -> None:

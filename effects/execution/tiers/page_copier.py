@@ -4,7 +4,7 @@ Theory. Neither the pages that a transfer reads nor those that it writes are use
 step meanwhile (`minfer.records.tiers`), so copies need no order among the steps. There is
 a thread for each direction, with two buffers on the device and a stream for each of
 these: some pages are gathered into one buffer while those in the other cross the bus
-whole (a 7B model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a
+whole (a 7B model's page of 64 tokens has 3.7 MB). A crossing of `PIECE_BYTES` takes a
 third of a millisecond, and a step's own copies, which share the bus, wait for one.
 """
 
@@ -21,7 +21,11 @@ from torch import Tensor
 
 from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
-from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.paged_tensors import (
+    PagedTensor,
+    Track,
+    pages_per_piece,
+)
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import Lost, Move, Moved
 
@@ -29,63 +33,67 @@ REPEATS: Final = 3
 
 
 @define(eq=False)
-class _Lane:
-    """Transfers in one direction: a thread, and for each part two buffers, so that one is
-    filled while the other crosses the bus.
+class _PageLane:
+    """Transfers in one direction: a thread, and for each tensor two buffers, so that one
+    is filled while the other crosses the bus.
     """
 
-    parts: Sequence[Part]
+    tensors: Sequence[PagedTensor]
     loads: bool
-    tracks: list[tuple[Track, Track]] = field(init=False)  # by part
+    tracks: list[tuple[Track, Track]] = field(init=False)  # by tensor
     thread: TransferThread[Move] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        pages = pages_a_piece(self.parts)
+        pages = pages_per_piece(self.tensors)
         self.tracks = [
-            (Track.of(part, pages), Track.of(part, pages)) for part in self.parts
+            (Track.of(tensor, pages), Track.of(tensor, pages)) for tensor in self.tensors
         ]
         name = f"minfer-kv-{'load' if self.loads else 'store'}"
         self.thread = TransferThread(name, self._perform)
 
     def _perform(self, move: Move) -> None:
-        """Copy all pages of all parts; nothing is written any more when it returns, or
+        """Copy all pages of all tensors; nothing is written any more when it returns, or
         raises.
         """
         try:
-            for part, tracks in zip(self.parts, self.tracks, strict=True):
-                self._copy(part, tracks, move)
+            for tensor, tracks in zip(self.tensors, self.tracks, strict=True):
+                self._copy(tensor, tracks, move)
         finally:
             for track in chain(*self.tracks):
                 track.wait()
 
-    def _copy(self, part: Part, tracks: tuple[Track, Track], move: Move) -> None:
-        """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
+    def _copy(self, tensor: PagedTensor, tracks: tuple[Track, Track], move: Move) -> None:
+        """Launch the copies of all pages of a tensor, in pieces, by both tracks in
+        turn.
+        """
         on_host, pages = move.sources, move.targets
         if not self.loads:
             on_host, pages = move.targets, move.sources
-        size, each = len(tracks[0].buffer), list[Tensor]()
+        size, page_ids = len(tracks[0].buffer), list[Tensor]()
         for track in tracks:
             with on(track.stream):
                 # Not pinned: memory cannot be pinned while a graph is captured.
-                each.append(torch.tensor(pages).to(part.device.device))
+                page_ids.append(torch.tensor(pages).to(tensor.device.device))
         for number, first in enumerate(range(0, len(pages), size)):
-            at, some = number % 2, slice(first, first + size)
-            tracks[at].copy(part, each[at][some], on_host[some], loads=self.loads)
+            turn, span = number % 2, slice(first, first + size)
+            tracks[turn].copy(
+                tensor, page_ids[turn][span], on_host[span], loads=self.loads
+            )
 
 
 class PageCopier:
-    """Performs `Move`s over the parts of the caches."""
+    """Performs `Move`s over the tensors of the caches."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self.lanes = {loads: _Lane(parts, loads) for loads in (False, True)}
+    def __init__(self, tensors: Sequence[PagedTensor]) -> None:
+        self.tensors = tensors
+        self.lanes = {loads: _PageLane(tensors, loads) for loads in (False, True)}
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
         self.growing.start()
 
     def _grow(self) -> None:
-        growing = [part.host for part in self.parts]
+        growing = [tensor.host for tensor in self.tensors]
         while growing:  # segment by segment, so that first pages are whole first
             growing = [host for host in growing if host.grow()]
 
@@ -94,14 +102,14 @@ class PageCopier:
         self.lanes[move.loads].thread.begin(move, report)
 
     def seconds(self, pages: int) -> float:
-        """Returns the shortest time of some loads of so many pages, which then have no
+        """Returns the shortest time of some loads of `pages` pages, which then have no
         defined content. Raises NoHostMemoryError.
         """
-        times, every = list[float](), tuple(range(pages))
+        times, page_ids = list[float](), tuple(range(pages))
         for _ in range(REPEATS):
             ended = SimpleQueue[Moved | Lost]()
             begin = time.perf_counter()
-            self.move(Move(-1, True, every, every), ended.put)
+            self.move(Move(-1, True, page_ids, page_ids), ended.put)
             if isinstance(end := ended.get(), Lost):
                 raise NoHostMemoryError(end.error)
             times.append(time.perf_counter() - begin)
@@ -109,8 +117,8 @@ class PageCopier:
 
     def close(self) -> None:
         """End all transfers: those that wait for memory are reported as lost."""
-        for part in self.parts:
-            part.host.close()
+        for tensor in self.tensors:
+            tensor.host.close()
         for lane in self.lanes.values():
             lane.thread.close()
         self.growing.join()

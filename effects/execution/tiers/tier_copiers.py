@@ -11,7 +11,7 @@ from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.tiers.keyed_copier import BlocksRemovedError, KeyedCopier
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.page_copier import PageCopier
-from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, Move, TransferCommand
@@ -20,7 +20,8 @@ from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
 MEASURED_PAGES: Final = 32
-SHARES: Final = 4  # of a folder, one of which they take at most: engines start together
+# Measurements take at most this part of a folder: engines start together.
+FOLDER_DIVISOR: Final = 4
 _log = logging.getLogger("minfer.executor")
 AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
 
@@ -31,20 +32,20 @@ class TierCopiers:
     def __init__(
         self,
         config: EngineConfig,
-        make_parts: Callable[[int, int], Sequence[Part]],
+        make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore | None,
     ) -> None:
-        """`make_parts` returns the tensors of the cache, with so many pages in host
-        memory, in so many slices; `store` has the blocks of the keyed tier. Raises
-        NoHostMemoryError.
+        """`make_tensors` returns the tensors of the cache, given the number of pages in
+        host memory and the number of slices; `store` has the blocks of the keyed tier.
+        Raises NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
         self.host: PageCopier | None = None
         self.keyed: KeyedCopier | None = None
         if store is not None:
-            self.keyed = KeyedCopier(make_parts, store, self.bundle)
+            self.keyed = KeyedCopier(make_tensors, store, self.bundle)
         if config.host is not None:
-            self.host = PageCopier(make_parts(config.host.pages, 1))
+            self.host = PageCopier(make_tensors(config.host.pages, 1))
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, from any thread."""
@@ -63,9 +64,9 @@ class TierCopiers:
         folder that cannot be used, and NoHostMemoryError.
         """
         host, keyed = config.host, config.keyed
-        few = min(config.num_blocks, MEASURED_PAGES)
+        max_pages = min(config.num_blocks, MEASURED_PAGES)
         if host is not None and self.host is not None:
-            count = min(few, host.pages)
+            count = min(max_pages, host.pages)
             host = _with_costs(host, self.host.seconds, 1, count, token)
         store = None if self.keyed is None else self.keyed.store
         if (
@@ -74,8 +75,8 @@ class TierCopiers:
             and isinstance(store, BlockFolder)
         ):
             seconds = partial(self.keyed.seconds, store)
-            room = store.blocks(self.keyed.block_bytes) // SHARES
-            blocks = max(1, min(few // self.bundle, room))
+            room = store.blocks(self.keyed.block_bytes) // FOLDER_DIVISOR
+            blocks = max(1, min(max_pages // self.bundle, room))
             reason = ""
             try:
                 keyed = _with_costs(keyed, seconds, self.bundle, blocks, token)
@@ -104,14 +105,14 @@ def _with_costs(
     blocks: int,
     token: float,
 ) -> AnyTier:
-    """Returns a tier with its costs, where `seconds` are those of a load of up to so many
-    blocks, of `bundle` pages.
+    """Returns a tier with its costs, where `seconds` returns those of a load of up to
+    `blocks` blocks, of `bundle` pages.
     """
-    one, several = seconds(1), seconds(blocks)
-    block = max(0.0, (several - one) / max(1, blocks - 1))
+    first_seconds, all_seconds = seconds(1), seconds(blocks)
+    block_seconds = max(0.0, (all_seconds - first_seconds) / max(1, blocks - 1))
     return evolve(
         tier,
-        load_seconds=max(0.0, one - block),
-        page_seconds=block / bundle,
+        load_seconds=max(0.0, first_seconds - block_seconds),
+        page_seconds=block_seconds / bundle,
         token_seconds=token,
     )

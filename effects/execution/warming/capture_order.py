@@ -7,12 +7,12 @@ drafts on every row: with the most drafts first, and then with each smaller numb
 best number differs from step to step, and launching kernel by kernel costs more than the
 drafts gain. (Beside prompts, rows with drafts are a forward of their own: pack_plan.py.)
 Then come prompts, alone and beside decode rows without drafts: first all with at most
-`LONELY` decode rows, as a server's first load is mostly of few clients, and such steps
-are so short that launching them kernel by kernel takes several times as long. Where
-grammars can be requested, any of these steps may have rows with deferred sampling; the
-deferred draws, which are a few launches, come after pure decode steps. Then come rarely
-requested shapes: other ways of sampling, contexts with other splits, many prompts at
-once. Steps of many prefill tokens come last: launching them takes no longer than their
+`MAX_LONE_CHUNK_ROWS` decode rows, as a server's first load is mostly of few clients, and
+such steps are so short that launching them kernel by kernel takes several times as long.
+Where grammars can be requested, any of these steps may have rows with deferred sampling;
+the deferred draws, which are a few launches, come after pure decode steps. Then come
+rarely requested shapes: other ways of sampling, contexts with other splits, many prompts
+at once. Steps of many prefill tokens come last: launching them takes no longer than their
 work.
 
 There is time for half of the prompt shapes beside more decode rows. The number of decode
@@ -33,85 +33,90 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
-    DECODE,
-    LONELY,
-    LONGEST,
+    DECODE_DIVISIONS,
+    MAX_LONE_CHUNK_ROWS,
+    MIN_LONGEST_TOKENS,
     StepShape,
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import (
+    max_step_drafts,
+    padded_drafts,
+    padded_tokens,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE
 
-MANY_INPUTS: Final = 2048  # prefill tokens: with more, the GPU takes longer than the host
+# Prefill tokens of a step: with more, the GPU takes longer than the host.
+MAX_USUAL_TOKENS: Final = 2048
 # Prefill tokens of several prompts at once, in loads of few clients.
-SEVERAL_INPUTS: Final = range(256, 4096 + 1)
+SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
 # Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
 # beside few rows, compared with one prompt.
-IDLE: Final = 0.5
-SEVERAL: Final = 0.25
-# Returns a shape with the splits for contexts of up to so many tokens.
-Cut = Callable[[StepShape, int], StepShape]
+IDLE_DOUBLINGS: Final = 0.5
+SEVERAL_LIKELIHOOD: Final = 0.25
+# Returns a shape with the splits for contexts of up to a number of tokens.
+AddSplits = Callable[[StepShape, int], StepShape]
 
 
 def capture_order(
     config: EngineConfig,
-    most: int,
-    likely: Wants,
+    max_tokens: int,
+    likely: SamplingNeeds,
     contexts: Sequence[int],
-    cut: Cut,
+    add_splits: AddSplits,
     *,
     grammars: bool = False,
     fewer_drafts: bool = False,
 ) -> list[StepShape]:
     """Returns the shapes that can have graphs, each once, the most useful first.
 
-    most: the most prefill tokens of a graph. likely: default sampling. contexts: lengths
-    by which kernels are chosen, the shortest first. grammars: whether requests can have
-    grammars. fewer_drafts: whether the number of drafts varies, which the engine learns
-    later (`config` may not have it yet).
+    max_tokens: the most prefill tokens of a graph. likely: default sampling. contexts:
+    lengths by which kernels are chosen, the shortest first. grammars: whether requests
+    can have grammars. fewer_drafts: whether the number of drafts varies, which the engine
+    learns later (`config` may not have it yet).
     """
     short, longer = contexts[:1], contexts[1:]
-    other = evolve(likely, filtered=not likely.filtered)
+    refiltered = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
     shaped = evolve(likely, shaped=not likely.shaped)
-    decode = _decode(config)
+    decode = _decode_shapes(config)
     sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
-    prompts = _prefill_shapes([0], config, most)
-    beside = _prefill_shapes(sizes, config, most)
+    prompts = _prefill_shapes([0], config, max_tokens)
+    beside = _prefill_shapes(sizes, config, max_tokens)
     drafts = _draft_shapes(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
-    every = [*likeliest, *prompts.many, *beside.many]
-    first = [shape for shape in every if _is_of_few_clients(shape)]
+    prompt_shapes = [*likeliest, *prompts.large, *beside.large]
+    first = [shape for shape in prompt_shapes if _is_of_few_clients(shape)]
     deferred = [
         StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
         for shape in decode
     ]
-    sampled = partial(_with_sampling, cut)
+    sampled = partial(_with_sampling, add_splits)
     order = (
         sampled(decode, likely, short),
         sampled(deferred if grammars else [], likely, short),
         sampled([*drafts.usual, *drafts.fewer], likely, short),
         sampled(first, likely, short),
         sampled(likeliest, likely, short),
-        sampled([*decode, *drafts.usual], other, short),
+        sampled([*decode, *drafts.usual], refiltered, short),
         sampled([*decode, *drafts.usual], likely, longer),
         sampled(drafts.fewer, likely, longer),
-        sampled(drafts.fewer, other, short),
-        sampled([*prompts.few, *beside.few], other, short),
+        sampled(drafts.fewer, refiltered, short),
+        sampled([*prompts.fewest_chunks, *beside.fewest_chunks], refiltered, short),
         sampled(decode, scored, short),
-        sampled([*prompts.several, *prompts.few], scored, short),
-        sampled([*prompts.several, *beside.several], other, short),
-        sampled([*decode, *prompts.few], shaped, short),
-        sampled([*beside.many, *prompts.many], likely, short),
-        sampled([*beside.few, *beside.several], likely, longer),
-        sampled(decode, other, longer),
+        sampled([*prompts.more_chunks, *prompts.fewest_chunks], scored, short),
+        sampled([*prompts.more_chunks, *beside.more_chunks], refiltered, short),
+        sampled([*decode, *prompts.fewest_chunks], shaped, short),
+        sampled([*beside.large, *prompts.large], likely, short),
+        sampled([*beside.fewest_chunks, *beside.more_chunks], likely, longer),
+        sampled(decode, refiltered, longer),
     )
-    shapes = [shape for part in order for shape in part]
+    shapes = [shape for group in order for shape in group]
     if grammars:
         shapes = [
             evolve(shape, keeps_logits=not shape.deferred_draws) for shape in shapes
@@ -121,24 +126,24 @@ def capture_order(
 
 def _is_of_few_clients(shape: StepShape) -> bool:
     """Returns whether a step with prompts is typical of a load of few clients."""
-    if shape.decode_rows > LONELY or shape.longest > LONGEST:
+    if shape.decode_rows > MAX_LONE_CHUNK_ROWS or shape.longest > MIN_LONGEST_TOKENS:
         return False
     if shape.chunks == 1:
         return True
-    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
+    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_PROMPT_TOKENS
 
 
-def _likeliest_first(*found: "PrefillShapes") -> list[StepShape]:
+def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
     """Returns the shapes of few and of several chunks, sorted by the doublings of rows
     and of tokens that they serve.
     """
-    several = {shape for one in found for shape in one.several}
-    shapes = [*(shape for one in found for shape in one.few), *several]
-    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE}
+    more_chunks = {shape for group in groups for shape in group.more_chunks}
+    shapes = [*(shape for group in groups for shape in group.fewest_chunks), *more_chunks]
+    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE_DOUBLINGS}
     inputs = _doublings(shape.tokens for shape in shapes)
 
     def likely(shape: StepShape) -> float:
-        decode_rows = SEVERAL if shape in several else 1.0
+        decode_rows = SEVERAL_LIKELIHOOD if shape in more_chunks else 1.0
         return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
 
     return sorted(
@@ -156,32 +161,35 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 
 
 def _with_sampling(
-    cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
+    add_splits: AddSplits,
+    shapes: Sequence[StepShape],
+    needs: SamplingNeeds,
+    contexts: Sequence[int],
 ) -> Iterator[StepShape]:
     """Yields the shapes with these sampling needs, for each of the contexts."""
     for context in contexts:
         for shape in shapes:
             drawn = evolve(
                 shape,
-                filtered=wants.filtered,
-                scored=wants.scored,
-                shaped=wants.shaped,
+                filtered=needs.filtered,
+                scored=needs.scored,
+                shaped=needs.shaped,
             )
-            yield cut(drawn, context)
+            yield add_splits(drawn, context)
 
 
 @frozen
 class PrefillShapes:
     """Shapes with prefill tokens."""
 
-    few: list[StepShape]  # with the smallest number of chunks that has a graph
-    several: list[StepShape]
-    many: list[StepShape]  # many chunks or tokens
+    fewest_chunks: list[StepShape]  # with the smallest number of chunks that has a graph
+    more_chunks: list[StepShape]
+    large: list[StepShape]  # many chunks or tokens
 
 
-def _decode(config: EngineConfig) -> list[StepShape]:
+def _decode_shapes(config: EngineConfig) -> list[StepShape]:
     """Returns pure decode steps, by size."""
-    sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
+    sizes = {bucket_of(n, DECODE_DIVISIONS) for n in range(1, config.max_num_seqs + 1)}
     return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]
 
 
@@ -199,33 +207,38 @@ def _draft_shapes(
     """Returns these shapes with drafts, if there is speculation; `fewer`: also with fewer
     than the most drafts.
     """
-    how, found = config.speculation, DraftShapes([], [])
-    if how is None:
-        return found
-    most = drafts_from(how.drafts)
-    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
-    rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
+    spec_config, draft_shapes = config.speculation, DraftShapes([], [])
+    if spec_config is None:
+        return draft_shapes
+    max_drafts = padded_drafts(spec_config.drafts)
+    fewer_counts = sorted({padded_drafts(n) for n in range(1, max_drafts)}, reverse=True)
+    rows = bucket_of(
+        min(spec_config.rows or config.max_num_seqs, config.max_num_seqs),
+        DECODE_DIVISIONS,
+    )
     for shape in shapes:
-        room = most_drafts(config) // max(1, shape.decode_rows)
+        room = max_step_drafts(config) // max(1, shape.decode_rows)
         if not 0 < shape.decode_rows <= rows or not room:
             continue
         drafting = evolve(
-            shape, verified=shape.decode_rows, proposes=how.drafter == DEVICE
+            shape, verified=shape.decode_rows, proposes=spec_config.drafter == DEVICE
         )
-        found.usual.append(evolve(drafting, drafts=min(most, room)))
+        draft_shapes.usual.append(evolve(drafting, drafts=min(max_drafts, room)))
         if fewer:
-            found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
-    return found
+            draft_shapes.fewer.extend(
+                evolve(drafting, drafts=n) for n in fewer_counts if n < room
+            )
+    return draft_shapes
 
 
 def _prefill_shapes(
-    sizes: Sequence[int], config: EngineConfig, most: int
+    sizes: Sequence[int], config: EngineConfig, max_tokens: int
 ) -> PrefillShapes:
     """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
-    budget = min(most, padded_tokens(config.max_num_batched_tokens))
+    budget = min(max_tokens, padded_tokens(config.max_num_batched_tokens))
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
-    inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
-    found = PrefillShapes([], [], [])
+    inputs = [(n, m) for n in counts for m in sorted({min(n, MIN_LONGEST_TOKENS), n})]
+    prefill_shapes = PrefillShapes([], [], [])
     for decode_rows in sizes:
         for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
             shape = StepShape(
@@ -235,16 +248,16 @@ def _prefill_shapes(
                 chunks=chunks,
                 longest=longest,
             )
-            if shape.padded() != shape or not shape.fits(most):
+            if shape.padded() != shape or not shape.fits(max_tokens):
                 continue
             # impossible: a lone chunk has all tokens
             if chunks == 1 and longest < tokens:
                 continue
-            fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
-            if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
-                found.many.append(shape)
-            elif chunks == fewest:
-                found.few.append(shape)
+            min_chunks = 1 if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1]
+            if tokens > MAX_USUAL_TOKENS or chunks == CHUNK_SIZES[-1]:
+                prefill_shapes.large.append(shape)
+            elif chunks == min_chunks:
+                prefill_shapes.fewest_chunks.append(shape)
             else:
-                found.several.append(shape)
-    return found
+                prefill_shapes.more_chunks.append(shape)
+    return prefill_shapes

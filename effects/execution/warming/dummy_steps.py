@@ -15,62 +15,69 @@ from typing import Final
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.execution.device.device_rows import SamplingNeeds, aligned
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import (
-    DECODE,
+    DECODE_DIVISIONS,
     StepShape,
     bucket_of,
-    most_draws,
+    max_draws,
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
-from minfer.effects.execution.warming.rehearsals import Rehearsals
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 
-NOWHERE: Final = torch.device("meta")
+META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
-    | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
+    | {
+        1,
+        pdl.MAX_EARLY_ROWS,
+        rope.MIN_SHARED_PROGRAM_TOKENS - 1,
+        norm.MIN_SHARED_PROGRAM_ROWS - 1,
+    }
 )
-ROWS: Final = 128  # (query, head) pairs of attention's largest tile
-FEW: Final = 33  # chunks: one more than a graph has
+MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
+BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 
 
-def launch_dummy_steps(rehearsals: Rehearsals) -> None:
+def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
     """Launch all that Triton has to compile, also for a draft model; before any plan."""
-    runner = rehearsals.runner
-    _besides(runner)
+    runner = dummy_runner.runner
+    _launch_row_kernels(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
-    with rehearsals.few_layers():
+    with dummy_runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
-            rehearsals.dummy_step(shape)
+            dummy_runner.dummy_step(shape)
             prompts = ForwardWords.of(runner.staging, shape).prefill
             if runner.draft is not None and prompts is not None and not shape.decode_rows:
                 runner.draft.absorb(shape, prompts)
 
 
-def counts(most: int) -> list[int]:
-    """Returns counts up to `most` that represent all: on both sides of each bound."""
+def counts(max_count: int) -> list[int]:
+    """Returns counts up to `max_count` that represent all of them: on both sides of each
+    bound.
+    """
     sides = {side for bound in BOUNDS for side in (bound, bound + 1)}
-    return sorted({min(side, most) for side in sides} - {0})
+    return sorted({min(side, max_count) for side in sides} - {0})
 
 
 def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     """Returns step shapes that represent all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-    routes = Routes.for_device(spec, config, NOWHERE)
+    routes = Routes.for_device(spec, config, META_DEVICE)
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     unsampled = evolve(_prompts(1, 1), draws=0)
-    beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
-    made = [
+    beside = [_prompt_beside(decode_rows, budget) for decode_rows in counts(seqs)]
+    unpadded = [
         *_decoding(routes, config),
         *inputs,
         *draws,
@@ -79,8 +86,8 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         unsampled,
         *beside,
     ]
-    padded = [one.padded() for one in made if one.fits(routes.captured)]
-    return [*dict.fromkeys((*made, *padded))]
+    padded = [shape.padded() for shape in unpadded if shape.fits(routes.captured)]
+    return [*dict.fromkeys((*unpadded, *padded))]
 
 
 def _histories(routes: Routes) -> range:
@@ -96,8 +103,12 @@ def _lengths(budget: int) -> Iterator[StepShape]:
     """Yields chunks of all lengths that attention distinguishes, among few inputs and
     many.
     """
-    for longest in (1 << power for power in range(ROWS.bit_length())):
-        for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
+    for longest in (1 << power for power in range(MAX_TILE_ROWS.bit_length())):
+        for tokens in (
+            longest,
+            max(longest, BEYOND_MAX_CHUNKS),
+            max(longest, pdl.MAX_EARLY_ROWS + 1),
+        ):
             if tokens <= budget:
                 yield evolve(_prompts(tokens, 1), longest=longest)
 
@@ -105,9 +116,9 @@ def _lengths(budget: int) -> Iterator[StepShape]:
 def _decoding(routes: Routes, config: EngineConfig) -> Iterator[StepShape]:
     """Yields pure decode steps whose attention kernels differ."""
     seen = set[object]()
-    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
-        for splits in _cuts(routes, config, decode_rows):
-            if (variant := _tuned(routes, decode_rows, splits)) not in seen:
+    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE_DIVISIONS) + 1):
+        for splits in _split_choices(routes, config, decode_rows):
+            if (variant := _kernel_key(routes, decode_rows, splits)) not in seen:
                 seen.add(variant)
                 yield StepShape(decode_rows=decode_rows, draws=decode_rows, splits=splits)
 
@@ -116,16 +127,25 @@ def drafting(
     spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
 ) -> Iterator[StepShape]:
     """Yields steps in which all decode rows have drafts, and whose kernels differ."""
-    how = config.speculation
-    if how is None:
+    spec_config = config.speculation
+    if spec_config is None:
         return
-    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
-    sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
-    most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
-    routes = Routes.for_device(spec, config, NOWHERE)
-    drafts_by = None if draft is None else Routes.for_device(draft, config, NOWHERE)
+    room, longest = (
+        max_step_drafts(config),
+        bucket_of(config.max_num_seqs, DECODE_DIVISIONS),
+    )
+    sizes = {
+        *counts(longest),
+        *(bucket_of(n, DECODE_DIVISIONS) for n in range(1, longest + 1)),
+    }
+    draft_counts = sorted(
+        {padded_drafts(n) for n in range(1, spec_config.drafts + 1)}
+        | {spec_config.drafts}
+    )
+    routes = Routes.for_device(spec, config, META_DEVICE)
+    drafts_by = None if draft is None else Routes.for_device(draft, config, META_DEVICE)
     seen = set[object]()
-    for decode_rows, drafts in product(sorted(sizes), most):
+    for decode_rows, drafts in product(sorted(sizes), draft_counts):
         if decode_rows * drafts > room:
             continue
         shape = StepShape(
@@ -135,29 +155,35 @@ def drafting(
             drafts=drafts,
         )
         shape = evolve(shape, proposes=draft is not None)
-        for splits in _cuts(routes, config, decode_rows):
-            for others in _cuts(drafts_by, config, decode_rows) if drafts_by else {()}:
+        for splits in _split_choices(routes, config, decode_rows):
+            for draft_splits in (
+                _split_choices(drafts_by, config, decode_rows) if drafts_by else {()}
+            ):
                 variant = (
                     drafts,  # how many rows attention's programs have
                     sum(bound < shape.decode_inputs for bound in BOUNDS),
                     routes.variants(0, splits),
-                    drafts_by and _tuned(drafts_by, decode_rows, others),
-                    drafts_by and _tuned(drafts_by, 2 * decode_rows, others),
+                    drafts_by and _kernel_key(drafts_by, decode_rows, draft_splits),
+                    drafts_by and _kernel_key(drafts_by, 2 * decode_rows, draft_splits),
                 )
                 if variant not in seen:
                     seen.add(variant)
-                    yield evolve(shape, splits=splits, draft_splits=others)
+                    yield evolve(shape, splits=splits, draft_splits=draft_splits)
 
 
-def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...]]:
-    """Returns the splits of contexts of any length, for so many rows."""
+def _split_choices(
+    routes: Routes, config: EngineConfig, rows: int
+) -> set[tuple[int, ...]]:
+    """Returns the splits of contexts of any length, for this number of rows."""
     longest = -(-routes.context // config.block_size) * config.block_size
-    contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
+    contexts = {
+        min(MIN_CONTEXT_TOKENS << i, longest) for i in range(longest.bit_length())
+    }
     return {routes.splits(rows, context) for context in contexts}
 
 
-def _tuned(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
-    """Returns a key of the attention kernels for so many rows and splits."""
+def _kernel_key(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
+    """Returns a key of the attention kernels for this number of rows, and splits."""
     return sum(bound < rows for bound in BOUNDS), routes.variants(rows, splits)
 
 
@@ -169,32 +195,32 @@ def _prompts(tokens: int, chunks: int) -> StepShape:
     )
 
 
-def _beside(decode_rows: int, budget: int) -> StepShape:
+def _prompt_beside(decode_rows: int, budget: int) -> StepShape:
     """Returns a step of a prompt beside decode rows."""
     tokens = max(1, min(64, budget - decode_rows))
     return evolve(_prompts(tokens, 1), decode_rows=decode_rows, draws=decode_rows + 1)
 
 
-def _besides(runner: ModelRunner) -> None:
+def _launch_row_kernels(runner: ModelRunner) -> None:
     """Launch what does not depend on a step's inputs: changes of rows, and all ways to
     sample.
     """
-    for pairs in (1, pdl.MOST):
+    for pairs in (1, pdl.MAX_EARLY_ROWS):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device
     columns = len(runner.spec.vocab_rows)  # this rank's
-    for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
+    for draws, dtype in product(counts(max_draws(runner.config.max_num_seqs)), dtypes):
         lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
         rows, positions = lines[:, :draws]
         logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
-        part = torch.zeros(draws, columns, dtype=dtype, device=device)
-        runner.backend.keep(part, rows, part, runner.rows.scratch)
+        logits_part = torch.zeros(draws, columns, dtype=dtype, device=device)
+        runner.backend.keep(logits_part, rows, logits_part, runner.rows.scratch)
         runner.backend.hide(logits, rows, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
-            wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
-            runner.sampler.sample(part, rows, positions, wants)
+            needs = SamplingNeeds(filtered=filtered, scored=scored, shaped=shaped)
+            runner.sampler.sample(logits_part, rows, positions, needs)
         # Stages before the last sample nothing, and take tokens.
         out, state = runner.sampler.out, runner.rows.state
         runner.backend.advance(rows, positions, positions, positions, state, out)

@@ -33,16 +33,16 @@ log: Final = logging.getLogger(START)
 
 
 def logged(report: Report) -> Report:
-    """The same, with the begin and the end of each stage logged."""
-    begun: dict[str, float] = {}  # stages, and when
+    """Returns a report that also logs the begin and the end of each stage."""
+    begin_times: dict[str, float] = {}  # stages, and when
 
     def note(progress: StartProgress) -> None:
         stage, now = progress.stage, time.monotonic()
-        if stage not in begun:
-            begun[stage] = now
+        if stage not in begin_times:
+            begin_times[stage] = now
             log.info("%s", stage)
         elif progress.done == progress.total:
-            log.info("%s: done in %.1f s", stage, now - begun[stage])
+            log.info("%s: done in %.1f s", stage, now - begin_times[stage])
         report(progress)
 
     return note

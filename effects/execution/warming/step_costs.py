@@ -15,107 +15,115 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.warming.rehearsals import Rehearsals
-from minfer.effects.models.layout.shapes import drafts_from
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
+from minfer.effects.models.layout.shapes import padded_drafts
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation
 
 REPEATS: Final = 5
 # factor between two numbers of rows that a draft model is measured for
-ROWS_STEP: Final = 4
-LARGEST: Final = 512  # inputs: there are no drafts in larger steps
+ROWS_FACTOR: Final = 4
+MAX_DRAFTED_INPUTS: Final = 512  # inputs: there are no drafts in larger steps
 # Prefill tokens that are measured.
-PREFILL: Final = {"cuda": 8192, "cpu": 256}
+PREFILL_TOKENS: Final = {"cuda": 8192, "cpu": 256}
 # Seconds in which a GPU is idle before a step that could not be planned ahead: a turn of
 # the engine's loop, with proposals. The CPU computes when results are requested, so it
 # waits for the proposals only.
-TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
+TURN_SECONDS: Final = {"cuda": 5e-4, "cpu": 1e-4}
 
 
-def step_costs(rehearsals: Rehearsals, how: Speculation) -> Costs:
+def step_costs(dummy_runner: DummyRunner, spec_config: Speculation) -> Costs:
     """Returns the seconds of steps, for an engine with this speculation; no step may be
     in flight.
     """
-    runner, drafts = rehearsals.runner, drafts_from(how.drafts)
-    shapes = _plain(runner.config, how, drafts)
+    runner, drafts = dummy_runner.runner, padded_drafts(spec_config.drafts)
+    shapes = _measured_shapes(runner.config, spec_config, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
-    rising = accumulate((_seconds(rehearsals, shape) for shape in shapes), max)
-    verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
-    one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
-    judged = _seconds(rehearsals, one)
+    verify_seconds = accumulate((_seconds(dummy_runner, shape) for shape in shapes), max)
+    verify = tuple(
+        zip((shape.decode_inputs for shape in shapes), verify_seconds, strict=True)
+    )
+    drafted_row = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
+    drafted_seconds = _seconds(dummy_runner, drafted_row)
     # One more forward, of the fewest inputs.
-    beside = verify[0][1] if runner.parts_drafts else 0.0
-    costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
-    more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
-    if how.drafter != DEVICE:
-        return evolve(costs, fixed=costs.fixed + max(0.0, more))
-    drafting = [*_drafting(rehearsals, how, shapes[-1].decode_inputs)]
-    draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
-    longer = [each - draft for each in took]
-    draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
-    return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
+    beside = verify[0][1] if runner.separates_drafts else 0.0
+    costs = Costs(verify, fixed=TURN_SECONDS[runner.backend.device.type], beside=beside)
+    extra = drafted_seconds - costs.seconds(
+        min(drafted_row.decode_inputs, shapes[-1].decode_inputs)
+    )
+    if spec_config.drafter != DEVICE:
+        return evolve(costs, fixed=costs.fixed + max(0.0, extra))
+    drafting = [*_draft_seconds(dummy_runner, spec_config, shapes[-1].decode_inputs)]
+    draft, *_ = forward_seconds = [*accumulate((seconds for _, seconds in drafting), max)]
+    more_seconds = [seconds - draft for seconds in forward_seconds]
+    draft_more = tuple(zip((rows for rows, _ in drafting), more_seconds, strict=True))
+    return evolve(costs, draft=draft, fixed=max(0.0, extra), draft_more=draft_more)
 
 
-def token_seconds(rehearsals: Rehearsals) -> float:
+def token_seconds(dummy_runner: DummyRunner) -> float:
     """Returns the seconds to compute the KV of a token, among as many as a step has at
     most; no step may be in flight.
     """
-    config = rehearsals.runner.config
-    most = PREFILL[rehearsals.runner.backend.device.type]
-    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, most)
+    config = dummy_runner.runner.config
+    max_tokens = PREFILL_TOKENS[dummy_runner.runner.backend.device.type]
+    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, max_tokens)
     shape = StepShape(decode_rows=0, draws=1, tokens=tokens, chunks=1, longest=tokens)
-    return _seconds(rehearsals, shape) / tokens
+    return _seconds(dummy_runner, shape) / tokens
 
 
-def _drafting(
-    rehearsals: Rehearsals, how: Speculation, largest: int
+def _draft_seconds(
+    dummy_runner: DummyRunner, spec_config: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
     """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
     them: the difference between steps with its drafts and steps with the host's.
     """
-    seats = rehearsals.runner.config.max_num_seqs
-    rows, most = 1, min(seats, how.rows or seats)
+    max_seqs = dummy_runner.runner.config.max_num_seqs
+    rows, max_rows = 1, min(max_seqs, spec_config.rows or max_seqs)
     while True:
-        room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
-        drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
+        room = min(padded_drafts(spec_config.drafts), max(1, largest // rows - 1))
+        drafts = max(n for n in range(1, room + 1) if padded_drafts(n) == n)
         verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
         by_host, by_device = (
-            _seconds(rehearsals, evolve(verifying, proposes=by)) for by in (False, True)
+            _seconds(dummy_runner, evolve(verifying, proposes=proposes))
+            for proposes in (False, True)
         )
         yield rows, max(0.0, by_device - by_host) / drafts
-        if rows == most:
+        if rows == max_rows:
             return
-        rows = min(ROWS_STEP * rows, most)
+        rows = min(ROWS_FACTOR * rows, max_rows)
 
 
-def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShape]:
+def _measured_shapes(
+    config: EngineConfig, spec_config: Speculation, drafts: int
+) -> list[StepShape]:
     """Returns steps by ascending number of inputs: decode rows alone, and then, for more
     inputs, as many rows as may have drafts, with drafts.
     """
-    most = min(config.max_num_seqs, how.rows or config.max_num_seqs)
+    max_rows = min(config.max_num_seqs, spec_config.rows or config.max_num_seqs)
     rows, size = list[int](), 1
-    while size < most:
+    while size < max_rows:
         rows.append(size)
         size *= 2
-    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, most)]
-    several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, max_rows)]
+    draft_counts = sorted({padded_drafts(count) for count in range(1, drafts + 1)})
     shapes += [
-        StepShape(decode_rows=most, draws=most, verified=most, drafts=d) for d in several
+        StepShape(decode_rows=max_rows, draws=max_rows, verified=max_rows, drafts=d)
+        for d in draft_counts
     ]
-    largest = min(LARGEST, config.max_num_batched_tokens)
+    largest = min(MAX_DRAFTED_INPUTS, config.max_num_batched_tokens)
     return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]
 
 
-def _seconds(rehearsals: Rehearsals, shape: StepShape) -> float:
+def _seconds(dummy_runner: DummyRunner, shape: StepShape) -> float:
     """Returns the shortest time of some steps of a shape, after one that compiles
     kernels: other load on the machine makes steps slower, never faster.
     """
-    run = rehearsals.prepared(shape)
+    run = dummy_runner.prepared(shape)
     times = list[float]()
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()
         run()
-        rehearsals.runner.wait()
+        dummy_runner.runner.wait()
         times.append(time.perf_counter() - begin)
     return min(times[1:])

@@ -17,13 +17,13 @@ from typing import Final
 import torch
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
-from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
@@ -32,9 +32,9 @@ from minfer.effects.execution.warming.start_progress import (
     ignore_progress,
 )
 
-SECONDS: Final = 2.5  # of captures before an executor is ready
-DRAFTING: Final = 2.0  # times as long, where there are drafts
-PLAIN: Final = Wants(filtered=False, scored=False)
+CAPTURE_SECONDS: Final = 2.5  # of captures before an executor is ready
+DRAFTING_FACTOR: Final = 2.0  # times as long, where there are drafts
+DEFAULT_NEEDS: Final = SamplingNeeds(filtered=False, scored=False)
 _log = logging.getLogger("minfer.executor")
 
 
@@ -43,8 +43,8 @@ class Readiness:
     """What an executor does before it is ready, and where it reports progress."""
 
     report: Report = ignore_progress
-    likely: Wants = PLAIN  # of requests with default sampling
-    capturing: float = SECONDS  # seconds of captures, at most
+    likely: SamplingNeeds = DEFAULT_NEEDS  # of requests with default sampling
+    capturing: float = CAPTURE_SECONDS  # seconds of captures, at most
     grammars: bool = False  # whether requests may have grammars
     fewer_drafts: bool = False  # whether the number of drafts will vary
 
@@ -53,7 +53,7 @@ class Readiness:
 class WarmUp:
     """What an executor does before it is ready and while it is idle, in parts."""
 
-    rehearsals: Rehearsals
+    dummy_runner: DummyRunner
     readiness: Readiness
     pending: deque[StepShape] = field(factory=deque)  # to be captured, in order
     stopped: bool = False  # graphs cannot be captured, or do not fit
@@ -61,11 +61,11 @@ class WarmUp:
     @property
     def runner(self) -> ModelRunner:
         """What runs the steps."""
-        return self.rehearsals.runner
+        return self.dummy_runner.runner
 
     def prepare(self) -> None:
         """Compile all kernels, on each rank by itself."""
-        with self.rehearsals.alone():
+        with self.dummy_runner.on_one_rank():
             self._compile()
             self._packages()
 
@@ -74,10 +74,10 @@ class WarmUp:
         self.pending.extend(self._order())
         # Every decode step has several numbers of drafts.
         drafting = self.runner.config.speculation is not None
-        self._capture_for(self.readiness.capturing * (DRAFTING if drafting else 1))
+        self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
 
-    def piece(self) -> bool:
+    def capture_one(self) -> bool:
         """Capture one more graph, the most wanted first; returns whether another
         remains.
         """
@@ -90,26 +90,26 @@ class WarmUp:
 
     def _compile(self) -> None:
         """Compile all of Triton's kernels, or find them on disk, and load them."""
-        from minfer.kernels.compiling import compiled
+        from minfer.kernels.compiling import compile_launches
 
         self.readiness.report(StartProgress(KERNELS, 0, 0))
         try:
-            found = compiled(self._dummy_steps, self._report_kernels)
+            summary = compile_launches(self._dummy_steps, self._report_kernels)
         except Exception as error:
             # The first step will fail too, if it has no other way.
             _log.warning("kernels are compiled one by one, as they are needed: %r", error)
             return
         _log.info(
             "%d kernels, %d of them compiled, in %.1f s",
-            found.wanted,
-            found.compiled,
-            found.seconds,
+            summary.requested,
+            summary.compiled,
+            summary.seconds,
         )
-        if found.failed:
+        if summary.failed:
             _log.warning(
                 "%d kernels are left to their first use: %s",
-                len(found.failed),
-                found.failed[0],
+                len(summary.failed),
+                summary.failed[0],
             )
 
     def _dummy_steps(self) -> None:
@@ -118,29 +118,31 @@ class WarmUp:
         before = shortcuts.flash, shortcuts.fused
         shortcuts.flash = shortcuts.fused = False
         try:
-            with self._at_work():
-                launch_dummy_steps(self.rehearsals)
+            with self._step_context():
+                launch_dummy_steps(self.dummy_runner)
                 self.runner.wait()
         finally:
             shortcuts.flash, shortcuts.fused = before
 
-    def _report_kernels(self, done: int) -> None:
-        self.readiness.report(StartProgress(KERNELS, done, 0))
+    def _report_kernels(self, num_done: int) -> None:
+        self.readiness.report(StartProgress(KERNELS, num_done, 0))
 
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""
         shortcuts = self.runner.shortcuts
         if not shortcuts.flash and not shortcuts.fused:
             return
-        most = self.runner.config.max_num_batched_tokens
-        shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
+        max_tokens = self.runner.config.max_num_batched_tokens
+        shape = StepShape(
+            decode_rows=0, draws=1, tokens=max_tokens, chunks=1, longest=max_tokens
+        )
         routes = self.runner.backend.routes
         if routes.may_expand or routes.may_dequantize:
             shape = evolve(shape, history=1)
         try:
-            with self._at_work():
+            with self._step_context():
                 shortcuts.begin()
-                self.rehearsals.dummy_step(shape)
+                self.dummy_runner.dummy_step(shape)
                 self.runner.wait()
         except Exception as error:
             shortcuts.blame(error)
@@ -151,14 +153,17 @@ class WarmUp:
         runner, config = self.runner, self.runner.config
         table = runner.rows.blocks * config.block_size
         contexts = sorted(
-            {min(CONTEXT << power, table) for power in range(table.bit_length())}
+            {
+                min(MIN_CONTEXT_TOKENS << power, table)
+                for power in range(table.bit_length())
+            }
         )
         return capture_order(
             config,
             runner.captured,
             self.readiness.likely,
             contexts,
-            runner.cut,
+            runner.with_context_splits,
             grammars=runner.keeps_logits,
             fewer_drafts=self.readiness.fewer_drafts,
         )
@@ -166,8 +171,8 @@ class WarmUp:
     def _capture_for(self, seconds: float) -> None:
         end, total = time.monotonic() + seconds, len(self.pending)
         while time.monotonic() < end and (shape := self._next()) is not None:
-            done = total - len(self.pending) - 1
-            self.readiness.report(StartProgress(GRAPHS, done, total))
+            num_done = total - len(self.pending) - 1
+            self.readiness.report(StartProgress(GRAPHS, num_done, total))
             self._capture(shape)
 
     def _next(self) -> StepShape | None:
@@ -188,10 +193,12 @@ class WarmUp:
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
-            with self._at_work():
-                self.rehearsals.capture(shape)
+            with self._step_context():
+                self.dummy_runner.capture(shape)
         except Exception as error:
-            if self.runner.several:  # all ranks have the same shapes, padded for graphs
+            if (
+                self.runner.has_other_ranks
+            ):  # all ranks have the same shapes, padded for graphs
                 _log.warning("no more graphs are captured: %r", error)
                 self.stopped = True
                 return
@@ -207,7 +214,7 @@ class WarmUp:
             self.runner.captures.forget(shape)
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """A context as of steps."""
+    def _step_context(self) -> Iterator[None]:
+        """Enter the context in which steps run."""
         with torch.inference_mode(), on(self.runner.stream):
             yield

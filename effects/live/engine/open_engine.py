@@ -54,10 +54,10 @@ def open_executor(
 
             return Oracle(setup.config.block_size, vocab_size, setup.config.groups)
         case "dry":
-            from minfer.effects.execution.dry_executor import Dry, encoded_passage
+            from minfer.effects.execution.dry_executor import DryExecutor, encoded_passage
 
             spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
-            return Dry(spelled or (tuple(range(vocab_size)),))
+            return DryExecutor(spelled or (tuple(range(vocab_size)),))
         case _:
             return _with_torch(setup, report, store)
 
@@ -72,9 +72,9 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
 
     group = start_ranks(setup)
     if isinstance(store, Peers):
-        store.tell = group.want
+        store.broadcast = group.want
     try:
-        executor = open_rank(setup, report, store, group.ranks, group.crew)
+        executor = open_rank(setup, report, store, group.ranks, group.workers)
     except BaseException:
         group.close()
         raise

@@ -5,14 +5,15 @@
     the process that opens the engine             `python -m minfer` (cli/main.py),
                                                   by rank 0 or torchrun
     start_ranks                                   follow_rank_0
-      listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.found
-      Crew.start_processes, but for torchrun's
+      listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.connect
+      WorkerGroup
+        .start_processes, but for torchrun's
                               --- settings -->      settings_from: the same engine
-      Crew.await_joined       <-- versions ---      Leader.join
+        .await_joined         <-- versions ---      Leader.join
       join_group              <- the others ->      join_group
     open_rank                 loads its part        open_rank
-    Crew.await_ready          <-- is ready ---      follow
-    Crew.tell                 ---- items ---->      follow, until the engine is closed
+    WorkerGroup.await_ready   <-- is ready ---      run_rank_loop,
+    WorkerGroup.broadcast     ---- items ---->      until the engine is closed
 
 Settings, versions and items pass through a Unix socket in a folder (rank_folder.py), and
 tensors through torch.distributed (torch_ranks.py). A rank that rank 0 has started ends
@@ -31,22 +32,22 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, fields, frozen
 
 from minfer.blocks.keys import Keys
-from minfer.effects.execution.ranks.crew import Crew, RankError
 from minfer.effects.execution.ranks.items import Want
 from minfer.effects.execution.ranks.joining import RankListener
 from minfer.effects.execution.ranks.rank_folder import (
-    STORE,
+    STORE_NAME,
     RankStartError,
     is_by_torchrun,
     new_rank_folder,
     rank_folder_path,
 )
+from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.live.engine.open_rank import open_rank, open_store
-from minfer.effects.models.ranks import Place, Ranks
+from minfer.effects.models.ranks import Communicator, RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.version import __version__
 
 if TYPE_CHECKING:
@@ -65,19 +66,19 @@ _log = logging.getLogger("minfer.executor")
 class RankGroup:
     """What rank 0 needs of the other ranks."""
 
-    ranks: Ranks
-    crew: Crew
+    ranks: Communicator
+    workers: WorkerGroup
 
     def want(self, keys: Keys, engine: str) -> None:
         """Have the other ranks send their part of blocks to an engine, too."""
         with suppress(RankError):  # the engine ends
-            self.crew.tell(Want(keys, engine))
+            self.workers.broadcast(Want(keys, engine))
 
     def close(self) -> None:
         """End the other ranks at once."""
-        self.crew.abandon()
+        self.workers.abandon()
         self.ranks.leave()
-        self.crew.remove_folder()
+        self.workers.remove_folder()
 
 
 def start_ranks(setup: Setup) -> RankGroup:
@@ -85,21 +86,21 @@ def start_ranks(setup: Setup) -> RankGroup:
     RankStartError for those that do not come, or are not of the same engine.
     """
     count = setup.args.parallel.ranks
-    crew = Crew(count, about(setup))
+    workers = WorkerGroup(count, about(setup))
     try:
-        listener = listen_in_new_folder(settings_to(setup), crew.resources)
+        listener = listen_in_new_folder(settings_to(setup), workers.resources)
         with closing(listener):
             if not is_by_torchrun():
-                crew.start_processes(listener.folder, environments(setup, count))
-            crew.await_joined(listener)
-        crew.watch()
-        ranks = join_group(setup, Place(0, setup.args.parallel), listener.folder)
+                workers.start_processes(listener.folder, environments(setup, count))
+            workers.await_joined(listener)
+        workers.watch()
+        ranks = join_group(setup, RankInfo(0, setup.args.parallel), listener.folder)
     except BaseException:
-        crew.abandon()
-        crew.remove_folder()
+        workers.abandon()
+        workers.remove_folder()
         raise
-    crew.on_loss.append(ranks.release)
-    return RankGroup(ranks, crew)
+    workers.on_loss.append(ranks.release)
+    return RankGroup(ranks, workers)
 
 
 def listen_in_new_folder(
@@ -123,20 +124,20 @@ def follow_rank_0() -> int:
     whatever this process's command line says.
     """
     # Imports torch.
-    from minfer.effects.execution.follow import Leader, fail, follow
+    from minfer.effects.execution.rank_loop import Leader, fail, run_rank_loop
 
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for rank 0, which ends this one
     folder = rank_folder_path()
-    leader = Leader.found(folder, rank)
+    leader = Leader.connect(folder, rank)
     setup = settings_from(leader.settings)
     leader.join(about(setup))
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        ranks = join_group(setup, Place(rank, setup.args.parallel), folder)
+        ranks = join_group(setup, RankInfo(rank, setup.args.parallel), folder)
         executor = open_rank(setup, store=open_store(setup, rank), ranks=ranks)
-        follow(executor, leader)
+        run_rank_loop(executor, leader)
         executor.close()
     except Exception as error:
         _log.exception("rank %d ends", rank)
@@ -151,27 +152,29 @@ def follow_rank_0() -> int:
 # --- each rank --------------------------------------------------------------------------
 
 
-def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+def join_group(setup: Setup, rank_info: RankInfo, folder: Path) -> "TorchRanks":
     """Joins the other ranks in torch.distributed, as they do at the same time; `folder`
     is where they meet. Raises RankStartError.
     """
     import torch
 
-    from minfer.effects.execution.ranks.torch_ranks import RankGroupError, joined
+    from minfer.effects.execution.ranks.torch_ranks import RankGroupError, join_ranks
     from minfer.effects.models.dtypes import torch_dtype
 
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = joined(place, folder / STORE, device, spec.hidden_size, dtype)
+        ranks = join_ranks(
+            rank_info, folder / STORE_NAME, device, spec.hidden_size, dtype
+        )
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":
         return ranks
-    from minfer.effects.execution.ranks.peer_ranks import through_memory
+    from minfer.effects.execution.ranks.peer_ranks import with_peer_memory
 
     try:
-        return through_memory(ranks)
+        return with_peer_memory(ranks)
     except BaseException:
         ranks.leave()
         raise
@@ -215,6 +218,6 @@ def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
         return [{"OMP_NUM_THREADS": str(threads)}] * (count - 1)
     gpus = visible_gpus()
     return [
-        {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
+        {VISIBLE_VARIABLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
         for rank in range(1, count)
     ]

@@ -28,13 +28,13 @@ from minfer.values.checks import MAX_PRIORITY, ConfigError
 
 _FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
 _TABLES: Final = {"keys", "cache"}  # of a file
-_SHARING: Final = ("tenant", "all")
-_COMMAND_LINE: Final = ""  # the tenant of its keys; those of files have names
-_REMOVED: Final = ("requests_per_minute", "tokens_per_minute")
+_SHARE_VALUES: Final = ("tenant", "all")
+_COMMAND_LINE_TENANT: Final = ""  # the tenant of its keys; those of files have names
+_REMOVED_FIELDS: Final = ("requests_per_minute", "tokens_per_minute")
 
 
 @frozen(eq=False)
-class Key:
+class ApiKey:
     """One key's owner. The key is stored as a digest. All keys of one tenant share a
     prefix cache.
     """
@@ -52,42 +52,46 @@ def digest(key: bytes) -> bytes:
 
 
 @frozen
-class Keys:
+class ApiKeys:
     """All keys; none: no key is needed."""
 
-    known: Sequence[Key] = ()
+    known: Sequence[ApiKey] = ()
     share_all: bool = False  # the prefix cache is shared by all tenants
 
-    def owner(self, given: bytes) -> Key | None:
+    def owner(self, sent_key: bytes) -> ApiKey | None:
         """The owner of a key, in a time that does not reveal how much of it is right."""
-        sent, found = digest(given), None
+        sent_digest, owner = digest(sent_key), None
         for key in self.known:
-            if hmac.compare_digest(sent, key.digest):
-                found = key
-        return found
+            if hmac.compare_digest(sent_digest, key.digest):
+                owner = key
+        return owner
 
 
-def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
+def read_keys(plain: Iterable[str], path: Path | None) -> ApiKeys:
     """The keys of the command line, and those of a file. Raises ConfigError."""
-    given = [key for key in plain if key]
-    many = len(given) > 1
-    found = [
-        Key(f"key-{i}" if many else "key", digest(key.encode()), tenant=_COMMAND_LINE)
-        for i, key in enumerate(given, 1)
+    plain_keys = [key for key in plain if key]
+    is_numbered = len(plain_keys) > 1
+    keys = [
+        ApiKey(
+            f"key-{i}" if is_numbered else "key",
+            digest(key.encode()),
+            tenant=_COMMAND_LINE_TENANT,
+        )
+        for i, key in enumerate(plain_keys, 1)
     ]
     share_all = False
     if path is not None:
-        read = _read_file(path)
-        entries = enumerate(_key_entries(read, path), 1)
-        found += [_read_key(key, f"{path}: key {i}") for i, key in entries]
-        share_all = _shares_all(read, path)
-    for what, values in (
-        ("names", [key.name for key in found]),
-        ("keys", [key.digest for key in found]),
+        content = _read_file(path)
+        entries = enumerate(_key_entries(content, path), 1)
+        keys += [_read_key(key, f"{path}: key {i}") for i, key in entries]
+        share_all = _shares_all(content, path)
+    for kind, values in (
+        ("names", [key.name for key in keys]),
+        ("keys", [key.digest for key in keys]),
     ):
         if len(set(values)) < len(values):
-            raise ConfigError(f"{what} of API keys must differ; two are the same")
-    return Keys(tuple(found), share_all)
+            raise ConfigError(f"{kind} of API keys must differ; two are the same")
+    return ApiKeys(tuple(keys), share_all)
 
 
 def _read_file(path: Path) -> Any:
@@ -100,68 +104,72 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(f"{path}: no API keys can be read: {error}") from None
 
 
-def _key_entries(read: Any, path: Path) -> list[Any]:
-    listed = read.get("keys") if isinstance(read, dict) else read
-    if not isinstance(listed, list) or not listed:
+def _key_entries(content: Any, path: Path) -> list[Any]:
+    entries = content.get("keys") if isinstance(content, dict) else content
+    if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: there must be a list of API keys, named keys")
-    return listed
+    return entries
 
 
-def _shares_all(read: Any, path: Path) -> bool:
+def _shares_all(content: Any, path: Path) -> bool:
     """Whether a file shares the prefix cache between all tenants."""
-    if not isinstance(read, dict):
+    if not isinstance(content, dict):
         return False
-    if odd := read.keys() - _TABLES:
-        raise ConfigError(f"{path} has no table {min(odd)!r}; it has keys and cache")
-    cache = read.get("cache", {})
+    if unknown := content.keys() - _TABLES:
+        raise ConfigError(f"{path} has no table {min(unknown)!r}; it has keys and cache")
+    cache = content.get("cache", {})
     if not isinstance(cache, dict) or cache.keys() - {"share"}:
         raise ConfigError(f"{path}: cache must be a table with the field share alone")
     share = cache.get("share", "tenant")
-    if share not in _SHARING:
+    if share not in _SHARE_VALUES:
         raise ConfigError(f'{path}: share of cache must be "tenant" or "all"')
     return bool(share == "all")
 
 
-def _read_key(entry: Any, where: str) -> Key:
+def _read_key(entry: Any, location: str) -> ApiKey:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} must be a table with name and key")
-    for name in _REMOVED:
+        raise ConfigError(f"{location} must be a table with name and key")
+    for name in _REMOVED_FIELDS:
         if name in entry:
-            why = "rate limits were removed; a gateway before the server can have them"
-            raise ConfigError(f"{where} has a field {name}: {why}")
-    if odd := entry.keys() - _FIELDS:
-        has = ", ".join(sorted(_FIELDS))
-        raise ConfigError(f"{where} has no field {min(odd)!r}; it has {has}")
-    name, key = (_text_field(entry, field, where) for field in ("name", "key"))
+            reason = "rate limits were removed; a gateway before the server can have them"
+            raise ConfigError(f"{location} has a field {name}: {reason}")
+    if unknown := entry.keys() - _FIELDS:
+        field_list = ", ".join(sorted(_FIELDS))
+        raise ConfigError(
+            f"{location} has no field {min(unknown)!r}; it has {field_list}"
+        )
+    name, key = (_text_field(entry, field, location) for field in ("name", "key"))
     admin = entry.get("admin", False)
     if not isinstance(admin, bool):
-        raise ConfigError(f"{where}: admin must be true or false")
+        raise ConfigError(f"{location}: admin must be true or false")
     if len(name) > MAX_CLIENT:
-        raise ConfigError(f"{where}: name must have at most {MAX_CLIENT} characters")
-    return Key(
+        raise ConfigError(f"{location}: name must have at most {MAX_CLIENT} characters")
+    return ApiKey(
         name=name,
         digest=digest(key.encode()),
         priority=_whole_number(
-            entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1
+            entry, "priority", location, 1 - MAX_PRIORITY, MAX_PRIORITY - 1
         ),
-        tenant=_text_field(entry, "tenant", where) if "tenant" in entry else name,
+        tenant=_text_field(entry, "tenant", location) if "tenant" in entry else name,
         admin=admin,
     )
 
 
-def _text_field(entry: dict[str, Any], name: str, where: str) -> str:
+def _text_field(entry: dict[str, Any], name: str, location: str) -> str:
     value = entry.get(name)
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise ConfigError(f"{where}: {name} must be a text that is not empty")
+        raise ConfigError(f"{location}: {name} must be a text that is not empty")
     return value
 
 
 def _whole_number(
-    entry: dict[str, Any], name: str, where: str, low: int, high: int
+    entry: dict[str, Any], name: str, location: str, low: int, high: int
 ) -> int | None:
     value = entry.get(name)
     if value is None:
         return None
     if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{where}: {name} must be a whole number from {low} to {high}")
+        raise ConfigError(
+            f"{location}: {name} must be a whole number from {low} to {high}"
+        )
     return value

@@ -25,13 +25,13 @@ from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.wire.connections import LIVE
+from minfer.effects.serving.wire.connections import LIVENESS_PATHS
 from minfer.values.checks import ConfigError
 
-ANY: Final = "*"
-_LOCAL: Final = "localhost"
-_HEADER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/]+)(?::\d*)?")
-_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
+ANY_HOST: Final = "*"
+_LOCALHOST: Final = "localhost"
+_HOST_HEADER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/]+)(?::\d*)?")
+_HOST_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @frozen
@@ -42,20 +42,24 @@ class Hosts:
 
     def allows(self, header: str) -> bool:
         """Whether a request may have this as its Host."""
-        if ANY in self.names:
+        if ANY_HOST in self.names:
             return True
-        match = _HEADER.fullmatch(header.strip())
+        match = _HOST_HEADER.fullmatch(header.strip())
         name = "" if match is None else _normalize(match[1])
         return _is_local(name) or name in self.names
 
 
 def read_hosts(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
     """The allowed hosts, by the command line; None: any. Raises ConfigError."""
-    names = tuple(_normalize(one) for one in options.allowed_host)
-    for given, name in zip(options.allowed_host, names, strict=True):
-        if name != ANY and not _NAME.fullmatch(name) and _parse_address(name) is None:
-            why = "a host name or address without scheme, port or path, or *"
-            raise ConfigError(f"--allowed-host must be {why}, not {given!r}")
+    names = tuple(_normalize(host) for host in options.allowed_host)
+    for host, name in zip(options.allowed_host, names, strict=True):
+        if (
+            name != ANY_HOST
+            and not _HOST_NAME.fullmatch(name)
+            and _parse_address(name) is None
+        ):
+            expected = "a host name or address without scheme, port or path, or *"
+            raise ConfigError(f"--allowed-host must be {expected}, not {host!r}")
     needed = not has_keys and _binds_loopback(options.host)
     return Hosts(names) if needed or names else None
 
@@ -73,7 +77,7 @@ class CheckHost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
         header = dict(scope.get("headers", ())).get(b"host")
-        if header is not None and scope["path"] not in LIVE:
+        if header is not None and scope["path"] not in LIVENESS_PATHS:
             host = header.decode("latin-1")
             if not self._hosts.allows(host):
                 await self._refuse(_wrong_host(host), scope)(scope, receive, send)
@@ -82,11 +86,11 @@ class CheckHost:
 
 
 def _wrong_host(host: str) -> ApiError:
-    match = _HEADER.fullmatch(host)
+    match = _HOST_HEADER.fullmatch(host)
     name = host if match is None else match[1]
-    why = f"this server does not go by the name {name[:256]!r} (the header Host)"
+    reason = f"this server does not go by the name {name[:256]!r} (the header Host)"
     remedy = f"if it should, start it with --allowed-host {name[:256]}"
-    return ApiError(f"{why}; {remedy}", None, "host_not_allowed", 403)
+    return ApiError(f"{reason}; {remedy}", None, "host_not_allowed", 403)
 
 
 def _normalize(name: str) -> str:
@@ -98,17 +102,17 @@ def _normalize(name: str) -> str:
 
 def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        match = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return getattr(match, "ipv4_mapped", None) or match
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_local(name: str) -> bool:
     address = _parse_address(name)
     if address is not None:
         return address.is_loopback
-    return name == _LOCAL or name.endswith(f".{_LOCAL}")
+    return name == _LOCALHOST or name.endswith(f".{_LOCALHOST}")
 
 
 def _binds_loopback(host: str) -> bool:

@@ -18,7 +18,7 @@ KEY_BYTES: Final = 32
 MAX_ENCRYPTED_CHARS: Final = 2**22
 _VERSION: Final = b"\x01"
 _NONCE_BYTES: Final = 12
-_PURPOSE: Final = b"minfer reasoning"  # at most 16 bytes
+_DIGEST_PERSON: Final = b"minfer reasoning"  # at most 16 bytes
 IS_INSTALLED: Final = find_spec("cryptography") is not None
 HOW_TO_INSTALL: Final = f"it needs cryptography: {how_to_install('responses')}"
 
@@ -32,7 +32,7 @@ def reasoning_key(secret: str) -> bytes:
     if not secret:
         return secrets.token_bytes(KEY_BYTES)
     data = secret.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=_PURPOSE).digest()
+    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=_DIGEST_PERSON).digest()
 
 
 def encrypt(key: bytes, text: str) -> str:
@@ -41,8 +41,8 @@ def encrypt(key: bytes, text: str) -> str:
 
     nonce = secrets.token_bytes(_NONCE_BYTES)
     data = text.encode("utf-8", "surrogatepass")
-    sealed = AESGCM(key).encrypt(nonce, data, _VERSION)
-    return base64.urlsafe_b64encode(_VERSION + nonce + sealed).decode("ascii")
+    ciphertext = AESGCM(key).encrypt(nonce, data, _VERSION)
+    return base64.urlsafe_b64encode(_VERSION + nonce + ciphertext).decode("ascii")
 
 
 def decrypt(key: bytes, text: str) -> str:
@@ -55,12 +55,14 @@ def decrypt(key: bytes, text: str) -> str:
     except ValueError:
         raise DecryptionError from None
     version, nonce = data[:1], data[1 : 1 + _NONCE_BYTES]
-    sealed = data[1 + _NONCE_BYTES :]
+    ciphertext = data[1 + _NONCE_BYTES :]
     if version != _VERSION:
         raise DecryptionError
     try:
         return (
-            AESGCM(key).decrypt(nonce, sealed, version).decode("utf-8", "surrogatepass")
+            AESGCM(key)
+            .decrypt(nonce, ciphertext, version)
+            .decode("utf-8", "surrogatepass")
         )
     except (InvalidTag, ValueError):
         raise DecryptionError from None

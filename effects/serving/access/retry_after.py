@@ -9,10 +9,10 @@ from attrs import field, frozen
 
 from minfer.effects.text.output_processor import OutputProcessor
 
-REMEMBERED: Final = 256  # requests that ended last
-WINDOW: Final = 60.0  # seconds after which an end is no longer counted
-SOONEST: Final = 1  # seconds
-LATEST: Final = 60  # seconds
+MAX_REMEMBERED_ENDS: Final = 256  # requests that ended last
+WINDOW_SECONDS: Final = 60.0  # after which an end is no longer counted
+MIN_RETRY_SECONDS: Final = 1
+MAX_RETRY_SECONDS: Final = 60
 
 
 @frozen
@@ -27,7 +27,7 @@ class QueuePace:
 
     clock: Callable[[], float]  # seconds
     _ends: deque[_EndedRequest] = field(
-        factory=lambda: deque(maxlen=REMEMBERED), init=False
+        factory=lambda: deque(maxlen=MAX_REMEMBERED_ENDS), init=False
     )
 
     def note_end(self, job: OutputProcessor) -> None:
@@ -35,11 +35,16 @@ class QueuePace:
         self._ends.append(_EndedRequest(self.clock(), job.request.n))
 
     def seconds(self, samples: int) -> int:
-        """The estimated time until so many samples have ended, in seconds, bounded."""
+        """The estimated time until `samples` samples have ended, in seconds, bounded."""
         now = self.clock()
-        lately = [end for end in tuple(self._ends) if now - end.time <= WINDOW]
-        if not lately:
-            return SOONEST
-        spent = max(now - lately[0].time, 1e-3)
-        passed = sum(end.samples for end in lately)
-        return min(LATEST, max(SOONEST, math.ceil(samples * spent / passed)))
+        recent_ends = [
+            end for end in tuple(self._ends) if now - end.time <= WINDOW_SECONDS
+        ]
+        if not recent_ends:
+            return MIN_RETRY_SECONDS
+        elapsed = max(now - recent_ends[0].time, 1e-3)
+        ended_samples = sum(end.samples for end in recent_ends)
+        return min(
+            MAX_RETRY_SECONDS,
+            max(MIN_RETRY_SECONDS, math.ceil(samples * elapsed / ended_samples)),
+        )

@@ -10,33 +10,33 @@ from typing import Final
 from attrs import Factory, field, frozen
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.serving.access.api_keys import Keys, read_keys
+from minfer.effects.serving.access.api_keys import ApiKeys, read_keys
 from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.access.tenants import Tenants
-from minfer.effects.serving.wire.connections import Patience
+from minfer.effects.serving.wire.connections import ConnectionLimits
 from minfer.values.checks import ConfigError
 
-BODY_TIMEOUT: Final = 60.0  # seconds
+BODY_TIMEOUT_SECONDS: Final = 60.0
 
 
 @frozen(kw_only=True)
 class ServerBounds:
     """Who has access, and the time limits."""
 
-    keys: Keys = field(factory=Keys)
+    keys: ApiKeys = field(factory=ApiKeys)
     tenants: Tenants = field(
         default=Factory(lambda self: Tenants(self.keys), takes_self=True), eq=False
     )
     workers: int = 0  # processes that prepare large bodies; 0: threads of this one
-    body_timeout: float = BODY_TIMEOUT  # seconds that a body may take to come
+    body_timeout: float = BODY_TIMEOUT_SECONDS  # seconds that a body may take to come
     request_timeout: float | None = None  # seconds that an answer may take; None: any
-    end_late: bool = False  # requests whose own deadline has passed
+    enforce_deadlines: bool = False  # requests whose own deadline has passed
     # Of reasoning that clients keep. Made before API servers are forked.
     reasoning_key: bytes = field(factory=partial(reasoning_key, ""), eq=False, repr=False)
     refuse_hosted_tools: bool = False  # else they are left out
     trust_request_chat_template: bool = False  # whether requests may bring templates
     tokenizer_info: bool = False  # whether GET /tokenizer_info is served
-    patience: Patience = field(factory=Patience)
+    connection_limits: ConnectionLimits = field(factory=ConnectionLimits)
 
 
 def read_bounds(options: argparse.Namespace) -> ServerBounds:
@@ -53,12 +53,12 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         request_timeout=None
         if options.request_timeout is None
         else check_seconds("request-timeout", options.request_timeout),
-        end_late=options.enforce_deadlines,
+        enforce_deadlines=options.enforce_deadlines,
         reasoning_key=reasoning_key(options.cache_secret),
         refuse_hosted_tools=options.refuse_hosted_tools,
         trust_request_chat_template=options.trust_request_chat_template,
         tokenizer_info=options.enable_tokenizer_info_endpoint,
-        patience=Patience(
+        connection_limits=ConnectionLimits(
             connections=check_whole("max-connections", options.max_connections, 1),
             header=check_seconds("header-timeout", options.header_timeout),
         ),

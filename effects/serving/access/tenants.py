@@ -17,18 +17,18 @@ import secrets
 from typing import Final
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.serving.access.api_keys import Key, Keys
-from minfer.effects.serving.wire.shared_counts import mapped
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys
+from minfer.effects.serving.wire.shared_counts import shared_memory
 
 _EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
-_SIZES: Final = 8  # bytes of a length, or of an epoch
+_INTEGER_BYTES: Final = 8  # of a length, or of an epoch
 
 
 class Tenants:
     """The tenants of a server's keys. Must be made before its fronts are forked."""
 
     def __init__(
-        self, keys: Keys, secret: str = "", folder: FolderEpochs | None = None
+        self, keys: ApiKeys, secret: str = "", folder: FolderEpochs | None = None
     ) -> None:
         """`secret` is the deployment's; an empty one is replaced by a random one.
         `folder` has the epochs of blocks on disk.
@@ -37,8 +37,8 @@ class Tenants:
         self._secret = hashlib.sha256(data).digest()
         self._random = not secret
         names = sorted({key.tenant for key in keys.known})
-        self._indices = {name: at for at, name in enumerate(names)}
-        self._epochs = mapped(len(names)).cast("q")  # 0: never reset
+        self._indices = {name: index for index, name in enumerate(names)}
+        self._epochs = shared_memory(len(names)).cast("q")  # 0: never reset
         self._shared = keys.share_all
         self._folder = folder
 
@@ -47,23 +47,23 @@ class Tenants:
         """Whether tenants have separate caches: there are keys that do not share all."""
         return bool(self._indices) and not self._shared
 
-    def salt(self, key: Key | None, own_salt: bytes) -> bytes:
+    def salt(self, key: ApiKey | None, own_salt: bytes) -> bytes:
         """The salt of a request with this key, which requested a salt of its own."""
         if key is None or not self.separate:
             return own_salt
         name = key.tenant.encode()
-        made = hashlib.blake2b(key=self._secret, digest_size=32)
-        made.update(len(name).to_bytes(_SIZES) + name)
-        made.update(self._epoch(key.tenant).to_bytes(_SIZES))
-        made.update(own_salt)
-        return made.digest()
+        hasher = hashlib.blake2b(key=self._secret, digest_size=32)
+        hasher.update(len(name).to_bytes(_INTEGER_BYTES) + name)
+        hasher.update(self._epoch(key.tenant).to_bytes(_INTEGER_BYTES))
+        hasher.update(own_salt)
+        return hasher.digest()
 
     def _epoch(self, tenant: str) -> int:
         if self._folder is not None:
             return self._folder.of_tenant(tenant)
         return self._epochs[self._indices[tenant]]
 
-    def reset(self, key: Key) -> None:
+    def reset(self, key: ApiKey) -> None:
         """Change the epoch of the key's tenant: its cached blocks are found no more.
         Raises OSError if that cannot be noted in the folder.
         """
@@ -83,5 +83,5 @@ class Tenants:
         )
         secret = "a random secret" if self._random else "the secret of --cache-secret"
         lost = self._folder is not None and self._random
-        then = ": blocks on disk are not found after a restart" if lost else ""
-        return f"{separate_text}, with {secret}{then}"
+        warning = ": blocks on disk are not found after a restart" if lost else ""
+        return f"{separate_text}, with {secret}{warning}"

@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from minfer.effects.serving.anthropic.documents import DocumentBlock, Few, TextBlock
+from minfer.effects.serving.anthropic.documents import DocumentBlock, ItemLimit, TextBlock
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
@@ -24,7 +24,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
     text_or_parts,
 )
 
-Turn = dict[str, Any]  # a message for chat templates
+TemplateMessage = dict[str, Any]  # a message for chat templates
 
 
 class ThinkingBlock(TypedObject):
@@ -42,10 +42,10 @@ class RedactedThinkingBlock(TypedObject):
     data: str
 
 
-def _input(given: object) -> object:
-    if not isinstance(given, dict | str):
-        raise wrong("must be an object")
-    return given
+def _check_input(value: object) -> object:
+    if not isinstance(value, dict | str):
+        raise invalid_value("must be an object")
+    return value
 
 
 class ToolUseBlock(TypedObject):
@@ -61,10 +61,10 @@ class ToolUseBlock(TypedObject):
     # Arguments that cannot be parsed are text.
     input: Annotated[
         dict[str, Any] | str,
-        PlainValidator(_input, json_schema_input_type=dict[str, Any] | str),
+        PlainValidator(_check_input, json_schema_input_type=dict[str, Any] | str),
     ] = ""
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates."""
         function = {"name": self.name, "arguments": self.input}
         return {"id": self.id, "type": "function", "function": function}
@@ -131,12 +131,14 @@ class ResultImageBlock(TypedObject):
 ResultPart = TextBlock | DocumentBlock | ResultImageBlock | ToolReferenceBlock
 
 
-def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
+def _read_by_kind(value: object, kinds: Mapping[str, Any]) -> object:
     """A block of the kind that its `type` names."""
     kind = value.get("type", "text") if isinstance(value, dict) else "text"
     if not isinstance(kind, str) or kind not in kinds:
-        supported = " or ".join(map(shown, kinds))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(map(short_json, kinds))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return kinds[kind].model_validate(value)
 
 
@@ -149,10 +151,13 @@ _RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {
 AnyResultPart = Annotated[
     ResultPart,
     BeforeValidator(
-        lambda given: _of_kind(given, _RESULT_KINDS), json_schema_input_type=ResultPart
+        lambda value: _read_by_kind(value, _RESULT_KINDS),
+        json_schema_input_type=ResultPart,
     ),
 ]
-ResultContent = Annotated[str | list[AnyResultPart], text_or_parts(AnyResultPart, Few)]
+ResultContent = Annotated[
+    str | list[AnyResultPart], text_or_parts(AnyResultPart, ItemLimit)
+]
 
 
 class ToolResultBlock(TypedObject):
@@ -166,14 +171,14 @@ class ToolResultBlock(TypedObject):
     tool_use_id: str
     content: ResultContent | None = None
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates; tool references are texts by now."""
         content = self.content or ""
-        parts = content if isinstance(content, str) else _text_parts(content)
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": parts}
+        turn_content = content if isinstance(content, str) else _text_parts(content)
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": turn_content}
 
 
-Block = (
+ContentBlock = (
     TextBlock
     | DocumentBlock
     | ThinkingBlock
@@ -184,7 +189,7 @@ Block = (
     | SearchResultBlock
     | ToolChangeBlock
 )
-_KINDS: Final[Mapping[str, type[Block]]] = {
+_KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "text": TextBlock,
     "document": DocumentBlock,
     "thinking": ThinkingBlock,
@@ -210,38 +215,42 @@ _KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 AnyBlock = Annotated[
-    Block,
-    BeforeValidator(lambda given: _of_kind(given, _KINDS), json_schema_input_type=Block),
+    ContentBlock,
+    BeforeValidator(
+        lambda value: _read_by_kind(value, _KINDS), json_schema_input_type=ContentBlock
+    ),
 ]
-Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
+MessageContent = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, ItemLimit)]
 
 
-def blocks_of(content: str | Sequence[Block]) -> Sequence[Block]:
+def blocks_of(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:
     """Content as blocks: a text is one."""
     return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 
-def check_role(role: str, blocks: str | Sequence[Block]) -> None:
+def check_role(role: str, blocks: str | Sequence[ContentBlock]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
-    for at, block in enumerate(() if isinstance(blocks, str) else blocks):
+    for index, block in enumerate(() if isinstance(blocks, str) else blocks):
         if block.type not in _KINDS_BY_ROLE[role]:
-            message = f"{shown(block.type)} cannot be in a message of the {role}"
-            raise wrong(message, f"content[{at}].type")
+            message = f"{short_json(block.type)} cannot be in a message of the {role}"
+            raise invalid_value(message, f"content[{index}].type")
 
 
-def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
+def turns_of(
+    role: str, contents: Sequence[str | Sequence[ContentBlock]]
+) -> list[TemplateMessage]:
     """The contents of turns of one role as messages: tool results come before the user's
     other texts.
     """
     if len(contents) == 1 and isinstance(contents[0], str):
         return [{"role": role, "content": contents[0]}]
     blocks = [block for content in contents for block in blocks_of(content)]
-    results = [one.to_turn() for one in blocks if isinstance(one, ToolResultBlock)]
-    calls = [one.to_json() for one in blocks if isinstance(one, ToolUseBlock)]
-    thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
-    texts = [one for one in blocks if isinstance(one, TextBlock | DocumentBlock)]
+    results = [block.to_turn() for block in blocks if isinstance(block, ToolResultBlock)]
+    calls = [block.to_json() for block in blocks if isinstance(block, ToolUseBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    texts = [block for block in blocks if isinstance(block, TextBlock | DocumentBlock)]
     content = _text_parts(texts) if texts else _empty_content(role)
-    turn: Turn = {"role": role, "content": content}
+    turn: TemplateMessage = {"role": role, "content": content}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -249,11 +258,11 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     return [*results, turn] if texts or not results else results
 
 
-def _text_parts(parts: Sequence[ResultPart]) -> str | list[dict[str, str]]:
+def _text_parts(blocks: Sequence[ResultPart]) -> str | list[dict[str, str]]:
     """Parts for chat templates. One part is a text: Claude Code sends the same text as a
     list in one turn and as a text in the next, and the prefix must not change.
     """
-    texts = [part for part in parts if not isinstance(part, ToolReferenceBlock)]
+    texts = [block for block in blocks if not isinstance(block, ToolReferenceBlock)]
     return texts[0].text if len(texts) == 1 else template_content(texts)
 
 

@@ -13,14 +13,18 @@ from attrs import evolve, frozen
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.serving.anthropic.blocks import (
-    Block,
+    ContentBlock,
     RedactedThinkingBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from minfer.effects.serving.anthropic.documents import Few
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.anthropic.documents import ItemLimit
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     read_by_type,
@@ -41,11 +45,11 @@ class EditedTurn:
     """A message of a conversation that is edited."""
 
     role: str
-    content: str | Sequence[Block]
+    content: str | Sequence[ContentBlock]
 
 
 @frozen
-class Applied:
+class AppliedEdit:
     """The result of one edit."""
 
     turns: Sequence[EditedTurn]
@@ -91,11 +95,11 @@ class ClearToolUses(TypedObject):
     trigger: Trigger = Trigger(type="input_tokens")
     keep: KeptToolUses = KeptToolUses(type="tool_uses", value=_KEPT_TOOL_USES)
     clear_at_least: LeastTokens | None = None
-    exclude_tools: Annotated[list[str], Few] = Field(default_factory=list)
-    clear_tool_inputs: bool | Annotated[list[str], Few] = False
+    exclude_tools: Annotated[list[str], ItemLimit] = Field(default_factory=list)
+    clear_tool_inputs: bool | Annotated[list[str], ItemLimit] = False
     counted: ClassVar[str] = "cleared_tool_uses"
 
-    def apply(self, turns: Sequence[EditedTurn], tokens: int) -> Applied:
+    def apply(self, turns: Sequence[EditedTurn], tokens: int) -> AppliedEdit:
         """The edited turns of a prompt of `tokens` tokens."""
         uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
         size = len(uses) if self.trigger.type == "tool_uses" else tokens
@@ -116,9 +120,9 @@ class ClearToolUses(TypedObject):
             and block.content != CLEARED
         }
         if size <= self.trigger.value or not cleared:
-            return Applied(turns, 0)
+            return AppliedEdit(turns, 0)
 
-        def clear(block: Block) -> Block:
+        def clear(block: ContentBlock) -> ContentBlock:
             if isinstance(block, ToolResultBlock) and block.tool_use_id in cleared:
                 return block.model_copy(update={"content": CLEARED})
             if isinstance(block, ToolUseBlock) and block.id in cleared:
@@ -133,10 +137,10 @@ class ClearToolUses(TypedObject):
             else evolve(turn, content=list(map(clear, turn.content)))
             for turn in turns
         ]
-        return Applied(edited, len(cleared))
+        return AppliedEdit(edited, len(cleared))
 
     @property
-    def least(self) -> int:
+    def min_cleared_tokens(self) -> int:
         """The number of tokens below which nothing is cleared."""
         return 0 if self.clear_at_least is None else self.clear_at_least.value
 
@@ -152,31 +156,31 @@ class ClearThinking(TypedObject):
         ),
     ] = KeptThinking(type="thinking_turns")
     counted: ClassVar[str] = "cleared_thinking_turns"
-    least: ClassVar[int] = 0
+    min_cleared_tokens: ClassVar[int] = 0
 
     def apply(
         self,
         turns: Sequence[EditedTurn],
         tokens: int,  # noqa: ARG002  # another edit needs it
-    ) -> Applied:
+    ) -> AppliedEdit:
         """The edited turns."""
         thinking = [
             index
             for index, turn in enumerate(turns)
             if turn.role == "assistant" and any(map(_is_thinking, _blocks([turn])))
         ]
-        kept = len(thinking) if self.keep.type == "all" else self.keep.value
-        old = set(thinking[: max(0, len(thinking) - kept)])
+        num_kept = len(thinking) if self.keep.type == "all" else self.keep.value
+        old_turns = set(thinking[: max(0, len(thinking) - num_kept)])
         edited = [
             evolve(
                 turn,
                 content=[block for block in _blocks([turn]) if not _is_thinking(block)],
             )
-            if index in old
+            if index in old_turns
             else turn
             for index, turn in enumerate(turns)
         ]
-        return Applied(edited, len(old))
+        return AppliedEdit(edited, len(old_turns))
 
 
 Edit = ClearToolUses | ClearThinking
@@ -192,15 +196,15 @@ AnyEdit = Annotated[
 class ContextManagement(StrictObject):
     """The edits, in their order: each of its own type, as each renders the prompt."""
 
-    edits: Annotated[list[AnyEdit], Few] = Field(default_factory=list)
+    edits: Annotated[list[AnyEdit], ItemLimit] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _types_differ(self) -> Self:
         seen: set[str] = set()
         for index, edit in enumerate(self.edits):
             if edit.type in seen:
-                raise wrong(
-                    f"there are two of {shown(edit.type)}", f"edits[{index}].type"
+                raise invalid_value(
+                    f"there are two of {short_json(edit.type)}", f"edits[{index}].type"
                 )
             seen.add(edit.type)
         return self
@@ -222,27 +226,27 @@ def edit_conversation(
 ) -> EditedConversation:
     """Apply edits to turns that `render` makes into token ids."""
     ids = render(turns)
-    original = len(ids)
+    num_original = len(ids)
     applied: list[dict[str, Any]] = []
     for edit in edits:
         edited = edit.apply(turns, len(ids))
         if not edited.number:
             continue
-        shorter = render(edited.turns)
-        if len(ids) - len(shorter) < edit.least:
+        shorter_ids = render(edited.turns)
+        if len(ids) - len(shorter_ids) < edit.min_cleared_tokens:
             continue
         applied.append(
             {
                 "type": edit.type,
                 edit.counted: edited.number,
-                "cleared_input_tokens": max(0, len(ids) - len(shorter)),
+                "cleared_input_tokens": max(0, len(ids) - len(shorter_ids)),
             }
         )
-        turns, ids = edited.turns, shorter
-    return EditedConversation(ids, original, applied)
+        turns, ids = edited.turns, shorter_ids
+    return EditedConversation(ids, num_original, applied)
 
 
-def _blocks(turns: Sequence[EditedTurn]) -> list[Block]:
+def _blocks(turns: Sequence[EditedTurn]) -> list[ContentBlock]:
     return [
         block
         for turn in turns

@@ -13,14 +13,14 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
-    Block,
-    Blocks,
+    ContentBlock,
+    MessageContent,
     RedactedThinkingBlock,
+    TemplateMessage,
     ToolChangeBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
-    Turn,
     blocks_of,
     check_role,
     turns_of,
@@ -31,9 +31,9 @@ from minfer.effects.serving.anthropic.context_edits import (
     EditedTurn,
     edit_conversation,
 )
-from minfer.effects.serving.anthropic.documents import Few, TextBlock, Texts
+from minfer.effects.serving.anthropic.documents import ItemLimit, TextBlock, TextContent
 from minfer.effects.serving.anthropic.thinking import (
-    Effort,
+    AnthropicEffort,
     OutputConfig,
     ThinkingConfig,
     TurnOutputConfig,
@@ -49,7 +49,11 @@ from minfer.effects.serving.anthropic.tools import (
 )
 from minfer.effects.serving.protocol import ModelInfo
 from minfer.effects.serving.request_parsing.answer_parsing import check_template
-from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    HINT,
+    StrictObject,
+    invalid_value,
+)
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_objects import template_content
@@ -81,7 +85,7 @@ class MessageTurn(StrictObject):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: MessageContent
     # Of system messages:
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: TurnOutputConfig | None = None
@@ -91,11 +95,11 @@ class MessageTurn(StrictObject):
         check_role(self.role, self.content)
         for name in ("clear_at", "output_config"):
             if self.role != "system" and getattr(self, name) is not None:
-                raise wrong("is of system messages; leave it out", name)
+                raise invalid_value("is of system messages; leave it out", name)
         return self
 
 
-class Metadata(StrictObject):
+class RequestMetadata(StrictObject):
     """The user of a request."""
 
     user_id: Annotated[str, Field(max_length=MAX_CLIENT)] = ""
@@ -106,14 +110,14 @@ class ConversationBody(StrictObject):
 
     neutral = _NEUTRAL
     model: str | None = None
-    system: Texts | None = None
-    messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
-    tools: Annotated[list[Tool], Few] | None = None
+    system: TextContent | None = None
+    messages: Annotated[list[MessageTurn], ItemLimit, Field(min_length=1)]
+    tools: Annotated[list[Tool], ItemLimit] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    betas: Annotated[list[str], Few] | None = None
+    betas: Annotated[list[str], ItemLimit] | None = None
 
     @model_validator(mode="after")
     def _choice_fits(self) -> Self:
@@ -124,27 +128,29 @@ class ConversationBody(StrictObject):
     def _references_fit(self) -> Self:
         """Refuse results without a call, and references to tools that are not there."""
         calls: set[str] = set()
-        speaker = ""
+        last_role = ""
         names = {
             tool.name for tool in self.tools or () if isinstance(tool, AnthropicTool)
         }
         for index, message in enumerate(self.messages):
-            if message.role == "assistant" and speaker != "assistant":
+            if message.role == "assistant" and last_role != "assistant":
                 calls = set()
             if message.role != "system":
-                speaker = message.role
+                last_role = message.role
             for place, block in enumerate(blocks_of(message.content)):
-                where = f"messages[{index}].content[{place}]"
+                field_path = f"messages[{index}].content[{place}]"
                 if isinstance(block, ToolUseBlock):
                     calls.add(block.id)
                 elif (
                     isinstance(block, ToolResultBlock) and block.tool_use_id not in calls
                 ):
-                    raise wrong(_orphan(block), f"{where}.tool_use_id")
+                    raise invalid_value(
+                        _orphan_message(block), f"{field_path}.tool_use_id"
+                    )
                 for name in referenced_tools(block):
                     if name not in names:
-                        raise wrong(
-                            f"there is no tool {json.dumps(name)} in tools", where
+                        raise invalid_value(
+                            f"there is no tool {json.dumps(name)} in tools", field_path
                         )
         return self
 
@@ -152,15 +158,17 @@ class ConversationBody(StrictObject):
     def _choice_remains(self) -> Self:
         """Refuse a required call of tools that a message has removed."""
         choice = self.tool_choice
-        if choice is None or not choice.requirements().must:
+        if choice is None or not choice.requirements().required:
             return self
         removed = {name for name, offered in self._tool_changes.items() if not offered}
         names = {tool.name for tool in self._tools if isinstance(tool, AnthropicTool)}
         if choice.name in removed:
-            why = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
-            raise wrong(f"{why}; name another one", "tool_choice.name")
+            reason = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
+            raise invalid_value(f"{reason}; name another one", "tool_choice.name")
         if names <= removed:
-            raise wrong("needs a tool that no tool_removal has removed", "tool_choice")
+            raise invalid_value(
+                "needs a tool that no tool_removal has removed", "tool_choice"
+            )
         return self
 
     @property
@@ -199,7 +207,7 @@ class ConversationBody(StrictObject):
         block = last.content[-1] if last.content else None
         return block.text if isinstance(block, TextBlock) else ""
 
-    def edited(self, llm: ModelInfo) -> EditedConversation:
+    def render_edited(self, llm: ModelInfo) -> EditedConversation:
         """The conversation as token ids, up to where the answer begins, after the edits
         of `context_management`. Raises ChatTemplateError, RequestError and ApiError.
         """
@@ -222,7 +230,7 @@ class ConversationBody(StrictObject):
         return edit_conversation(list(self._turns()), edits, render)
 
     @property
-    def _effort(self) -> Effort | None:
+    def _effort(self) -> AnthropicEffort | None:
         """The effort: that of the last system message that has one, or the request's."""
         configs = [
             self.output_config,
@@ -258,9 +266,11 @@ class ConversationBody(StrictObject):
         variables: Mapping[str, Any],
     ) -> list[int]:
         system = _system_content(self.system or "")
-        turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-        for role, of_role in groupby(edited, key=lambda one: one.role):
-            turns += turns_of(role, [one.content for one in of_role])
+        turns: list[TemplateMessage] = (
+            [{"role": "system", "content": system}] if system else []
+        )
+        for role, role_turns in groupby(edited, key=lambda turn: turn.role):
+            turns += turns_of(role, [turn.content for turn in role_turns])
         if tools:
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
@@ -276,17 +286,19 @@ class ConversationBody(StrictObject):
         )
 
 
-def referenced_tools(block: Block) -> Iterator[str]:
+def referenced_tools(block: ContentBlock) -> Iterator[str]:
     """The names of the tools that a block makes known."""
     if isinstance(block, ToolChangeBlock):
         yield block.tool.name
     elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-        for part in block.content:
-            if isinstance(part, ToolReferenceBlock):
-                yield part.tool_name
+        for content_part in block.content:
+            if isinstance(content_part, ToolReferenceBlock):
+                yield content_part.tool_name
 
 
-def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
+def _with_tool_texts(
+    block: ContentBlock, tools: Mapping[str, AnthropicTool]
+) -> ContentBlock:
     """A block in which tools that it names are described."""
     if isinstance(block, RedactedThinkingBlock):
         note_ignored("redacted_thinking")
@@ -299,13 +311,18 @@ def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
     if not isinstance(block, ToolResultBlock) or not isinstance(block.content, list):
         return block
     content: list[Any] = []
-    for is_reference, parts in groupby(
-        block.content, key=lambda part: isinstance(part, ToolReferenceBlock)
+    for is_reference, content_parts in groupby(
+        block.content,
+        key=lambda part: isinstance(part, ToolReferenceBlock),
     ):
         if not is_reference:
-            content += parts
+            content += content_parts
             continue
-        names = [part.tool_name for part in parts if isinstance(part, ToolReferenceBlock)]
+        names = [
+            content_part.tool_name
+            for content_part in content_parts
+            if isinstance(content_part, ToolReferenceBlock)
+        ]
         referenced = [tools[name] for name in names if name in tools]
         content.append(TextBlock(type="text", text=_functions(referenced)))
     return block.model_copy(update={"content": content})
@@ -325,7 +342,7 @@ def _system_content(system: str | Sequence[TextBlock]) -> str | list[dict[str, s
     return template_content(system)
 
 
-def _orphan(block: ToolResultBlock) -> str:
+def _orphan_message(block: ToolResultBlock) -> str:
     """The error about a result without a call, in the words of Anthropic's API."""
     return (
         f"unexpected `tool_use_id` found in `tool_result` blocks: {block.tool_use_id}. "

@@ -20,7 +20,7 @@ class CountBody(MessagesBody):
 
     def answer(self, llm: ModelInfo) -> dict[str, object]:
         """The number of its tokens. Raises ChatTemplateError and RequestError."""
-        edited = self.edited(llm)
+        edited = self.render_edited(llm)
         count: dict[str, object] = {"input_tokens": len(edited.ids)}
         if self.context_management is not None:
             original = {"original_input_tokens": edited.original_tokens}

@@ -8,7 +8,10 @@ from pydantic import Field
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.context_edits import EditedConversation
-from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
+from minfer.effects.serving.anthropic.conversation import (
+    ConversationBody,
+    RequestMetadata,
+)
 from minfer.effects.serving.anthropic.error_format import failure
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import (
@@ -27,17 +30,17 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 )
 from minfer.sampling.params import MAX_STOP_LENGTH, MAX_STOPS
 
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
-Stops = Field(fail_fast=True, max_length=MAX_STOPS)
+StopLimit = Field(fail_fast=True, max_length=MAX_STOPS)
 
 
 class MessagesBody(ConversationBody):
     """A conversation, and the parameters of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    metadata: Metadata | None = None
-    stop_sequences: Annotated[list[Stop], Stops] | None = None
+    metadata: RequestMetadata | None = None
+    stop_sequences: Annotated[list[StopSequence], StopLimit] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -48,23 +51,23 @@ class MessagesBody(ConversationBody):
         ParameterError and ApiError.
         """
         names = {"max_tokens", "temperature", "top_k", "top_p"}
-        given = self.model_dump(include=names, exclude_none=True)
+        sampling_args = self.model_dump(include=names, exclude_none=True)
         stops = tuple(self.stop_sequences or ())
         constraint = self.output_config.constraint() if self.output_config else None
         if constraint is not None:
-            given["structured_outputs"] = constraint.build()
-        params = llm.setup.default_sampling_params(**given, stop=stops)
-        conversation = self.edited(llm)
+            sampling_args["structured_outputs"] = constraint.build()
+        params = llm.setup.default_sampling_params(**sampling_args, stop=stops)
+        conversation = self.render_edited(llm)
         ids = conversation.ids
         offers = self.offers
-        tools = {one.name: one.parameters for one in offers}
+        tools = {offer.name: offer.parameters for offer in offers}
         requirements = (
             CallRequirements()
             if self.tool_choice is None
             else self.tool_choice.requirements()
         )
         parsing = parsing_of(
-            llm, ids, tools, parallel=requirements.several, prefix=self.prefix
+            llm, ids, tools, parallel=requirements.parallel, prefix=self.prefix
         )
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids),),
@@ -76,9 +79,11 @@ class MessagesBody(ConversationBody):
             parsing=parsing,
             max_tokens_field="max_tokens",
         )
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
-        return with_constraint(request, added)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
+        return with_constraint(request, added_constraint)
 
     def _repeated(self, conversation: EditedConversation) -> dict[str, Any]:
         """The fields of the answer that follow from the request."""

@@ -16,7 +16,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
 )
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
 
 
 class TextBlock(TypedObject):
@@ -30,7 +30,7 @@ class TextBlock(TypedObject):
     text: str
 
 
-Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
+TextContent = Annotated[str | list[TextBlock], text_or_parts(TextBlock, ItemLimit)]
 
 
 class TextSource(StrictObject):
@@ -50,7 +50,7 @@ class ContentSource(StrictObject):
     """A document's text in blocks."""
 
     type: Literal["content"]
-    content: Texts
+    content: TextContent
 
     @property
     def text(self) -> str:
@@ -65,7 +65,7 @@ _SOURCES: Final[Mapping[str, type[TextSource | ContentSource]]] = {
     "content": ContentSource,
 }
 
-Source = Annotated[
+DocumentSource = Annotated[
     TextSource | ContentSource,
     BeforeValidator(
         partial(read_by_type, _SOURCES), json_schema_input_type=TextSource | ContentSource
@@ -81,7 +81,7 @@ class DocumentBlock(TypedObject):
         "cache_control": (HINT,),
         "citations": ({}, {"enabled": False}),
     }
-    source: Source
+    source: DocumentSource
     title: str | None = None
     context: str | None = None
 

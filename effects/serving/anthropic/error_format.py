@@ -11,7 +11,7 @@ from minfer.effects.serving.client_errors import (
     ApiError,
     ContextLengthError,
 )
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -25,14 +25,14 @@ _KINDS: Final[Mapping[int, str]] = {
 
 def failure(error: ApiError) -> Failure:
     """An error in the format of Anthropic's API; in a stream it is an event "error"."""
-    other = "invalid_request_error" if error.status < INTERNAL else "api_error"
-    kind = _KINDS.get(error.status, other)
+    default_kind = "invalid_request_error" if error.status < INTERNAL else "api_error"
+    kind = _KINDS.get(error.status, default_kind)
     fields = {"type": kind, "message": _message(error)}
     if error.code == KILLED_ENGINE:  # which Anthropic's API has no type for
         fields["code"] = error.code
     body = {"type": "error", "error": fields}
     data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Failure(error.status, Event(data, "error"), error.retry_after)
+    return Failure(error.status, StreamEvent(data, "error"), error.retry_after)
 
 
 def _message(error: ApiError) -> str:

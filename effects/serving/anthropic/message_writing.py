@@ -22,7 +22,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     ParsedCall,
 )
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.deltas import (
@@ -72,7 +72,7 @@ def usage_of(served: PromptUsage, thinking_tokens: int) -> JsonObject:
 
 
 def _message(
-    stamp: Stamp, blocks: Sequence[JsonObject], stopped: StopReason, usage: JsonObject
+    stamp: Stamp, blocks: Sequence[JsonObject], stop_reason: StopReason, usage: JsonObject
 ) -> JsonObject:
     return {
         "id": stamp.id,
@@ -80,7 +80,7 @@ def _message(
         "role": "assistant",
         "model": stamp.model,
         "content": blocks,
-        **stopped.to_json(),
+        **stop_reason.to_json(),
         "usage": usage,
     }
 
@@ -114,17 +114,17 @@ class MessageEvents:
         self._blocks = 0  # that were opened
         self._stopped = StopReason()
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The events for the new output."""
         events = [] if self._started else self._start_events()
         self._started = True
-        for one in self._parser.read(choice, delta):
-            events += self._delta_events(one)
+        for parsed_delta in self._parser.read(choice, delta):
+            events += self._delta_events(parsed_delta)
         if delta.finish_reason:
             self._stopped = StopReason.of(delta, calls=self._parser.calls(choice))
         return events
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The last events: the stop reason and the usage."""
         usage = usage_of(served[0], self._parser.reasoning_tokens)
         empty = [] if self._blocks else self._open_block("text", _text(""))
@@ -140,21 +140,21 @@ class MessageEvents:
             _event("message_stop"),
         ]
 
-    def _start_events(self) -> list[Event]:
+    def _start_events(self) -> list[StreamEvent]:
         # The number of cached prompt tokens is sent at the end, when it is known.
         usage: JsonObject = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         message = _message(self._stamp, (), self._stopped, usage)
         block = self._open_block("text", _text("")) if self._plain else []
         return [_event("message_start", message=message), *block, _event("ping")]
 
-    def _delta_events(self, delta: Delta) -> list[Event]:
+    def _delta_events(self, delta: Delta) -> list[StreamEvent]:
         match delta:
             case ContentDelta(text):
-                begun = self._open_block("text", _text(""))
-                return [*begun, self._delta_event(type="text_delta", text=text)]
+                opening = self._open_block("text", _text(""))
+                return [*opening, self._delta_event(type="text_delta", text=text)]
             case ReasoningDelta(text):
-                begun = self._open_block("thinking", _thinking(""))
-                return [*begun, self._delta_event(type="thinking_delta", thinking=text)]
+                opening = self._open_block("thinking", _thinking(""))
+                return [*opening, self._delta_event(type="thinking_delta", thinking=text)]
             case CallStart(_, name_id, name):
                 return self._open_block("tool_use", _tool_use(name_id, name, {}))
             case Arguments(_, text):
@@ -162,7 +162,7 @@ class MessageEvents:
             case CallEnd():
                 return self._close()
 
-    def _open_block(self, kind: str, block: JsonObject) -> list[Event]:
+    def _open_block(self, kind: str, block: JsonObject) -> list[StreamEvent]:
         """Begin a block, unless one of that type is open."""
         if self._open == kind:
             return []
@@ -172,10 +172,10 @@ class MessageEvents:
         index = self._blocks - 1
         return [*events, _event("content_block_start", index=index, content_block=block)]
 
-    def _delta_event(self, **delta: str) -> Event:
+    def _delta_event(self, **delta: str) -> StreamEvent:
         return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
-    def _close(self) -> list[Event]:
+    def _close(self) -> list[StreamEvent]:
         """End the block that is open, if one is."""
         if not self._open:
             return []
@@ -195,18 +195,18 @@ class MessageObject:
         self._answer = ParsedAnswer()
         self._stopped = StopReason()
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the output; nothing is sent yet."""
         self._answer = ParsedAnswer.of(self._parser.read(choice, delta))
         self._stopped = StopReason.of(delta, calls=bool(self._answer.calls))
         return []
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The answer."""
         usage = usage_of(served[0], self._parser.reasoning_tokens)
         blocks = _blocks(self._answer)
         message = _message(self._stamp, blocks, self._stopped, usage)
-        return [Event(json.dumps({**message, **self._repeated}))]
+        return [StreamEvent(json.dumps({**message, **self._repeated}))]
 
 
 def _blocks(parsed: ParsedAnswer) -> list[JsonObject]:
@@ -224,8 +224,8 @@ def _call_block(call: ParsedCall) -> JsonObject:
         return _text(call.arguments)
 
 
-def _event(kind: str, **fields: Any) -> Event:
-    return Event(json.dumps({"type": kind, **fields}), kind)
+def _event(kind: str, **fields: Any) -> StreamEvent:
+    return StreamEvent(json.dumps({"type": kind, **fields}), kind)
 
 
 def writer(

@@ -21,13 +21,13 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 def card(models: Models, name: str) -> dict[str, object]:
     """The description of the model under one of its names. Raises ApiError."""
-    known = models.known(name)
-    made = datetime.fromtimestamp(models.created, UTC)
+    served_name = models.check_name(name)
+    created = datetime.fromtimestamp(models.created, UTC)
     return {
         "type": "model",
-        "id": known,
-        "display_name": known,
-        "created_at": made.isoformat().replace("+00:00", "Z"),
+        "id": served_name,
+        "display_name": served_name,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": models.max_model_len,
         "max_tokens": models.max_model_len,

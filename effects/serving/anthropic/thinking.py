@@ -5,16 +5,21 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    HINT,
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.structured_fields import Constraint
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.effects.text.template_switches import template_switches
 from minfer.effects.text.tokenizer import Tokenizer
 
-Effort = Literal["low", "medium", "high", "xhigh", "max"]
+AnthropicEffort = Literal["low", "medium", "high", "xhigh", "max"]
 # The effort for a budget of at least as many tokens, as litellm maps them.
-_EFFORT_BY_BUDGET: Final[Mapping[int, Effort]] = {4096: "high", 2048: "medium"}
+_EFFORT_BY_BUDGET: Final[Mapping[int, AnthropicEffort]] = {4096: "high", 2048: "medium"}
 _MAX_NAME_CHARS: Final = 64  # of a name in an error
 _MIN_BUDGET: Final = 1024  # tokens, as in Anthropic's API
 
@@ -31,11 +36,11 @@ class ThinkingConfig(TypedObject):
     def _budget_fits(self) -> Self:
         if (self.budget_tokens is None) == (self.type == "enabled"):
             message = "is missing" if self.type == "enabled" else "needs the type enabled"
-            raise wrong(message, "budget_tokens")
+            raise invalid_value(message, "budget_tokens")
         return self
 
     @property
-    def effort(self) -> Effort | None:
+    def effort(self) -> AnthropicEffort | None:
         """The effort for the budget, if there is one."""
         if self.budget_tokens is None:
             return None
@@ -58,19 +63,23 @@ def _check_format(value: dict[str, Any]) -> dict[str, Any]:
     """
     if value.get("type") != "json_schema":
         supported = 'there is "json_schema"'
-        raise wrong(f"{shown(value.get('type'))} is not supported; {supported}", "type")
+        raise invalid_value(
+            f"{short_json(value.get('type'))} is not supported; {supported}", "type"
+        )
     if not isinstance(value.get("schema"), dict):
-        raise wrong("must be an object", "schema")
+        raise invalid_value("must be an object", "schema")
     for name in value:
         if name not in ("type", "schema"):
-            raise wrong("is not a field here; leave it out", name[:_MAX_NAME_CHARS])
+            raise invalid_value(
+                "is not a field here; leave it out", name[:_MAX_NAME_CHARS]
+            )
     return value
 
 
 class TurnOutputConfig(StrictObject):
     """The effort from a system message on."""
 
-    effort: Effort | None = None
+    effort: AnthropicEffort | None = None
 
 
 class OutputConfig(TurnOutputConfig):
@@ -89,7 +98,7 @@ class OutputConfig(TurnOutputConfig):
 def template_variables(
     tokenizer: Tokenizer | None,
     thinking: ThinkingConfig | None,
-    effort: Effort | None,
+    effort: AnthropicEffort | None,
     *,
     tools: bool,
     reasons: bool,
@@ -103,14 +112,14 @@ def template_variables(
     variables: dict[str, Any] = {}
     if thinking is not None:
         thinking.note_hints()
-        switched = switches.on if thinking.type != "disabled" else switches.off
-        variables |= switched or {}
-        if switched is None and (reasons or thinking.type != "disabled"):
+        thinking_variables = switches.on if thinking.type != "disabled" else switches.off
+        variables |= thinking_variables or {}
+        if thinking_variables is None and (reasons or thinking.type != "disabled"):
             note_ignored("thinking")
-    wanted = effort or (thinking.effort if thinking is not None else None)
-    if wanted is not None:
-        known = switches.efforts.get(wanted)
-        if known is None and effort is not None:
+    requested = effort or (thinking.effort if thinking is not None else None)
+    if requested is not None:
+        effort_variables = switches.efforts.get(requested)
+        if effort_variables is None and effort is not None:
             note_ignored("output_config.effort")
-        variables |= known or {}
+        variables |= effort_variables or {}
     return variables

@@ -16,20 +16,20 @@ from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    wrong,
+    invalid_value,
+    short_json,
 )
-from minfer.effects.serving.request_parsing.bodies import shown as shown_value
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    CHOICE,
+    TOOL_CHOICE,
     CallRequirements,
     OfferedTool,
     check_names,
 )
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-_SEARCHES: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
+AnthropicToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+_SEARCH_TOOLS: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
 
 
 class AnthropicTool(StrictObject):
@@ -42,7 +42,7 @@ class AnthropicTool(StrictObject):
         "input_examples": ([], HINT),
         "type": ("custom",),
     }
-    name: ToolName
+    name: AnthropicToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -50,8 +50,10 @@ class AnthropicTool(StrictObject):
 
     def to_json(self) -> dict[str, Any]:
         """The tool for chat templates."""
-        about = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **about, "parameters": self.input_schema}
+        description = (
+            {} if self.description is None else {"description": self.description}
+        )
+        function = {"name": self.name, **description, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
     @property
@@ -64,26 +66,26 @@ class AnthropicTool(StrictObject):
 class ToolSearch(TypedObject):
     """Anthropic's server-side search for deferred tools, which is not run."""
 
-    kinds = tuple(f"{name}{date}" for name in _SEARCHES for date in ("_20251119", ""))
+    kinds = tuple(f"{name}{date}" for name in _SEARCH_TOOLS for date in ("_20251119", ""))
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "allowed_callers": (ANYTHING,),
         "cache_control": (ANYTHING,),
         "defer_loading": (ANYTHING,),
         "strict": (ANYTHING,),
     }
-    name: ToolName
+    name: AnthropicToolName
 
 
-def _tool(given: object) -> object:
-    kind = given.get("type") if isinstance(given, dict) else None
+def _read_tool(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
     if kind in ToolSearch.kinds:
-        return ToolSearch.model_validate(given)
-    return AnthropicTool.model_validate(given)
+        return ToolSearch.model_validate(value)
+    return AnthropicTool.model_validate(value)
 
 
 Tool = Annotated[
     AnthropicTool | ToolSearch,
-    BeforeValidator(_tool, json_schema_input_type=AnthropicTool | ToolSearch),
+    BeforeValidator(_read_tool, json_schema_input_type=AnthropicTool | ToolSearch),
 ]
 
 
@@ -97,17 +99,19 @@ class AnthropicToolChoice(TypedObject):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name is None and self.type == "tool":
-            raise wrong("is missing: which tool is it?", "name")
+            raise invalid_value("is missing: which tool is it?", "name")
         if self.name is not None and self.type != "tool":
-            raise wrong(f"is not of {shown_value(self.type)}; leave it out", "name")
+            raise invalid_value(
+                f"is not of {short_json(self.type)}; leave it out", "name"
+            )
         return self
 
     def requirements(self) -> CallRequirements:
         """Which calls are required."""
         return CallRequirements(
-            must=self.type in ("any", "tool"),
+            required=self.type in ("any", "tool"),
             only=None if self.name is None else frozenset([self.name]),
-            several=not (self.disable_parallel_tool_use or self.type == "tool"),
+            parallel=not (self.disable_parallel_tool_use or self.type == "tool"),
         )
 
 
@@ -116,20 +120,20 @@ def check_choice(
 ) -> None:
     """Raise the error in tools or in the tool choice, if any."""
     check_names([tool.name for tool in tools])
-    if choice is None or not choice.requirements().must:
+    if choice is None or not choice.requirements().required:
         return
     names = [tool.name for tool in tools if isinstance(tool, AnthropicTool)]
     if not names:
-        raise wrong("needs tools", CHOICE)
+        raise invalid_value("needs tools", TOOL_CHOICE)
     if choice.name is not None and choice.name not in names:
-        message = f"there is no tool {shown_value(choice.name)}"
-        raise wrong(f"{message}; name one of tools", f"{CHOICE}.name")
+        message = f"there is no tool {short_json(choice.name)}"
+        raise invalid_value(f"{message}; name one of tools", f"{TOOL_CHOICE}.name")
 
 
 def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:
     """The tools at the beginning of the prompt."""
     searches = {tool.name for tool in tools if isinstance(tool, ToolSearch)}
-    for name in _SEARCHES:
+    for name in _SEARCH_TOOLS:
         if name in searches:
             note_ignored(f"tools.{name}")
     return [
@@ -145,7 +149,7 @@ def callable_tools(
     choice: AnthropicToolChoice | None,
 ) -> list[OfferedTool]:
     """The tools that the model may call, in the form in which they are enforced: those in
-    the prompt, and the one of the tool choice; after `changes` by messages, which offer
+    the prompt, and that of the tool choice; after `changes` by messages, which offer
     a tool or no longer do.
     """
     named = {tool.name for tool in prompt_tools(tools)}
@@ -157,7 +161,7 @@ def callable_tools(
         OfferedTool(
             name=tool.name,
             parameters=tool.input_schema,
-            where=f"tools[{index}]",
+            field_path=f"tools[{index}]",
             schema="input_schema",
             strict=tool.strict,
         )

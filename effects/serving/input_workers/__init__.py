@@ -1,10 +1,10 @@
-"""Preparing: the bytes of a body become a request with token ids, in other processes.
+"""Input processing in other processes: a body becomes a request with token ids.
 
 Theory. JSON, checks, templates and tokenizers hold the interpreter's lock for a time in
 proportion to the body; in the event loop, a body of 4 MB would stop every stream. So
 bodies above a few KB go to worker processes, with a tokenizer and no engine.
 
-    body --> queue --> worker --> Prepared
+    body --> queue --> worker --> PreparedRequest
               |         |
          by client   one body at a time,
          small ones  bounded in time and

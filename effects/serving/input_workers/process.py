@@ -11,7 +11,7 @@ from minfer.effects.net.child import spawn_child
 from minfer.effects.net.framing import FrameReader, frame
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.worker_messages import (
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     Refusal,
     WorkerReply,
     WorkerRequest,
@@ -20,7 +20,7 @@ from minfer.effects.serving.input_workers.worker_messages import (
     encode,
 )
 
-_READ: Final = 2**18  # bytes of a message to read at once
+_READ_BYTES: Final = 2**18  # of a message to read at once
 MODULE: Final = "minfer.effects.serving.input_workers.worker_main"
 
 
@@ -40,13 +40,13 @@ class Process:
         own_end, child_end = socket.socketpair()
         own_end.setblocking(False)
         self._link = own_end
-        self._reader = FrameReader(LARGEST)
+        self._reader = FrameReader(MAX_MESSAGE_BYTES)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with child_end:
             self._child = spawn_child(
                 module or MODULE,
                 str(child_end.fileno()),
-                given=msgspec.json.encode(facts),
+                stdin_data=msgspec.json.encode(facts),
                 descriptors=[child_end.fileno()],
                 own_session=True,  # a terminal's interrupt is for the server to handle
             )
@@ -84,9 +84,9 @@ class Process:
         reader, writer = self._streams
         try:
             await writer.drain()
-            while data := await reader.read(_READ):
-                if result := self._reader.feed(data):
-                    return decode_reply(result[0])  # the only one, as one was requested
+            while data := await reader.read(_READ_BYTES):
+                if frames := self._reader.feed(data):
+                    return decode_reply(frames[0])  # the only one, as one was requested
         except OSError:
             pass
         self.spent = True

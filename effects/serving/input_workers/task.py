@@ -1,4 +1,4 @@
-"""The work of preparing, in whichever process or thread it is done."""
+"""The work on a body, in whichever process or thread it is done."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from minfer.records.request import SamplingParams
 
 @frozen(kw_only=True)
 class ModelFacts:
-    """All that preparing needs of a model: plain data, to be sent to a worker."""
+    """All that a worker needs of a model, as plain data."""
 
     folder: str | None  # of the tokenizer; None: only token ids are accepted
     vocab_size: int
@@ -48,7 +48,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
-        """The recipe of a model that is served under these names."""
+        """The facts about a model that is served under these names."""
         setup = llm.setup
         return cls(
             folder=None if llm.tokenizer is None else str(setup.folder),
@@ -69,7 +69,7 @@ class ModelFacts:
 
 
 @frozen(kw_only=True)
-class Prepared:
+class PreparedRequest:
     """A body that was read, checked, rendered and tokenized."""
 
     model: str  # the name under which it was requested
@@ -77,7 +77,7 @@ class Prepared:
 
 
 @frozen(kw_only=True)
-class QueryAnswer:
+class QueryResult:
     """The answer to a question."""
 
     json: str
@@ -86,7 +86,7 @@ class QueryAnswer:
 
 @frozen
 class WorkerModel(Renders):
-    """The `ModelInfo` that a recipe describes: a model without its engine."""
+    """A `ModelInfo` made from `ModelFacts`: a model without its engine."""
 
     facts: ModelFacts
     tokenizer: Tokenizer | None = field()
@@ -155,7 +155,7 @@ class WorkerModel(Renders):
 
 def prepare(
     endpoint: Endpoint, data: bytes, model_info: ModelInfo, models: Models
-) -> Prepared:
+) -> PreparedRequest:
     """Read a body and make its request. Raises ApiError, and the errors of
     `to_api_error`.
     """
@@ -165,23 +165,23 @@ def prepare(
         request = parsed.generation(model_info)
     if hints.names:
         request = evolve(request, ignored=hints.names)
-    return Prepared(model=model, request=request)
+    return PreparedRequest(model=model, request=request)
 
 
 def answer(
     query: QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
-) -> QueryAnswer:
+) -> QueryResult:
     """Read a question, and answer it in JSON. Raises as `prepare` does."""
     with collect_ignored() as hints:
         parsed = query.read(data)
         models.resolve(parsed.model)
         text = json.dumps(parsed.answer(model_info))
-    return QueryAnswer(json=text, ignored=hints.names)
+    return QueryResult(json=text, ignored=hints.names)
 
 
 def work(
     target: Endpoint | QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
-) -> Prepared | QueryAnswer:
+) -> PreparedRequest | QueryResult:
     """Prepare or answer a body."""
     if isinstance(target, Endpoint):
         return prepare(target, data, model_info, models)

@@ -17,6 +17,6 @@ class WorkerLimits:
     session_nice: int = 0
 
 
-ORDINARY: Final = WorkerLimits()
+DEFAULT_LIMITS: Final = WorkerLimits()
 # Of bodies that bring a chat template.
-OF_TEMPLATES: Final = WorkerLimits(memory=2**29, cpu=4.0, nice=10, session_nice=10)
+TEMPLATE_LIMITS: Final = WorkerLimits(memory=2**29, cpu=4.0, nice=10, session_nice=10)

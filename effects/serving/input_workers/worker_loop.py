@@ -5,9 +5,9 @@ its memory has grown.
 
 A worker reads its settings from standard input and frames from the inherited socket; an
 empty reply means that it is ready. It ends when the socket is closed, or when a body
-takes longer than `ALARM`, so that it does not outlive its server, or more of a processor
-than its `WorkerLimits` allow. If its memory has grown
-by more than `GROWTH`, its reply announces that it ends: this frees the memory that
+takes longer than `ALARM_SECONDS`, so that it does not outlive its server, or more of a
+processor than its `WorkerLimits` allow. If its memory has grown by more than
+`MAX_GROWTH_BYTES`, its reply announces that it ends: this frees the memory that
 tokenizers and the interpreter keep after large bodies.
 """
 
@@ -29,7 +29,7 @@ from minfer.effects.net.framing import EndedError, frame, read_message
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.input_workers.worker_messages import (
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     Refusal,
     WorkerReply,
     WorkerRequest,
@@ -37,8 +37,8 @@ from minfer.effects.serving.input_workers.worker_messages import (
     request_decoder,
 )
 
-GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
-ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
+MAX_GROWTH_BYTES: Final = 2**27  # that a worker may keep beyond its first size
+ALARM_SECONDS: Final = 60  # after which a body ends its worker, if the server has not
 TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"
 _RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
 _log: Final = logging.getLogger(__name__)
@@ -91,16 +91,16 @@ def _lower_priority(limits: WorkerLimits) -> None:
 
 def serve(link: socket.socket, worker: Worker) -> None:
     """Work on bodies from the socket until it is closed."""
-    max_bytes = _size(_RSS) + GROWTH
+    max_bytes = _size(_RSS) + MAX_GROWTH_BYTES
     link.sendall(frame(encode(WorkerReply())))
     last = False
     while not last:
         try:
-            request = read_message(link, request_decoder, LARGEST)
+            request = read_message(link, request_decoder, MAX_MESSAGE_BYTES)
         except EndedError:
             return
         # Neither signal has a handler: it ends the process in any state.
-        signal.alarm(ALARM)
+        signal.alarm(ALARM_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, worker.limits.cpu)
         reply = worker.reply(request)
         signal.setitimer(signal.ITIMER_PROF, 0)

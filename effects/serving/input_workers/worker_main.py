@@ -11,11 +11,11 @@ from minfer.effects.live.errors import check_prompt
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
+    PreparedRequest,
     WorkerModel,
     work,
 )
-from minfer.effects.serving.input_workers.worker_limits import ORDINARY
+from minfer.effects.serving.input_workers.worker_limits import DEFAULT_LIMITS
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -27,13 +27,13 @@ from minfer.effects.text.template_cache import templates_of
 
 
 class InputWorker:
-    """Prepares bodies by a recipe."""
+    """Prepares bodies for the model of `ModelFacts`."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self._model_info = WorkerModel(facts)
         self._models = Models(facts.names, 0, facts.max_model_len)
         endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
-        self.limits = facts.request_templates or ORDINARY
+        self.limits = facts.request_templates or DEFAULT_LIMITS
         self._targets = {endpoint.path: endpoint for endpoint in endpoints}
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
@@ -47,17 +47,17 @@ class InputWorker:
         target = self._targets[request.path]
         try:
             result = work(target, request.data, self._model_info, self._models)
-            if isinstance(result, Prepared):
+            if isinstance(result, PreparedRequest):
                 supported = self._model_info.facts.max_position_embeddings
                 _check_lengths(result, self._models.max_model_len, supported)
         except Exception as error:
             return refusal_reply(error, request.path, target.prompt_field)
-        if isinstance(result, Prepared):
+        if isinstance(result, PreparedRequest):
             return WorkerReply(prepared=result)
         return WorkerReply(answer=result)
 
 
-def _check_lengths(result: Prepared, context: int, supported: int) -> None:
+def _check_lengths(result: PreparedRequest, context: int, supported: int) -> None:
     """Raise TooLongError already here: a request that cannot run is not sent."""
     request = result.request
     longest = max((len(prompt.ids) for prompt in request.prompts), default=0)

@@ -9,12 +9,12 @@ from typing import Final
 import msgspec
 from attrs import frozen
 
-from minfer.effects.serving.input_workers.task import Prepared, QueryAnswer
+from minfer.effects.serving.input_workers.task import PreparedRequest, QueryResult
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30  # of a message
 # What a worker makes of a body: a request, the answer to a question, or, in a
 # program of its own, a record that its reader decodes.
-WorkResult = Prepared | QueryAnswer | bytes
+WorkResult = PreparedRequest | QueryResult | bytes
 
 
 @frozen(kw_only=True)
@@ -23,7 +23,7 @@ class WorkerRequest:
 
     path: str  # of the endpoint or question
     data: bytes
-    tenant: str = ""  # who sent it, where templates are kept by tenant
+    tenant: str = ""  # the sender, where templates are kept by tenant
 
 
 @frozen(kw_only=True)
@@ -40,8 +40,8 @@ class Refusal:
 class WorkerReply:
     """The result of a body; `last` if the worker ends now, having grown."""
 
-    prepared: Prepared | None = None
-    answer: QueryAnswer | None = None
+    prepared: PreparedRequest | None = None
+    answer: QueryResult | None = None
     record: bytes | None = None
     refusal: Refusal | None = None
     last: bool = False

@@ -20,8 +20,8 @@ from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
-    QueryAnswer,
+    PreparedRequest,
+    QueryResult,
     work,
 )
 from minfer.effects.serving.input_workers.worker_messages import WorkResult
@@ -29,11 +29,11 @@ from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.job_queue import JobQueue
 
-LIMIT: Final = 10.0  # seconds that a body may take
-BOOT: Final = 60.0  # seconds that a worker has to start
-GRACE: Final = 0.5  # seconds after which a body is dropped if its client has left
-SMALL: Final = 2**16  # bytes of a body for which one worker is reserved
-TRIES: Final = 3  # starts of a worker, before a thread replaces it
+WORK_TIMEOUT_SECONDS: Final = 10.0  # that a body may take
+START_TIMEOUT_SECONDS: Final = 60.0  # that a worker has to start
+GRACE_SECONDS: Final = 0.5  # after which a body is dropped if its client has left
+SMALL_BODY_BYTES: Final = 2**16  # of a body for which one worker is reserved
+MAX_STARTS: Final = 3  # starts of a worker, before a thread replaces it
 _log: Final = logging.getLogger("uvicorn.error")
 
 
@@ -58,11 +58,11 @@ class _PendingBody:
     path: str  # that it was posted to
     data: bytes
     in_thread: Callable[[], WorkResult]  # does the work, where there are no workers
-    done: asyncio.Future[WorkResult]
+    future: asyncio.Future[WorkResult]
     tenant: str = ""
 
 
-class _ProcessPreparer:
+class _RestartingWorker:
     """A worker process, replaced whenever it ends."""
 
     def __init__(
@@ -80,12 +80,12 @@ class _ProcessPreparer:
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def kill_soon(done: asyncio.Future[WorkResult]) -> None:
-            if done.cancelled():
-                timer.append(loop.call_later(GRACE, current.kill))
+        def kill_soon(future: asyncio.Future[WorkResult]) -> None:
+            if future.cancelled():
+                timer.append(loop.call_later(GRACE_SECONDS, current.kill))
 
         timer: list[asyncio.TimerHandle] = []
-        body.done.add_done_callback(kill_soon)
+        body.future.add_done_callback(kill_soon)
         try:
             async with asyncio.timeout(self._limit):
                 return await current.work(body.path, body.data, body.tenant)
@@ -95,16 +95,16 @@ class _ProcessPreparer:
         except WorkerGoneError:
             raise self._refusals.error(self._refusals.too_heavy) from None
         finally:
-            body.done.remove_done_callback(kill_soon)
+            body.future.remove_done_callback(kill_soon)
             for handle in timer:
                 handle.cancel()
             self._replace_if_spent()
 
     async def _wait_until_ready(self) -> None:
         """Wait until the worker is ready."""
-        for _ in range(TRIES):
+        for _ in range(MAX_STARTS):
             try:
-                async with asyncio.timeout(BOOT):
+                async with asyncio.timeout(START_TIMEOUT_SECONDS):
                     await self.process.ready()
             except (WorkerGoneError, TimeoutError):
                 self.process.kill()
@@ -125,11 +125,11 @@ class _ProcessPreparer:
 
 
 @define(eq=False)
-class _PreparerSlot:
-    """A slot that prepares one body at a time; `most`: the largest, in bytes."""
+class _WorkerSlot:
+    """A slot that prepares one body at a time, of at most `max_bytes` bytes."""
 
-    preparer: _ProcessPreparer | None  # None: a thread
-    most: int | None = None
+    worker: _RestartingWorker | None  # None: a thread
+    max_bytes: int | None = None
     busy: bool = False
     task: "asyncio.Task[None] | None" = field(default=None)
 
@@ -145,25 +145,24 @@ class BodyPool:
         threads: Executor | None,
         *,
         workers: int = 0,
-        limit: float = LIMIT,
+        limit: float = WORK_TIMEOUT_SECONDS,
         refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
         """Without `threads`, those of the event loop are used."""
         self._queue = JobQueue[_PendingBody]()
         self._threads = threads
-        made = [
-            _PreparerSlot(_ProcessPreparer(start, limit, refusals))
-            for _ in range(workers)
+        slots = [
+            _WorkerSlot(_RestartingWorker(start, limit, refusals)) for _ in range(workers)
         ]
-        self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
+        self._slots = slots or [_WorkerSlot(None), _WorkerSlot(None)]
         if len(self._slots) > 1:
-            self._slots[0].most = SMALL
+            self._slots[0].max_bytes = SMALL_BODY_BYTES
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes at present."""
-        return [slot.preparer.process.pid for slot in self._slots if slot.preparer]
+        return [slot.worker.process.pid for slot in self._slots if slot.worker]
 
     def __len__(self) -> int:
         """The number of waiting bodies."""
@@ -186,12 +185,12 @@ class BodyPool:
         """
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
-        done: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        body = _PendingBody(path, data, in_thread, done, tenant)
+        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+        body = _PendingBody(path, data, in_thread, future, tenant)
         place = self._queue.add(body, client, len(data) if size is None else size)
         self._dispatch()
         try:
-            return await body.done
+            return await body.future
         finally:
             self._queue.remove(place)
 
@@ -201,17 +200,17 @@ class BodyPool:
         while (body := self._queue.take()) is not None:
             _settle(body, EngineDeadError(SHUTTING_DOWN))
         for slot in self._slots:
-            if slot.preparer is not None:
-                slot.preparer.close()
+            if slot.worker is not None:
+                slot.worker.close()
 
     def _dispatch(self) -> None:
         """Give waiting bodies to free slots; bounded slots take only small ones."""
         for slot in self._slots:
-            if not slot.busy and (body := self._queue.take(slot.most)) is not None:
+            if not slot.busy and (body := self._queue.take(slot.max_bytes)) is not None:
                 slot.busy = True
                 slot.task = asyncio.ensure_future(self._run(slot, body))
 
-    async def _run(self, slot: _PreparerSlot, body: _PendingBody) -> None:
+    async def _run(self, slot: _WorkerSlot, body: _PendingBody) -> None:
         try:
             _settle(body, await self._prepare(slot, body))
         except Exception as error:
@@ -221,22 +220,22 @@ class BodyPool:
             if not self._closed:
                 self._dispatch()
 
-    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> WorkResult:
-        if slot.preparer is not None:
+    async def _prepare(self, slot: _WorkerSlot, body: _PendingBody) -> WorkResult:
+        if slot.worker is not None:
             try:
-                return await slot.preparer.prepare(body)
+                return await slot.worker.prepare(body)
             except WorkerGoneError:
-                slot.preparer.close()
+                slot.worker.close()
                 if self._closed:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
-                slot.preparer = None
+                slot.worker = None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, body.in_thread)
 
 
 class WorkerPool(BodyPool):
-    """Prepares requests. `model_info` and `models` are for threads, the recipe for
+    """Prepares requests. `model_info` and `models` are for threads, `facts` for
     processes; both describe the same model.
     """
 
@@ -248,44 +247,44 @@ class WorkerPool(BodyPool):
         threads: Executor,
         *,
         workers: int = 0,
-        limit: float = LIMIT,
+        limit: float = WORK_TIMEOUT_SECONDS,
         refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
         start = partial(Process, facts)
         super().__init__(start, threads, workers=workers, limit=limit, refusals=refusals)
-        self._about = model_info, models
+        self._thread_args = model_info, models
 
     async def prepare(
         self, endpoint: Endpoint, data: bytes, client: str, tenant: str = ""
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Prepare a tenant's body, at its client's turn.
 
         Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
         closed.
         """
-        in_thread = partial(work, endpoint, data, *self._about)
+        in_thread = partial(work, endpoint, data, *self._thread_args)
         result = await self.run(endpoint.path, data, client, in_thread, tenant=tenant)
-        if not isinstance(result, Prepared):
+        if not isinstance(result, PreparedRequest):
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
     async def answer(
         self, query: QueryEndpoint, data: bytes, client: str, tenant: str = ""
-    ) -> QueryAnswer:
+    ) -> QueryResult:
         """Answer a question, at its client's turn. Raises likewise."""
-        in_thread = partial(work, query, data, *self._about)
+        in_thread = partial(work, query, data, *self._thread_args)
         result = await self.run(query.path, data, client, in_thread, tenant=tenant)
-        if not isinstance(result, QueryAnswer):
+        if not isinstance(result, QueryResult):
             raise TypeError(f"{query.path} was prepared like a request")
         return result
 
 
 def _settle(body: _PendingBody, result: WorkResult | Exception) -> None:
     """Pass the result to the job's waiter, unless it left or the event loop is closed."""
-    if body.done.done():
+    if body.future.done():
         return
     with contextlib.suppress(RuntimeError):
         if isinstance(result, Exception):
-            body.done.set_exception(result)
+            body.future.set_exception(result)
         else:
-            body.done.set_result(result)
+            body.future.set_result(result)

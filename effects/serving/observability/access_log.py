@@ -20,18 +20,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minfer.effects.serving.access.authentication import key_name
 from minfer.effects.serving.observability.records import JsonObject
 from minfer.effects.serving.observability.stdout_lines import LineWriter
-from minfer.effects.serving.wire.request_ids import HEADER
+from minfer.effects.serving.wire.request_ids import ID_HEADER
 
-FORMS: Final = ("json", "text", "off")
-QUIET: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
-_GONE: Final = 499  # the client left before there was an answer
-_LONGEST: Final = 512  # characters of a path
-_SWITCHED: Final = 101  # it is a WebSocket from here on
-_PLACED: Final = ("replica", "machine", "why")  # of an answer's record
+LOG_FORMATS: Final = ("json", "text", "off")
+UNLOGGED_PATHS: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+_CLIENT_CLOSED: Final = 499  # the client left before there was an answer
+_MAX_PATH_CHARS: Final = 512  # of a path
+_SWITCHING_PROTOCOLS: Final = 101  # it is a WebSocket from here on
+_PLACEMENT_FIELDS: Final = ("replica", "machine", "why")  # of an answer's record
 # Messages that begin an answer, with the status if the message has none.
-_HEADS: Final[Mapping[str, int]] = {
+_FIRST_MESSAGES: Final[Mapping[str, int]] = {
     "http.response.start": 200,
-    "websocket.accept": _SWITCHED,
+    "websocket.accept": _SWITCHING_PROTOCOLS,
     "websocket.http.response.start": 403,
     "websocket.close": 403,
 }
@@ -44,7 +44,7 @@ FindRecord = Callable[[str, str], JsonObject | None]
 class AccessEntry:
     """A request, as it is logged."""
 
-    when: float  # of arrival, in seconds since 1970
+    arrived_at: float  # in seconds since 1970
     method: str
     path: str
     status: int
@@ -62,7 +62,7 @@ class AccessEntry:
         """The entry in JSON, for programs."""
         return json.dumps(
             {
-                "time": _date(self.when),
+                "time": _date(self.arrived_at),
                 "process": self.process,
                 "method": self.method,
                 "path": self.path,
@@ -83,7 +83,7 @@ class AccessEntry:
 
     def to_text(self) -> str:
         """The entry as text, for people."""
-        words = [_date(self.when), f"{self.process}:", self.method, self.path]
+        words = [_date(self.arrived_at), f"{self.process}:", self.method, self.path]
         words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
         words += [f"key={_word(self.key)}"] if self.key else []
         if self.prompt_tokens is not None:
@@ -106,57 +106,65 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and log it."""
-        if scope["type"] == "lifespan" or scope["path"] in QUIET:
+        if scope["type"] == "lifespan" or scope["path"] in UNLOGGED_PATHS:
             await self._app(scope, receive, send)
             return
         head: list[Message] = []
 
         async def send_noting_head(message: Message) -> None:
-            if not head and message["type"] in _HEADS:
+            if not head and message["type"] in _FIRST_MESSAGES:
                 head.append(message)
             await send(message)
 
-        when, began = time.time(), time.perf_counter()
-        failed = 500
+        arrived_at, started = time.time(), time.perf_counter()
+        default_status = 500
         try:
             await self._app(scope, receive, send_noting_head)
-            failed = _GONE
+            default_status = _CLIENT_CLOSED
         finally:
-            ms = round(1000 * (time.perf_counter() - began), 3)
-            self._log(scope, head[0] if head else {"status": failed}, when, ms)
+            ms = round(1000 * (time.perf_counter() - started), 3)
+            self._log(
+                scope, head[0] if head else {"status": default_status}, arrived_at, ms
+            )
 
-    def _log(self, scope: Scope, head: Message, when: float, ms: float) -> None:
-        name = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        access = AccessEntry(
-            when=when,
+    def _log(self, scope: Scope, head: Message, arrived_at: float, ms: float) -> None:
+        request_id = dict(head.get("headers") or ()).get(ID_HEADER, b"").decode("latin-1")
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        entry = AccessEntry(
+            arrived_at=arrived_at,
             method=scope.get("method", "WEBSOCKET"),
-            path=raw[:_LONGEST].decode("ascii", "backslashreplace"),
-            status=head.get("status", _HEADS.get(head.get("type", ""), 0)),
+            path=raw_path[:_MAX_PATH_CHARS].decode("ascii", "backslashreplace"),
+            status=head.get("status", _FIRST_MESSAGES.get(head.get("type", ""), 0)),
             ms=ms,
-            request_id=name,
+            request_id=request_id,
             key=key_name(scope),
             process=self._process,
         )
-        self._lines.put(lambda: self._make(self._with_tokens(access)))
+        self._lines.put(lambda: self._make(self._with_tokens(entry)))
 
-    def _with_tokens(self, access: AccessEntry) -> AccessEntry:
+    def _with_tokens(self, entry: AccessEntry) -> AccessEntry:
         """The entry with the tokens of its answer, if a record has them."""
-        record = self._find_record(access.request_id, access.key)
-        if record is None or record["endpoint"] != access.path:
-            return access
+        record = self._find_record(entry.request_id, entry.key)
+        if record is None or record["endpoint"] != entry.path:
+            return entry
         prompts: Any = record["prompts"]
-        placed = [one["replicas"][-1] for one in prompts if "replicas" in one]
+        placements = [
+            prompt["replicas"][-1] for prompt in prompts if "replicas" in prompt
+        ]
         return evolve(
-            access,
-            prompt_tokens=sum(one["prompt_tokens"] for one in prompts),
-            output_tokens=sum(one["output_tokens"] for one in prompts),
-            **({name: placed[0][name] for name in _PLACED} if placed else {}),
+            entry,
+            prompt_tokens=sum(prompt["prompt_tokens"] for prompt in prompts),
+            output_tokens=sum(prompt["output_tokens"] for prompt in prompts),
+            **(
+                {name: placements[0][name] for name in _PLACEMENT_FIELDS}
+                if placements
+                else {}
+            ),
         )
 
 
-def _date(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _word(text: str) -> str:

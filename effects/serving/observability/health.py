@@ -6,10 +6,10 @@ from typing import Final
 
 import minfer
 from minfer.effects.live.client import ReplicaState
-from minfer.effects.serving.client_errors import BROKEN, SHUTTING_DOWN
+from minfer.effects.serving.client_errors import ENGINE_STOPPED, SHUTTING_DOWN
 from minfer.effects.serving.server_state import ServerState
 
-FAILING: Final = 8  # steps that fail in a row: no request makes progress
+MIN_FAILED_STEPS: Final = 8  # steps that fail in a row: no request makes progress
 
 
 class Health:
@@ -19,68 +19,68 @@ class Health:
         self._state = state
         self._stall = stall
 
-    def illness(self) -> str:
-        """What is wrong, or an empty string."""
+    def health_error(self) -> str:
+        """The reason why the server is not healthy, or an empty string."""
         engine = self._state.llm.client.snapshot()
         if self._state.closing:
             return SHUTTING_DOWN
         if engine.dead:
-            return BROKEN  # an exception's text is not for clients
+            return ENGINE_STOPPED  # an exception's text is not for clients
         if engine.stalled > self._stall:
             return f"requests wait, and no step for {engine.stalled:.0f} s"
-        if engine.failing >= FAILING:
+        if engine.failing >= MIN_FAILED_STEPS:
             return f"the last {engine.failing} steps failed"
         return ""
 
     def replicas(self) -> dict[str, object]:
         """The states of several engines, and how many are ready; nothing of one."""
-        each = self._state.llm.client.snapshot().replicas
-        if not each:
+        states = self._state.llm.client.snapshot().replicas
+        if not states:
             return {}
-        ready = sum(not one.unready for one in each)
+        ready = sum(not state.unready for state in states)
         return {
-            "ready": f"{ready} of {len(each)} replicas",
-            "replicas": [_replica(one) for one in each],
+            "ready": f"{ready} of {len(states)} replicas",
+            "replicas": [_replica(state) for state in states],
         }
 
     def figures(self) -> dict[str, object]:
-        """What `minfer status` shows: sums, and each engine, even if there is one."""
+        """The figures of `minfer status`: sums, and each engine, even if there is one."""
         client = self._state.llm.client
-        now = client.snapshot()
-        alone = ReplicaState(
+        snapshot = client.snapshot()
+        own_state = ReplicaState(
             name="0",
             machine=client.machine,
             unready=client.unready,
-            running=now.running,
-            waiting=now.waiting,
-            blocks=now.blocks,
-            blocks_free=now.blocks_free,
+            running=snapshot.running,
+            waiting=snapshot.waiting,
+            blocks=snapshot.blocks,
+            blocks_free=snapshot.blocks_free,
         )
         return {
             "version": minfer.__version__,
-            "running": now.running,
-            "waiting": now.waiting,
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
             **self.replicas(),
-            "replicas": [_replica(one) for one in now.replicas or [alone]],
+            "replicas": [_replica(state) for state in snapshot.replicas or [own_state]],
         }
 
-    def unreadiness(self) -> str:
-        """Why no new request should come now, or an empty string."""
+    def unready_reason(self) -> str:
+        """The reason why no request should be sent now, or an empty string."""
         client = self._state.llm.client
-        if why := client.unready:
-            return why
+        if reason := client.unready:
+            return reason
         if client.snapshot().draining:
             return SHUTTING_DOWN
-        return self.illness()
+        return self.health_error()
 
 
-def _replica(one: ReplicaState) -> dict[str, object]:
+def _replica(state: ReplicaState) -> dict[str, object]:
     return {
-        "replica": one.name,
-        "role": one.role,
-        "machine": one.machine,
-        "status": one.unready or "ready",
-        "running": one.running,
-        "waiting": one.waiting,
-        "kv_cache_usage": round(one.usage, 4),
+        "replica": state.name,
+        "role": state.role,
+        "machine": state.machine,
+        "status": state.unready or "ready",
+        "running": state.running,
+        "waiting": state.waiting,
+        "kv_cache_usage": round(state.usage, 4),
     }

@@ -1,12 +1,12 @@
 """GET /live: the engine's state, twice a second, while a viewer is connected.
 
-    EngineClient.snapshot() --> Figures --> one JSON object --> every viewer
+    EngineClient.snapshot() --> LiveFigures --> one JSON object --> every viewer
 
 Theory. The engine only counts: its totals grow from its start on. A viewer keeps earlier
 totals, and computes rates and percentiles of any interval as differences; so the server
 keeps no state for viewers, and does nothing while there are none. Viewers that are
-connected at the same time share one snapshot. There may be `MOST` of them, at all fronts
-together, which bounds their cost.
+connected at the same time share one snapshot. There may be `MAX_VIEWERS` of them, at all
+fronts together, which bounds their cost.
 
 `GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
 """
@@ -35,11 +35,11 @@ from minfer.effects.live.totals import (
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.shared_counts import SharedCount
 from minfer.effects.serving.wire.sse import EventStream
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.records.config import EngineConfig
 
-PERIOD: Final = 0.5  # seconds between two snapshots
-MOST: Final = 32  # viewers at a time
+PERIOD_SECONDS: Final = 0.5  # between two snapshots
+MAX_VIEWERS: Final = 32  # viewers at a time
 OVERLOADED: Final = 503
 _ONCE: Final = {"": False, "0": False, "1": True}  # what ?once= may be
 _NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -62,13 +62,13 @@ class Distribution:
 
 
 @frozen(kw_only=True)
-class Figures:
-    """What a viewer gets: the present state, and counts since the start."""
+class LiveFigures:
+    """The data for a viewer: the present state, and counts since the start."""
 
     version: str
     time: float  # seconds, on the engine's clock
     uptime: float  # seconds
-    health: str  # "ok", or what is wrong
+    health: str  # "ok", or the error
     requests: int  # being served
     running: int  # samples
     rows: int  # samples that may run at once
@@ -87,42 +87,47 @@ class Figures:
 
     @classmethod
     def of(
-        cls, now: Snapshot, config: EngineConfig, *, started: float, illness: str
-    ) -> "Figures":
+        cls,
+        snapshot: Snapshot,
+        config: EngineConfig,
+        *,
+        started: float,
+        health_error: str,
+    ) -> "LiveFigures":
         """The figures of a snapshot, of a server that was `started` at that time."""
         return cls(
             version=minfer.__version__,
-            time=now.time,
-            uptime=max(0.0, now.time - started),
-            health=illness or "ok",
-            requests=now.requests,
-            running=now.running,
-            rows=config.max_num_seqs * max(1, len(now.replicas)),
-            waiting=now.waiting,
-            waiting_for=now.waiting_for,
-            blocks=now.blocks,
-            blocks_used=now.blocks - now.blocks_free,
-            blocks_cached=now.blocks_cached,
-            blocks_free=now.blocks_free - now.blocks_cached,
+            time=snapshot.time,
+            uptime=max(0.0, snapshot.time - started),
+            health=health_error or "ok",
+            requests=snapshot.requests,
+            running=snapshot.running,
+            rows=config.max_num_seqs * max(1, len(snapshot.replicas)),
+            waiting=snapshot.waiting,
+            waiting_for=snapshot.waiting_for,
+            blocks=snapshot.blocks,
+            blocks_used=snapshot.blocks - snapshot.blocks_free,
+            blocks_cached=snapshot.blocks_cached,
+            blocks_free=snapshot.blocks_free - snapshot.blocks_cached,
             block_size=config.block_size,
-            counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
-            ttft=Distribution.of(now.totals.histograms.get(FIRST)),
-            itl=Distribution.of(now.totals.histograms.get(GAP)),
-            accepted=_accepted(now.totals.counts),
-            replicas=now.replicas,
+            counts={name: int(snapshot.totals.counts.get(name, 0)) for name in COUNTERS},
+            ttft=Distribution.of(snapshot.totals.histograms.get(FIRST)),
+            itl=Distribution.of(snapshot.totals.histograms.get(GAP)),
+            accepted=_accepted(snapshot.totals.counts),
+            replicas=snapshot.replicas,
         )
 
 
 def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
     """The number of accepted drafts by position, from the first on."""
-    found = list[int]()
-    while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
-        found.append(int(one))
-    return tuple(found)
+    accepted = list[int]()
+    while (count := counts.get(f"{ACCEPTED_AT}{len(accepted)}")) is not None:
+        accepted.append(int(count))
+    return tuple(accepted)
 
 
 class LiveView:
-    """The live view of an engine. `illness` returns what is wrong with the server, or an
+    """The live view of an engine. `health_error` returns the error of the server, or an
     empty string; `closing`, whether it is stopping.
     """
 
@@ -130,13 +135,13 @@ class LiveView:
         self,
         client: EngineClient,
         config: EngineConfig,
-        illness: Callable[[], str],
+        health_error: Callable[[], str],
         closing: Callable[[], bool],
         viewers: SharedCount,
     ) -> None:
         self._client = client
         self._config = config
-        self._illness = illness
+        self._health_error = health_error
         self._closing = closing
         self._started = client.clock()
         self._frame = ""  # the last frame
@@ -148,11 +153,13 @@ class LiveView:
         """How many viewers are connected to this process."""
         return self._viewers.own
 
-    def figures(self) -> Figures:
+    def figures(self) -> LiveFigures:
         """The figures as they are now."""
-        illness = self._illness()
-        now = self._client.snapshot()
-        return Figures.of(now, self._config, started=self._started, illness=illness)
+        health_error = self._health_error()
+        snapshot = self._client.snapshot()
+        return LiveFigures.of(
+            snapshot, self._config, started=self._started, health_error=health_error
+        )
 
     async def serve(self, request: Request) -> Response:
         """Answer a GET: with a stream, or once."""
@@ -163,10 +170,12 @@ class LiveView:
             return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
         frames = self._frames()
         await anext(frames)  # counts the viewer, until the generator ends
-        if self._viewers.total > MOST:
+        if self._viewers.total > MAX_VIEWERS:
             await frames.aclose()
-            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
-            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
+            message = (
+                f"{MAX_VIEWERS} viewers look already; close one, or ask for /live?once=1"
+            )
+            raise ApiError(message, None, "too_many_viewers", OVERLOADED)
         kind = EventStream.content_type.decode()
         return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
 
@@ -177,7 +186,7 @@ class LiveView:
             yield ""
             while not self._closing():
                 yield self._current_frame()
-                await asyncio.sleep(PERIOD)
+                await asyncio.sleep(PERIOD_SECONDS)
             yield self._current_frame()  # which has the reason of the end
         finally:
             self._viewers.set(self.viewers - 1)
@@ -185,8 +194,8 @@ class LiveView:
     def _current_frame(self) -> str:
         """The present frame: viewers within half a period of each other get the same."""
         now = asyncio.get_running_loop().time()
-        if not self._frame or now - self._made_at > PERIOD / 2 or self._closing():
+        if not self._frame or now - self._made_at > PERIOD_SECONDS / 2 or self._closing():
             data = json.dumps(attrs.asdict(self.figures()))
-            self._frame = EventStream.frame([Event(data)])
+            self._frame = EventStream.frame([StreamEvent(data)])
             self._made_at = now
         return self._frame

@@ -28,7 +28,7 @@ from minfer.effects.serving.observability.replica_metrics import replica_metrics
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
-_TIMES: Final = (
+_TIME_HISTOGRAMS: Final = (
     "e2e_request_latency_seconds",
     "request_time_per_output_token_seconds",
     "request_queue_time_seconds",
@@ -36,26 +36,27 @@ _TIMES: Final = (
     "request_decode_time_seconds",
     "request_inference_time_seconds",
 )
-_SIZES: Final = (
+_SIZE_HISTOGRAMS: Final = (
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_params_n",
     "request_params_max_tokens",
     "request_preemptions",
 )
-_ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # else "error"
+# Of other ends: "error".
+_FINISHED_REASONS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
 # Prefixes of the names of a front's counts; the label follows.
-_ENDED: Final = "ended "
-_WAITED: Final = "waited "
-_ROUTED: Final = "routed "  # the replica follows, a space, and why
+_ENDED_PREFIX: Final = "ended "
+_WAITED_PREFIX: Final = "waited "
+_ROUTED_PREFIX: Final = "routed "  # the replica follows, a space, and why
 
 
 def _with_prefix(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
     """The counts with this prefix, by the rest of their names."""
-    found = {name: count for name, count in counts.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): count for name, count in found.items()}
+    matches = {name: count for name, count in counts.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): count for name, count in matches.items()}
 
 
 class Metrics(Collector):
@@ -67,9 +68,9 @@ class Metrics(Collector):
         self.client = llm.client
         self.setup = llm.setup
         self.model = model
-        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIMES}
-        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZES}
-        self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
+        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIME_HISTOGRAMS}
+        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZE_HISTOGRAMS}
+        self.ends = dict.fromkeys((*_FINISHED_REASONS.values(), "error"), 0)
         # Requests that this front sent to one of several engines: by the name of that, a
         # space, and why.
         self.routed: Mapping[str, int] = {}
@@ -85,11 +86,17 @@ class Metrics(Collector):
 
     def note_end(self, job: OutputProcessor) -> None:
         """Add a request that has ended to the histograms of requests."""
-        lengths = [one.ending.length for one in job.samples if one.ending]
-        for one in job.samples:
+        lengths = [sample.ending.length for sample in job.samples if sample.ending]
+        for sample in job.samples:
             # As in its output: a stop string may be in the last token.
-            why = "stop" if one.stop_string else one.ending.reason if one.ending else ""
-            self.ends[_ENDS.get(why, "error")] += 1
+            reason = (
+                "stop"
+                if sample.stop_string
+                else sample.ending.reason
+                if sample.ending
+                else ""
+            )
+            self.ends[_FINISHED_REASONS.get(reason, "error")] += 1
         self._observe("request_prompt_tokens", len(job.request.prompt))
         self._observe("request_generation_tokens", sum(lengths))
         self._observe("request_params_n", job.request.n)
@@ -98,7 +105,7 @@ class Metrics(Collector):
         self._observe_times(job.times, max(lengths, default=0))
 
     def _observe_times(self, times: Timeline, longest: int) -> None:
-        """Add the times of a request whose longest sample has so many tokens."""
+        """Add the times of a request whose longest sample has `longest` tokens."""
         if times.started is None or times.first is None or times.last is None:
             return
         self._observe("e2e_request_latency_seconds", times.last - times.arrived)
@@ -109,47 +116,59 @@ class Metrics(Collector):
         self._observe("request_decode_time_seconds", times.last - times.first)
         self._observe("request_inference_time_seconds", times.last - times.started)
         if longest > 1:
-            each = (times.last - times.first) / (longest - 1)
-            self._observe("request_time_per_output_token_seconds", each)
+            per_token = (times.last - times.first) / (longest - 1)
+            self._observe("request_time_per_output_token_seconds", per_token)
 
     def front_totals(self) -> Totals:
         """The counts of requests that came through this front."""
-        ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
-        waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
+        ends = {
+            f"{_ENDED_PREFIX}{reason}": float(count)
+            for reason, count in self.ends.items()
+        }
+        waits = {
+            f"{_WAITED_PREFIX}{cause}": seconds for cause, seconds in self.waits.items()
+        }
         sent = dict(self.routed)  # others may count meanwhile
-        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent.items()}
-        filled = {name: one.histogram() for name, one in self.buckets.items()}
+        routed = {
+            f"{_ROUTED_PREFIX}{target}": float(count) for target, count in sent.items()
+        }
+        filled = {name: bucket.histogram() for name, bucket in self.buckets.items()}
         return Totals(ends | waits | routed, filled)
 
     def collect(self) -> Iterator[core.Metric]:
         """All metrics, at present."""
-        now = self.client.snapshot()
+        snapshot = self.client.snapshot()
         # Of all fronts, if there are several; this one has reported its own by then.
-        ours = now.fronts if now.fronts.histograms else self.front_totals()
-        used = 1 - now.blocks_free / now.blocks
+        totals = snapshot.fronts if snapshot.fronts.histograms else self.front_totals()
+        used = 1 - snapshot.blocks_free / snapshot.blocks
         gauge = core.GaugeMetricFamily
         counter = core.CounterMetricFamily
-        yield self._family(gauge, "num_requests_running", now.running)
-        yield self._family(gauge, "num_requests_waiting", now.waiting)
+        yield self._family(gauge, "num_requests_running", snapshot.running)
+        yield self._family(gauge, "num_requests_waiting", snapshot.waiting)
         yield self._family(
-            gauge, "num_requests_waiting_by_reason", now.waiting_for, "reason"
+            gauge, "num_requests_waiting_by_reason", snapshot.waiting_for, "reason"
         )
         yield self._family(gauge, "kv_cache_usage_perc", used)
-        ends = _with_prefix(ours.counts, _ENDED)
+        ends = _with_prefix(totals.counts, _ENDED_PREFIX)
         yield self._family(counter, "request_success", ends, "finished_reason")
-        waits = _with_prefix(ours.counts, _WAITED)
+        waits = _with_prefix(totals.counts, _WAITED_PREFIX)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
-        yield from self._engine_metrics(now.totals.counts)
-        if now.replicas:
-            routed = _with_prefix(ours.counts, _ROUTED)
-            yield from replica_metrics(self.model, now.replicas, routed)
-        for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
+        yield from self._engine_metrics(snapshot.totals.counts)
+        if snapshot.replicas:
+            routed = _with_prefix(totals.counts, _ROUTED_PREFIX)
+            yield from replica_metrics(self.model, snapshot.replicas, routed)
+        for name, histogram in {
+            **snapshot.totals.histograms,
+            **totals.histograms,
+        }.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
-            found = list(zip(bounds, accumulate(histogram.counts), strict=True))
-            yield self._family(core.HistogramMetricFamily, name, (found, histogram.total))
-        if now.journal_writing is not None:
-            yield self._family(gauge, "journal_writing", int(now.journal_writing))
-            yield self._family(counter, "journal_errors", now.journal_errors)
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            yield self._family(
+                core.HistogramMetricFamily, name, (buckets, histogram.total)
+            )
+        if snapshot.journal_writing is not None:
+            yield self._family(gauge, "journal_writing", int(snapshot.journal_writing))
+            yield self._family(counter, "journal_errors", snapshot.journal_errors)
         config = self.setup.config
         facts = {
             "block_size": str(config.block_size),
@@ -176,10 +195,10 @@ class Metrics(Collector):
             core.GaugeMetricFamily, "spec_decode_mean_acceptance_length", length
         )
 
-    def _family(self, kind: Any, name: str, value: Any, *by: str) -> Any:
-        """A metric with its value, or with one for each value of the label `by`."""
-        family = kind(f"minfer_{name}", HELP[name], labels=["model_name", *by])
-        for key, one in value.items() if by else [(None, value)]:
-            parts = one if isinstance(one, tuple) else (one,)
-            family.add_metric([self.model, key] if by else [self.model], *parts)
+    def _family(self, kind: Any, name: str, value: Any, *label: str) -> Any:
+        """A metric with its value, or with one for each value of the label `label`."""
+        family = kind(f"minfer_{name}", HELP[name], labels=["model_name", *label])
+        for key, labelled in value.items() if label else [(None, value)]:
+            values = labelled if isinstance(labelled, tuple) else (labelled,)
+            family.add_metric([self.model, key] if label else [self.model], *values)
         return family

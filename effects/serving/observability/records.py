@@ -7,24 +7,26 @@
 An answer is looked up by its own id, by the x-request-id that its client chose, or by the
 id of one of its parts in the engine, as journals have them; only with the key of the
 request. A record has times, counts and reasons, and never a text. Records of the last
-`KEPT` answers are kept; of each, the first `PARTS` prompts. The oldest record of the key
-that has most of them is dropped first, so that one key's requests do not remove those of
-others.
+`MAX_ENDED_ANSWERS` answers are kept; of each, the first `MAX_PROMPTS` prompts. The oldest
+record of the key that has most of them is dropped first, so that one key's requests do
+not remove those of others.
 """
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.live.live_requests import Sending
 from minfer.effects.live.request_names import answer_of, prompt_name
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.output_processor import OutputProcessor
 
-KEPT: Final = 1000  # answers that have ended
-PARTS: Final = 64  # prompts of an answer
+MAX_ENDED_ANSWERS: Final = 1000  # answers that have ended
+MAX_PROMPTS: Final = 64  # prompts of an answer
 
 JsonObject = dict[str, object]
 
@@ -73,15 +75,19 @@ class AnswerRecords:
             record = self._records[name] = self._records.pop(name)
             record.finished = True
             self._counts[record.owner] += 1
-            if self._counts.total() > KEPT:
+            if self._counts.total() > MAX_ENDED_ANSWERS:
                 self._drop_oldest()
 
     def find(self, name: str, owner: str = "") -> JsonObject | None:
         """The record of an answer by its id, for one owner; None if there is none."""
         with self._lock:
             candidates = name, self._ids.get((owner, name), ""), answer_of(name)
-            found = [one for one in map(self._records.get, candidates) if one is not None]
-            record = next((one for one in found if one.owner == owner), None)
+            records = [
+                record
+                for record in map(self._records.get, candidates)
+                if record is not None
+            ]
+            record = next((record for record in records if record.owner == owner), None)
             if record is None:
                 return None
             ended_prompts = dict(record.ended_prompts)
@@ -89,7 +95,7 @@ class AnswerRecords:
         prompts = sorted(
             {
                 **ended_prompts,
-                **{i: _prompt_figures(job) for i, job in live.items()},
+                **{i: self._figures(job) for i, job in live.items()},
             }.items()
         )
         return {
@@ -100,25 +106,33 @@ class AnswerRecords:
             "model": record.stamp.model,
             "created": record.stamp.created,
             "state": _state(record, live, bool(ended_prompts)),
-            "prompts": [one for _, one in prompts],
+            "prompts": [figures for _, figures in prompts],
         }
 
     def cancel(self, name: str, owner: str = "") -> JsonObject | None:
         """Cancel an answer's prompts in the engine. Returns the record before that, as
         `find`, with the number of these prompts as `cancelled`.
         """
-        find = self.find(name, owner)
-        if find is None:
+        record = self.find(name, owner)
+        if record is None:
             return None
-        jobs = [one for one in self._front.processors if answer_of(one) == find["id"]]
+        jobs = [
+            request_id
+            for request_id in self._front.processors
+            if answer_of(request_id) == record["id"]
+        ]
         self._front.cancel(jobs)
-        return {**find, "cancelled": len(jobs)}
+        return {**record, "cancelled": len(jobs)}
 
     def _drop_oldest(self) -> None:
         """Drop the oldest record of the key that has most of them."""
-        most = max(self._counts.values())
-        ended = ((name, one) for name, one in self._records.items() if one.finished)
-        oldest = next(name for name, one in ended if self._counts[one.owner] == most)
+        max_count = max(self._counts.values())
+        ended = (
+            (name, record) for name, record in self._records.items() if record.finished
+        )
+        oldest = next(
+            name for name, record in ended if self._counts[record.owner] == max_count
+        )
         forgotten = self._records.pop(oldest)
         self._counts[forgotten.owner] -= 1
         if not self._counts[forgotten.owner]:
@@ -130,21 +144,24 @@ class AnswerRecords:
     def _running_prompts(
         self, name: str, ended_prompts: dict[int, JsonObject]
     ) -> dict[int, OutputProcessor]:
-        """The prompts of an answer in the engine, of the first `PARTS`."""
-        found = {}
-        for i in range(PARTS):
+        """The prompts of an answer in the engine, of the first `MAX_PROMPTS`."""
+        running = {}
+        for i in range(MAX_PROMPTS):
             job = self._front.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
-                found[i] = job
-        return found
+                running[i] = job
+        return running
+
+    def _figures(self, job: OutputProcessor) -> JsonObject:
+        return _prompt_figures(job, self._front.sendings(job))
 
     def _end(self, job: OutputProcessor) -> None:
         """Store the figures of a prompt whose samples have all ended."""
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
             record = self._records.get(name)
-            if record is not None and int(number) < PARTS:
-                record.ended_prompts[int(number)] = _prompt_figures(job)
+            if record is not None and int(number) < MAX_PROMPTS:
+                record.ended_prompts[int(number)] = self._figures(job)
 
 
 def _state(
@@ -160,25 +177,27 @@ def _state(
     return "ended" if any_ended else "refused"
 
 
-def _prompt_figures(job: OutputProcessor) -> JsonObject:
+def _prompt_figures(job: OutputProcessor, sendings: Sequence[Sending]) -> JsonObject:
     """The figures of one prompt so far; null where there is none."""
-    made = sum(one.num_flushed + len(one.new_tokens) for one in job.samples)
-    metrics = job.times.metrics(made)
+    num_tokens = sum(
+        sample.num_flushed + len(sample.new_tokens) for sample in job.samples
+    )
+    metrics = job.times.metrics(num_tokens)
     first = job.samples[0].ending
-    placed = [
+    placements = [
         {
-            "replica": one.placed.replica,
-            "machine": one.machine,
-            "why": one.placed.why,
-            "hit": one.placed.hit,
-            "blocks": one.placed.blocks,
+            "replica": sending.placed.replica,
+            "machine": sending.machine,
+            "why": sending.placed.why,
+            "hit": sending.placed.hit,
+            "blocks": sending.placed.blocks,
         }
-        for one in job.times.sendings
+        for sending in sendings
     ]
     return {
         "prompt_tokens": len(job.request.prompt),
         "cached_tokens": None if first is None else first.cached,
-        "output_tokens": made,
+        "output_tokens": num_tokens,
         "queue_times": dict(metrics.queue_times),
         "ttft": metrics.ttft,
         "tpot": metrics.tpot,
@@ -187,8 +206,12 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
         "draft_tokens": metrics.draft_tokens,
         "accepted_draft_tokens": metrics.accepted_draft_tokens,
         "finish_reasons": [
-            "stop" if one.stop_string else one.ending.reason if one.ending else None
-            for one in job.samples
+            "stop"
+            if sample.stop_string
+            else sample.ending.reason
+            if sample.ending
+            else None
+            for sample in job.samples
         ],
-        **({"replicas": placed} if placed else {}),
+        **({"replicas": placements} if placements else {}),
     }

@@ -14,31 +14,31 @@ def replica_metrics(
     """The metrics at present. `routed` counts requests, by the name of a replica, a
     space, and why.
     """
-    each: dict[str, list[float]] = {
-        "replica_up": [int(not one.unready) for one in replicas],
-        "replica_requests_running": [one.running for one in replicas],
-        "replica_requests_waiting": [one.waiting for one in replicas],
-        "replica_kv_cache_usage_perc": [one.usage for one in replicas],
+    gauges: dict[str, list[float]] = {
+        "replica_up": [int(not replica.unready) for replica in replicas],
+        "replica_requests_running": [replica.running for replica in replicas],
+        "replica_requests_waiting": [replica.waiting for replica in replicas],
+        "replica_kv_cache_usage_perc": [replica.usage for replica in replicas],
     }
     labels = ["model_name", "replica"]
-    for name, values in each.items():
+    for name, values in gauges.items():
         gauge = core.GaugeMetricFamily(
             f"minfer_{name}", REPLICA_HELP[name], labels=labels
         )
-        for one, value in zip(replicas, values, strict=True):
-            gauge.add_metric([model, one.name], value)
+        for replica, value in zip(replicas, values, strict=True):
+            gauge.add_metric([model, replica.name], value)
         yield gauge
     info = core.GaugeMetricFamily(
         "minfer_replica_info",
         REPLICA_HELP["replica_info"],
         labels=[*labels, "machine", "role"],
     )
-    for one in replicas:
-        info.add_metric([model, one.name, one.machine, one.role], 1)
+    for replica in replicas:
+        info.add_metric([model, replica.name, replica.machine, replica.role], 1)
     yield info
     counter = core.CounterMetricFamily(
         "minfer_routed", REPLICA_HELP["routed"], labels=[*labels, "why"]
     )
-    for where, count in routed.items():
-        counter.add_metric([model, *where.split(" ", 1)], count)
+    for target, count in routed.items():
+        counter.add_metric([model, *target.split(" ", 1)], count)
     yield counter

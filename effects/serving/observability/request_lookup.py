@@ -3,7 +3,7 @@
     GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
                                                            (`minfer.effects.cluster.link`)
 
-Others have `PATIENCE` to answer. A key finds only its own requests.
+Others have `FRONT_REPLY_SECONDS` to answer. A key finds only its own requests.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
-from minfer.effects.serving.wire.request_ids import LONGEST
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS
 
-PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+FRONT_REPLY_SECONDS: Final = 1.0  # that other fronts have to answer
 _UNREACHABLE: Final = (
     "the server's other processes cannot be reached now; try again later"
 )
-_SILENT: Final = "the server's other processes did not answer in time; try again later"
+_NO_REPLY: Final = "the server's other processes did not answer in time; try again later"
 
 
 class RequestLookup:
@@ -28,30 +28,34 @@ class RequestLookup:
 
     def __init__(self, records: AnswerRecords) -> None:
         self._records = records
-        self._inquirer: RequestQueries | None = None  # where there are other fronts
+        self._queries: RequestQueries | None = None  # where there are other fronts
 
     def join(self, queries: RequestQueries) -> None:
         """Query other fronts too, and answer their queries."""
-        self._inquirer = queries
+        self._queries = queries
         queries.answer = self._answer
 
     async def find(self, query: RequestQuery) -> JsonObject | None:
         """The record of a request, which is also cancelled if `query` requests that.
         Raises ApiError if the other fronts cannot be queried, or are silent.
         """
-        found = self._find_here(query)
-        if found is None and self._inquirer is not None and len(query.name) <= LONGEST:
-            data = await _query_fronts(self._inquirer, query)
-            found = json.loads(data) if data else None
-        return found
+        record = self._find_here(query)
+        if (
+            record is None
+            and self._queries is not None
+            and len(query.name) <= MAX_ID_CHARS
+        ):
+            data = await _query_fronts(self._queries, query)
+            record = json.loads(data) if data else None
+        return record
 
     def _find_here(self, query: RequestQuery) -> JsonObject | None:
         find = self._records.cancel if query.cancel else self._records.find
         return find(query.name, query.owner)
 
     def _answer(self, query: RequestQuery) -> bytes:
-        found = self._find_here(query)
-        return b"" if found is None else json.dumps(found).encode()
+        record = self._find_here(query)
+        return b"" if record is None else json.dumps(record).encode()
 
 
 async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
@@ -59,12 +63,12 @@ async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     number = queries.ask(query, answer.set_result)
     try:
-        async with asyncio.timeout(PATIENCE):
-            found = await answer
+        async with asyncio.timeout(FRONT_REPLY_SECONDS):
+            record_json = await answer
     except TimeoutError:
-        raise ApiError(_SILENT, None, "timeout", 504) from None
+        raise ApiError(_NO_REPLY, None, "timeout", 504) from None
     finally:
         queries.forget(number)
-    if found is None:
+    if record_json is None:
         raise ApiError(_UNREACHABLE, None, OVERLOADED, 503)
-    return found
+    return record_json

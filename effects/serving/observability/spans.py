@@ -27,10 +27,10 @@ from minfer.values.checks import ConfigError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-TRACES: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are enabled
-_NEEDS: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-_LAST: Final = 3000  # milliseconds that the last spans may take
-_PARENT: Final = ("traceparent", "tracestate")
+TRACES_FIELD: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are enabled
+_REQUIRED_MODULES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_FLUSH_MILLISECONDS: Final = 3000  # that the last spans may take
+_PARENT_HEADERS: Final = ("traceparent", "tracestate")
 _OPERATIONS: Final = {"/v1/completions": "text_completion"}  # default: chat
 
 
@@ -42,9 +42,9 @@ def check_endpoint(endpoint: str) -> None:
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"{option}: give a URL, as http://localhost:4318/v1/traces")
     try:
-        missing = [name for name in _NEEDS if find_spec(name) is None]
+        missing = [name for name in _REQUIRED_MODULES if find_spec(name) is None]
     except ModuleNotFoundError:  # not even what it is a part of
-        missing = [*_NEEDS]
+        missing = [*_REQUIRED_MODULES]
     if missing:
         raise ConfigError(f"{option} needs {missing[0]}: {how_to_install('otel')}")
 
@@ -54,7 +54,7 @@ class StartedSpan:
     """An answer that has begun, if spans are enabled."""
 
     traces: "Traces"
-    when: int  # nanoseconds since 1970
+    start_time: int  # nanoseconds since 1970
     parent: Any  # a context of OpenTelemetry's
 
     def end(
@@ -66,23 +66,23 @@ class StartedSpan:
     ) -> None:
         """Make the span of an answer that has ended."""
         name = f"{_OPERATIONS.get(endpoint.path, 'chat')} {stamp.model}"
-        about = dict(_request_attributes(endpoint, stamp, request))
+        attributes = dict(_request_attributes(endpoint, stamp, request))
         prompts: Any = record["prompts"] if record is not None else ()
-        about |= _result_attributes(prompts)
-        self._make(name, about, "" if prompts else "refused")
+        attributes |= _result_attributes(prompts)
+        self._make(name, attributes, "" if prompts else "refused")
 
     def refuse(self, endpoint: Endpoint, code: str) -> None:
         """Make the span of a body that was refused, with the reason."""
         operation = _OPERATIONS.get(endpoint.path, "chat")
         self._make(operation, {"gen_ai.operation.name": operation}, code)
 
-    def _make(self, name: str, about: dict[str, Any], error: str) -> None:
+    def _make(self, name: str, attributes: dict[str, Any], error: str) -> None:
         from opentelemetry.trace import SpanKind, StatusCode
 
         if error:
-            about["error.type"] = error
+            attributes["error.type"] = error
         span = self.traces.tracer.start_span(
-            name, self.parent, SpanKind.SERVER, about, start_time=self.when
+            name, self.parent, SpanKind.SERVER, attributes, start_time=self.start_time
         )
         if error:
             span.set_status(StatusCode.ERROR)
@@ -97,12 +97,12 @@ class Traces:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        about = {"service.name": "minfer", "service.version": minfer.__version__}
+        service = {"service.name": "minfer", "service.version": minfer.__version__}
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it, or replace it.
-        given = Resource.create()
-        has_name = given.attributes.get("service.name") != "unknown_service"
-        about = {"service.version": minfer.__version__} if has_name else about
-        self._provider = TracerProvider(resource=given.merge(Resource(about)))
+        resource = Resource.create()
+        has_name = resource.attributes.get("service.name") != "unknown_service"
+        service = {"service.version": minfer.__version__} if has_name else service
+        self._provider = TracerProvider(resource=resource.merge(Resource(service)))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("minfer", minfer.__version__)
 
@@ -115,13 +115,13 @@ class Traces:
         headers = {
             name.decode(): value.decode("latin-1") for name, value in scope["headers"]
         }
-        carrier = {name: headers[name] for name in _PARENT if name in headers}
+        carrier = {name: headers[name] for name in _PARENT_HEADERS if name in headers}
         parent = TraceContextTextMapPropagator().extract(carrier)
         return StartedSpan(self, time.time_ns(), parent)
 
     def close(self) -> None:
         """Send the remaining spans, if that does not take long."""
-        self._provider.force_flush(_LAST)
+        self._provider.force_flush(_FLUSH_MILLISECONDS)
         self._provider.shutdown()
 
 
@@ -136,7 +136,7 @@ def with_traces(app: ASGIApp, traces: Traces) -> ASGIApp:
     """An application that makes a span of each answer."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TRACES] = traces
+        scope[TRACES_FIELD] = traces
         await app(scope, receive, send)
 
     return serve
@@ -144,7 +144,7 @@ def with_traces(app: ASGIApp, traces: Traces) -> ASGIApp:
 
 def begin(scope: Scope) -> StartedSpan | None:
     """Note that an answer begins, if spans are enabled."""
-    traces: Traces | None = scope.get(TRACES)
+    traces: Traces | None = scope.get(TRACES_FIELD)
     return None if traces is None else traces.begin(scope)
 
 
@@ -174,20 +174,23 @@ def _result_attributes(prompts: list[Any]) -> dict[str, Any]:
     if not prompts:
         return {}
 
-    def slowest(of: Callable[[Any], float | None]) -> float | None:
+    def slowest(get_time: Callable[[Any], float | None]) -> float | None:
         return max(
-            (found for one in prompts if (found := of(one)) is not None), default=None
+            (seconds for prompt in prompts if (seconds := get_time(prompt)) is not None),
+            default=None,
         )
 
     times = {
-        "time_in_queue": slowest(lambda one: sum(one["queue_times"].values())),
-        "time_to_first_token": slowest(lambda one: one["ttft"]),
-        "e2e": slowest(lambda one: one["latency"]),
+        "time_in_queue": slowest(lambda prompt: sum(prompt["queue_times"].values())),
+        "time_to_first_token": slowest(lambda prompt: prompt["ttft"]),
+        "e2e": slowest(lambda prompt: prompt["latency"]),
     }
-    ends = [end for one in prompts for end in one["finish_reasons"] if end is not None]
+    ends = [
+        end for prompt in prompts for end in prompt["finish_reasons"] if end is not None
+    ]
     return {
-        "gen_ai.usage.input_tokens": sum(one["prompt_tokens"] for one in prompts),
-        "gen_ai.usage.output_tokens": sum(one["output_tokens"] for one in prompts),
+        "gen_ai.usage.input_tokens": sum(prompt["prompt_tokens"] for prompt in prompts),
+        "gen_ai.usage.output_tokens": sum(prompt["output_tokens"] for prompt in prompts),
         "gen_ai.response.finish_reasons": ends,
         **{f"gen_ai.latency.{k}": v for k, v in times.items() if v is not None},
     }

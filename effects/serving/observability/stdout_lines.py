@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-MOST: Final = 10_000  # lines that wait
-PAUSE: Final = 0.1  # seconds in which lines are gathered, which are written together
-_WHOLE: Final = 4096  # bytes that several processes may write to a pipe without mixing
-_LAST: Final = 2.0  # seconds that the last lines may take
+MAX_WAITING_LINES: Final = 10_000  # lines that wait
+GATHER_SECONDS: Final = 0.1  # lines of this time are written together
+# Several processes can write this much to a pipe without mixing.
+_ATOMIC_WRITE_BYTES: Final = 4096
+_CLOSE_SECONDS: Final = 2.0  # that the last lines may take
 
 MakeLine = Callable[[], str]
 
@@ -34,7 +35,7 @@ class LineWriter:
 
     def put(self, line: MakeLine) -> None:
         """Have a line formatted and written, soon."""
-        if len(self._waiting) < MOST:
+        if len(self._waiting) < MAX_WAITING_LINES:
             self._waiting.append(line)
         else:
             self._dropped += 1
@@ -42,29 +43,29 @@ class LineWriter:
     def close(self) -> None:
         """Write the remaining lines, if that does not take long."""
         self._closing.set()
-        self._thread.join(_LAST)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the reader has closed the pipe
             closing = False
             while not closing:
-                closing = self._closing.wait(PAUSE)
+                closing = self._closing.wait(GATHER_SECONDS)
                 if closing or self._begin():
                     self._write_all()
 
     def _write_all(self) -> None:
         """Write the lines that wait, joined up to the size that does not mix."""
-        part = b""
+        chunk = b""
         for _ in range(len(self._waiting)):
             line = self._waiting.popleft()().encode("utf-8", "replace") + b"\n"
-            if len(part) + len(line) > _WHOLE:
-                self._write(part)
-                part = b""
-            part += line
+            if len(chunk) + len(line) > _ATOMIC_WRITE_BYTES:
+                self._write(chunk)
+                chunk = b""
+            chunk += line
         if self._dropped:
-            part += f"minfer: {self._dropped} lines were dropped\n".encode()
+            chunk += f"minfer: {self._dropped} lines were dropped\n".encode()
             self._dropped = 0
-        self._write(part)
+        self._write(chunk)
 
     def _write(self, data: bytes) -> None:
         while data:

@@ -14,7 +14,7 @@ from minfer.effects.serving.openai.chat_messages import (
     have_tool_calls,
 )
 from minfer.effects.serving.openai.chat_writing import writer
-from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
+from minfer.effects.serving.openai.fields import GenerationBody, ItemLimit, TopLogprobs
 from minfer.effects.serving.openai.template_fields import (
     Effort,
     RequestTemplate,
@@ -35,7 +35,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     check_template,
     parsing_of,
 )
-from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, read_body
 from minfer.effects.serving.request_parsing.tool_constraints import (
     constrain_after_reasoning,
     constrain_calls,
@@ -43,22 +43,22 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 )
 from minfer.effects.serving.wire.error_form import failure
 
-Options: Final = Field(max_length=256)  # names for a template
+TemplateOptionLimit: Final = Field(max_length=256)  # names for a template
 
 
 class ChatBody(GenerationBody):
     """A conversation, and the parameters of its answer."""
 
-    messages: Annotated[list[ChatMessage], Few, Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], ItemLimit, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
     chat_template: RequestTemplate | None = None  # vLLM's
-    chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], TemplateOptionLimit] | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     logprobs: bool = False
-    top_logprobs: Top = 0
-    tools: Annotated[list[ChatTool], Few] | None = None
+    top_logprobs: TopLogprobs = 0
+    tools: Annotated[list[ChatTool], ItemLimit] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True  # vLLM's
@@ -66,19 +66,19 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
         if self.top_logprobs and self.scored is None:
-            raise wrong("needs logprobs to be true", "top_logprobs")
+            raise invalid_value("needs logprobs to be true", "top_logprobs")
         return self
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:
         if self.add_special_tokens:
             message = "is not supported here: the chat template writes its own"
-            raise wrong(message, "add_special_tokens")
+            raise invalid_value(message, "add_special_tokens")
         if not self.use_beam_search and self.best_of not in (None, self.n):
-            raise wrong("is not supported here; leave it out", "best_of")
+            raise invalid_value("is not supported here; leave it out", "best_of")
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) == 0:
-                raise wrong("must be at least 1", name)
+                raise invalid_value("must be at least 1", name)
         return self
 
     @model_validator(mode="after")
@@ -109,24 +109,26 @@ class ChatBody(GenerationBody):
         elif have_tool_calls(self.messages):
             check_template(llm.parsers, "messages")
         ids = self._ids(llm)
-        several = self.parallel_tool_calls
+        parallel = self.parallel_tool_calls
         offers = offered_tools(self.offered)
-        tools = {one.name: one.parameters for one in offers}
+        tools = {offer.name: offer.parameters for offer in offers}
         prefix = self.messages[-1].text if self.continue_final_message else ""
-        parsing = parsing_of(llm, ids, tools, parallel=several, prefix=prefix)
+        parsing = parsing_of(llm, ids, tools, parallel=parallel, prefix=prefix)
         # By default, an answer may take the rest of the context.
-        given = {"max_tokens": None, **self.sampling()}
-        params = llm.setup.default_sampling_params(**given)
+        sampling_args = {"max_tokens": None, **self.sampling()}
+        params = llm.setup.default_sampling_params(**sampling_args)
         request = self.request(
             [TokenizedPrompt(None, ids, self.cache_salt.encode())], params
         )
-        requirements = call_requirements(self.tool_choice, several=several)
+        requirements = call_requirements(self.tool_choice, parallel=parallel)
         constraint = self.constraint()
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
         include = attrs.evolve(request.include, reasoning=self.include_reasoning)
         request = attrs.evolve(request, parsing=parsing, include=include)
-        return with_constraint(request, added)
+        return with_constraint(request, added_constraint)
 
     def _ids(self, llm: ModelInfo) -> Sequence[int]:
         continues = self.continue_final_message

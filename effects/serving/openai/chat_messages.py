@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.tools import ToolCall
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -40,7 +40,9 @@ class TextPart(TypedObject):
 def _role(role: object) -> object:
     """A role, by the name for which models were trained."""
     if role == "function":  # a tool message from before there were tools
-        raise wrong(f"{shown(role)} messages are not supported; send tool messages")
+        raise invalid_value(
+            f"{short_json(role)} messages are not supported; send tool messages"
+        )
     return "system" if role == "developer" else role
 
 
@@ -58,9 +60,11 @@ class ChatMessage(StrictObject):
         ),
     ]
     # None only of an assistant.
-    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = None
+    content: Annotated[
+        str | list[TextPart] | None, text_or_parts(TextPart, ItemLimit)
+    ] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Few] | None = None
+    tool_calls: Annotated[list[ToolCall], ItemLimit] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
     # The model's reasoning before this message, under either name.
     reasoning_content: str | None = None
@@ -69,12 +73,12 @@ class ChatMessage(StrictObject):
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise wrong("are of assistant messages; leave them out", "tool_calls")
+            raise invalid_value("are of assistant messages; leave them out", "tool_calls")
         # An answer may be reasoning alone, which clients may drop.
         if self.content is None and self.role != "assistant":
-            raise wrong("is missing", "content")
+            raise invalid_value("is missing", "content")
         if self.role == "tool" and self.tool_call_id is None:
-            raise wrong("is missing: which call is answered?", "tool_call_id")
+            raise invalid_value("is missing: which call is answered?", "tool_call_id")
         return self
 
     @property
@@ -92,29 +96,33 @@ class ChatMessage(StrictObject):
 
     def to_turn(self) -> dict[str, Any]:
         """The message for chat templates, without absent fields: templates test them."""
-        said = self.tool_calls or self._reasoning
-        given = self.content if self.content is not None or said else ""
-        content = None if given is None else template_content(given)
-        found: dict[str, Any] = {"role": self.role, "content": content}
+        calls_or_reasoning = self.tool_calls or self._reasoning
+        message_content = (
+            self.content if self.content is not None or calls_or_reasoning else ""
+        )
+        content = None if message_content is None else template_content(message_content)
+        turn: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
-            found["name"] = self.name
+            turn["name"] = self.name
         if self._reasoning:
-            found["reasoning_content"] = self._reasoning
+            turn["reasoning_content"] = self._reasoning
         if self.tool_calls:
-            found["tool_calls"] = [call.to_json() for call in self.tool_calls]
+            turn["tool_calls"] = [call.to_json() for call in self.tool_calls]
         if self.role == "tool":
-            found["tool_call_id"] = self.tool_call_id
-        return found
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
 def check_calls(messages: Sequence[ChatMessage]) -> None:
     """Raise the error in tool messages, if any: each must answer an earlier call."""
-    made = set[str]()
-    for at, message in enumerate(messages):
-        if message.role == "tool" and message.tool_call_id not in made:
-            where = f"messages[{at}].tool_call_id"
-            raise wrong("must be the id of a call in an earlier message", where)
-        made.update(call.id for call in message.tool_calls or ())
+    call_ids = set[str]()
+    for index, message in enumerate(messages):
+        if message.role == "tool" and message.tool_call_id not in call_ids:
+            field_path = f"messages[{index}].tool_call_id"
+            raise invalid_value(
+                "must be the id of a call in an earlier message", field_path
+            )
+        call_ids.update(call.id for call in message.tool_calls or ())
 
 
 def have_tool_calls(messages: Sequence[ChatMessage]) -> bool:

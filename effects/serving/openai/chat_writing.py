@@ -17,7 +17,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     ParsedAnswer,
 )
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.deltas import (
@@ -42,22 +42,22 @@ class ChatChunks(ChunkWriter):
         self._parser = AnswerParser(request, tokenizer)
         self._started: set[int] = set()  # choices whose role was sent
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The chunks for the new output of a choice."""
         events = []
         self.count(delta)
         if choice not in self._started:
             self._started.add(choice)
             events.append(self._first(choice))
-        parts = self._parser.read(choice, delta)
-        payloads = [_delta_json(piece, self._include) for piece in parts]
-        about = self._about(delta)  # once, for all new tokens
-        payload = [piece for piece in payloads if piece] or (
-            [{"content": ""}] if about else []
+        deltas = self._parser.read(choice, delta)
+        payloads = [_delta_json(parsed, self._include) for parsed in deltas]
+        extra_fields = self._extra_fields(delta)  # once, for all new tokens
+        delta_jsons = [delta_json for delta_json in payloads if delta_json] or (
+            [{"content": ""}] if extra_fields else []
         )
-        for piece in payload:
-            events.append(self._delta(choice, piece, about))
-            about = {}
+        for delta_json in delta_jsons:
+            events.append(self._delta(choice, delta_json, extra_fields))
+            extra_fields = {}
         if delta.finish_reason:
             end = _finish_reason(delta, calls=self._parser.calls(choice))
             events.append(self._delta(choice, {}, {"finish_reason": end}))
@@ -67,24 +67,26 @@ class ChatChunks(ChunkWriter):
         """The reasoning tokens of the answer."""
         return self._parser.reasoning_tokens
 
-    def _about(self, delta: CompletionOutput) -> JsonObject:
-        """What is requested of tokens besides their text."""
-        about: JsonObject = {}
+    def _extra_fields(self, delta: CompletionOutput) -> JsonObject:
+        """The requested fields of tokens besides their text."""
+        extra_fields: JsonObject = {}
         if delta.logprobs:
-            about["logprobs"] = _scores(delta, self._include, self._tokenizer)
+            extra_fields["logprobs"] = _scores(delta, self._include, self._tokenizer)
         if self._include.token_ids and delta.token_ids:
-            about["token_ids"] = [*delta.token_ids]
-        return about
+            extra_fields["token_ids"] = [*delta.token_ids]
+        return extra_fields
 
-    def _first(self, choice: int) -> Event:
+    def _first(self, choice: int) -> StreamEvent:
         """The first chunk of a choice."""
         delta: JsonObject = {"role": "assistant", "content": ""}
         ids = {"prompt_token_ids": self._prompt} if self._include.token_ids else {}
         return self.chunk(_choice_json(choice, delta), **ids)
 
-    def _delta(self, choice: int, delta: JsonObject, about: JsonObject) -> Event:
+    def _delta(
+        self, choice: int, delta: JsonObject, extra_fields: JsonObject
+    ) -> StreamEvent:
         choice_json = _choice_json(choice, delta)
-        choice_json.update(about)
+        choice_json.update(extra_fields)
         return self.chunk(choice_json)
 
 
@@ -99,7 +101,7 @@ class ChatObject(ObjectWriter):
         self._tokenizer = tokenizer
         self._parser = AnswerParser(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep a choice, which is complete."""
         if self._include.prompt_logprobs is not None:
             self._head["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
@@ -133,7 +135,7 @@ def _message(parsed: ParsedAnswer, *, reasoning: bool) -> JsonObject:
     payload: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if parsed.calls:
         payload["tool_calls"] = [
-            _call(one.id, one.name, one.arguments) for one in parsed.calls
+            _call(call.id, call.name, call.arguments) for call in parsed.calls
         ]
     if parsed.reasoning and reasoning:
         payload |= _reasoning(parsed.reasoning)
@@ -152,8 +154,8 @@ def _delta_json(delta: Delta, include: Include) -> JsonObject:
         case CallStart(index, name_id, name):
             return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}
         case Arguments(index, text):
-            more = {"index": index, "function": {"arguments": text}}
-            return {"tool_calls": [more]}
+            call_delta = {"index": index, "function": {"arguments": text}}
+            return {"tool_calls": [call_delta]}
         case CallEnd():
             return {}
 

@@ -8,7 +8,12 @@ import attrs
 from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_prompt
-from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
+from minfer.effects.serving.openai.fields import (
+    MAX_ITEMS,
+    GenerationBody,
+    ItemLimit,
+    TopLogprobs,
+)
 from minfer.effects.serving.openai.logprob_formats import (
     CompletionLogprobs,
     CompletionScores,
@@ -22,24 +27,28 @@ from minfer.effects.serving.protocol import (
     GenerationRequest,
     ModelInfo,
 )
-from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, read_body
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
 
-def _prompts(given: Any) -> Any:
+def _split_prompts(value: Any) -> Any:
     """Prompts as a list: one is a string or a list of token ids."""
-    single = not isinstance(given, list) or all(type(one) is int for one in given[:1])
-    many = [given] if single else given
-    for one in many[:MAX_ITEMS]:  # there may not be more
+    single = not isinstance(value, list) or all(
+        type(prompt) is int for prompt in value[:1]
+    )
+    prompts = [value] if single else value
+    for prompt in prompts[:MAX_ITEMS]:  # there may not be more
         # type() and not isinstance: true is no token id.
-        ids = type(one) is list and not set(map(type, one)) - {int}
-        if not isinstance(one, str) and not ids:
-            raise wrong("must be a string, a list of token ids, or a list of these")
-    return many
+        is_ids = type(prompt) is list and not set(map(type, prompt)) - {int}
+        if not isinstance(prompt, str) and not is_ids:
+            raise invalid_value(
+                "must be a string, a list of token ids, or a list of these"
+            )
+    return prompts
 
 
 def _false_to_none(logprobs: object) -> object:
@@ -47,32 +56,36 @@ def _false_to_none(logprobs: object) -> object:
     return None if logprobs is False else logprobs
 
 
-Prompts = BeforeValidator(
-    _prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
+PromptsField = BeforeValidator(
+    _split_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
 )
 
 
 class CompletionBody(GenerationBody):
     """Texts, and the parameters of their continuation."""
 
-    prompt: Annotated[list[Any], Few, Prompts]  # strings, lists of ids
+    prompt: Annotated[list[Any], ItemLimit, PromptsField]  # strings, lists of ids
     echo: bool = False
     logprobs: Annotated[
-        Top | None,
-        BeforeValidator(_false_to_none, json_schema_input_type=Top | Literal[False]),
+        TopLogprobs | None,
+        BeforeValidator(
+            _false_to_none, json_schema_input_type=TopLogprobs | Literal[False]
+        ),
     ] = None
 
     @model_validator(mode="after")
     def _all_fit(self) -> Self:
-        made = self.n if self.best_of is None else self.best_of
-        if made < self.n:
-            raise wrong(f"must be at least n, which is {self.n}", "best_of")
-        if made * len(self.prompt) > MAX_ITEMS:
+        num_samples = self.n if self.best_of is None else self.best_of
+        if num_samples < self.n:
+            raise invalid_value(f"must be at least n, which is {self.n}", "best_of")
+        if num_samples * len(self.prompt) > MAX_ITEMS:
             name = "n" if self.best_of is None else "best_of"
-            raise wrong(f"times prompts must not exceed {MAX_ITEMS}", name)
-        if made > self.n and self.stream:
-            why = "the best are known once all have ended; leave stream or best_of out"
-            raise wrong(why, "best_of")
+            raise invalid_value(f"times prompts must not exceed {MAX_ITEMS}", name)
+        if num_samples > self.n and self.stream:
+            message = (
+                "the best are known once all have ended; leave stream or best_of out"
+            )
+            raise invalid_value(message, "best_of")
         return self
 
     @property
@@ -84,13 +97,13 @@ class CompletionBody(GenerationBody):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters; an echoed prompt is scored as the output is."""
-        found = super().sampling()
+        sampling_args = super().sampling()
         if not self.use_beam_search and self.best_of not in (None, self.n):
-            found["best_of"] = self.best_of
+            sampling_args["best_of"] = self.best_of
         if self.echo and self.logprobs is not None:
-            most = max(self.logprobs, self.prompt_logprobs or 0)
-            found["prompt_logprobs"] = most
-        return found
+            num_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+            sampling_args["prompt_logprobs"] = num_logprobs
+        return sampling_args
 
     def generation(self, llm: ModelInfo) -> GenerationRequest:
         """Its prompts as token ids. Raises RequestError and ParameterError."""
@@ -121,10 +134,10 @@ def _prompt_texts(
     if tokenizer is None:
         return [""] * len(prompts)
     return [
-        tokenizer.decode(one.ids, skip_special_tokens=skip)
-        if one.text is None
-        else one.text
-        for one in prompts
+        tokenizer.decode(prompt.ids, skip_special_tokens=skip)
+        if prompt.text is None
+        else prompt.text
+        for prompt in prompts
     ]
 
 
@@ -145,17 +158,17 @@ class _ChoiceFormat:
 
     def to_json(self, choice: int, delta: CompletionOutput) -> JsonObject:
         echo = self._echo.pop(choice, None)
-        to_json: JsonObject = {
+        choice_json: JsonObject = {
             "index": choice,
             "logprobs": self._scores(choice, echo, delta),
             "text": (echo or "") + delta.text,
             "finish_reason": delta.finish_reason,
         }
         if self._include.token_ids:
-            to_json |= self._token_ids(choice, delta)
+            choice_json |= self._token_ids(choice, delta)
         if self._include.prompt_logprobs is not None:
-            to_json["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
-        return to_json
+            choice_json["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
+        return choice_json
 
     def _token_ids(self, choice: int, delta: CompletionOutput) -> JsonObject:
         """The tokens of an output, and in the first part of a choice those of its prompt,
@@ -171,16 +184,22 @@ class _ChoiceFormat:
         self, choice: int, echo: str | None, delta: CompletionOutput
     ) -> CompletionScores | None:
         """Scores of the prompt, if it is echoed now, and of the tokens after it."""
-        prompt = delta.prompt_logprobs
-        before = None
-        if echo is not None and prompt is not None and self._scored:
+        prompt_logprobs = delta.prompt_logprobs
+        echo_scores = None
+        if echo is not None and prompt_logprobs is not None and self._scored:
             ids = self._prompts[choice // self._samples].ids
             top = self._include.top_logprobs
-            before = self._logprobs.echo_scores(choice, echo, ids, prompt, top)
-        own = None
+            echo_scores = self._logprobs.echo_scores(
+                choice, echo, ids, prompt_logprobs, top
+            )
+        output_scores = None
         if delta.logprobs:
-            own = self._logprobs.next_scores(choice, delta.logprobs)
-        return join_scores(before, own) if before and own else before or own
+            output_scores = self._logprobs.next_scores(choice, delta.logprobs)
+        return (
+            join_scores(echo_scores, output_scores)
+            if echo_scores and output_scores
+            else echo_scores or output_scores
+        )
 
 
 class CompletionChunks(ChunkWriter):
@@ -192,7 +211,7 @@ class CompletionChunks(ChunkWriter):
         super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The chunk for the new output of a choice."""
         self.count(delta)
         return [self.chunk(self._format.to_json(choice, delta))]
@@ -207,7 +226,7 @@ class CompletionObject(ObjectWriter):
         super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep a choice, which is complete."""
         return self.keep(choice, self._format.to_json(choice, delta))
 

@@ -17,8 +17,8 @@ from pydantic import Field
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.client_errors import INTERNAL, ApiError
-from minfer.effects.serving.openai.completions import Prompts
-from minfer.effects.serving.openai.fields import Client, Priority
+from minfer.effects.serving.openai.completions import PromptsField
+from minfer.effects.serving.openai.fields import Client, PriorityField
 from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -31,7 +31,7 @@ from minfer.effects.serving.protocol import (
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, floats, normalized
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import SamplingParams
@@ -42,14 +42,16 @@ MAX_INPUTS: Final = 2048  # OpenAI's
 class EmbeddingBody(StrictObject):
     """Texts, and the parameters of their vectors."""
 
-    input: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), Prompts]
+    input: Annotated[
+        list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), PromptsField
+    ]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     user: Client = ""
     # vLLM's:
     normalize: bool = True  # to a length of 1
-    priority: Priority = 0
+    priority: PriorityField = 0
     cache_salt: str = ""
     # minfer's:
     pooling: Literal["last", "mean"] = "last"
@@ -64,10 +66,10 @@ class EmbeddingBody(StrictObject):
         """Its inputs as token ids. Raises RequestError and ApiError."""
         size = llm.setup.spec.hidden_size
         if self.dimensions not in (None, size):
-            why = f"dimensions: this model's vectors have {size}; leave it out"
-            raise ApiError(why, "dimensions")
+            message = f"dimensions: this model's vectors have {size}; leave it out"
+            raise ApiError(message, "dimensions")
         vocab, salt = llm.setup.spec.vocab_size, self.cache_salt.encode()
-        prompts = [read_prompt(one, llm.tokenizer, vocab, salt) for one in self.input]
+        prompts = [read_prompt(entry, llm.tokenizer, vocab, salt) for entry in self.input]
         return GenerationRequest(
             prompts=tuple(prompts),
             params=SamplingParams(),
@@ -77,7 +79,7 @@ class EmbeddingBody(StrictObject):
             stream=False,
             include=Include(),
             pooled=PoolingOptions(
-                how=self.pooling,
+                pooling_type=self.pooling,
                 normalize=self.normalize,
                 base64=self.encoding_format == "base64",
             ),
@@ -94,11 +96,11 @@ class EmbeddingList:
         self._pooled = request.pooled or PoolingOptions()
         self._formatted: dict[int, str] = {}  # by input
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the vector of an input; nothing is sent yet."""
         if not delta.vector:
-            why = "the request failed: the executor gave no vector"
-            raise ApiError(why, None, "engine_error", INTERNAL)
+            message = "the request failed: the executor gave no vector"
+            raise ApiError(message, None, "engine_error", INTERNAL)
         vector = normalized(delta.vector) if self._pooled.normalize else delta.vector
         formatted = (
             b64encode(vector).decode() if self._pooled.base64 else _numbers(vector)
@@ -107,11 +109,11 @@ class EmbeddingList:
         self._formatted[choice] = json.dumps(item)
         return []
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The answer."""
         usage = usage_of(served)
         del usage["completion_tokens"]
-        about = {
+        fields = {
             "id": self._stamp.id,
             "object": "list",
             "created": self._stamp.created,
@@ -119,7 +121,7 @@ class EmbeddingList:
             "usage": usage,
         }
         data = ", ".join(self._formatted[i] for i in sorted(self._formatted))
-        return [Event(f'{json.dumps(about)[:-1]}, "data": [{data}]}}')]
+        return [StreamEvent(f'{json.dumps(fields)[:-1]}, "data": [{data}]}}')]
 
 
 def _numbers(vector: bytes) -> list[float]:

@@ -16,12 +16,12 @@ from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.structured_fields import ConstrainedBody
 from minfer.effects.serving.request_parsing.typed_hints import hint
-from minfer.effects.serving.wire.request_ids import LONGEST as MAX_REQUEST_ID
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS as MAX_REQUEST_ID
 from minfer.sampling.beam import MAX_BEAMS
 from minfer.sampling.params import (
     ADVISED,
@@ -36,7 +36,7 @@ from minfer.values.checks import MAX_INT64, MAX_PRIORITY, MIN_INT64
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
-MAX_SCORES: Final = 2**21
+MAX_PROMPT_LOGPROBS: Final = 2**21
 # Fields that are not supported, with the values at which they change nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -72,7 +72,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "vllm_xargs": ({},),
 }
 # Fields that SamplingParams has under the same name.
-_SAMPLING: Final = {
+_SAMPLING_FIELDS: Final = {
     *ADVISED,
     "n",
     "prompt_logprobs",
@@ -93,7 +93,7 @@ _SAMPLING: Final = {
 # Fields that a beam search does not use, with the values at which they change nothing: it
 # ranks tokens by the model's own probabilities, and all that end by themselves.
 _UNUSED_IN_SEARCH: Final[Mapping[str, Any]] = {
-    **{one.name: one.default for one in attrs.fields(RowValues)},
+    **{parameter.name: parameter.default for parameter in attrs.fields(RowValues)},
     "temperature": 0,
     "stop": [],
     "stop_token_ids": [],
@@ -114,37 +114,41 @@ def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _by_id(given: object) -> object:
+def _biases_by_id(value: object) -> object:
     """Biases by token id: JSON's keys are strings."""
-    if not isinstance(given, dict):
-        return given
-    if len(given) > MAX_ADJUSTMENTS:
-        raise wrong(f"must have at most {MAX_ADJUSTMENTS} token ids")
-    found = {}
-    for key, bias in given.items():
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_ADJUSTMENTS:
+        raise invalid_value(f"must have at most {MAX_ADJUSTMENTS} token ids")
+    biases = {}
+    for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
-            raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
-        found[int(key[:_LONGEST_ID])] = bias
-    if len(found) < len(given):
-        raise wrong("a token id is in it twice")
-    return found
+            raise invalid_value(
+                f"names are token ids as whole numbers, not {short_json(key)}"
+            )
+        biases[int(key[:_MAX_ID_DIGITS])] = bias
+    if len(biases) < len(value):
+        raise invalid_value("a token id is in it twice")
+    return biases
 
 
-_LONGEST_ID: Final = 19  # digits: ids with more are out of range anyway
+_MAX_ID_DIGITS: Final = 19  # digits: ids with more are out of range anyway
 
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
-Whole = Annotated[int, Field(ge=MIN_INT64, lt=MAX_INT64 + 1)]
-Priority = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
-Stops = Annotated[
-    list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
+WholeNumber = Annotated[int, Field(ge=MIN_INT64, lt=MAX_INT64 + 1)]
+PriorityField = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
+StopStrings = Annotated[
+    list[str],
+    ItemLimit,
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 Biases = Annotated[
     dict[int, float],
-    BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
+    BeforeValidator(_biases_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
-Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 # Hints of OpenAI's API that have no effect: prefixes are cached anyway, streams are never
@@ -172,12 +176,12 @@ class GenerationBody(ConstrainedBody):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Whole | None = None
-    max_completion_tokens: Whole | None = None
+    max_tokens: WholeNumber | None = None
+    max_completion_tokens: WholeNumber | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: Whole | None = None
-    stop: Stops | None = None
+    seed: WholeNumber | None = None
+    stop: StopStrings | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: Biases | None = None
@@ -189,24 +193,24 @@ class GenerationBody(ConstrainedBody):
     user: Client = ""
     safety_identifier: Client = ""
     # vLLM's:
-    top_k: Whole | None = None
+    top_k: WholeNumber | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Annotated[list[Whole], Few] | None = None
+    stop_token_ids: Annotated[list[WholeNumber], ItemLimit] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Whole | None = None
+    min_tokens: WholeNumber | None = None
     allowed_token_ids: (
-        Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
+        Annotated[list[WholeNumber], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
     ) = None
-    bad_words: Annotated[list[str], Few] | None = None
-    priority: Priority = 0
+    bad_words: Annotated[list[str], ItemLimit] | None = None
+    priority: PriorityField = 0
     cache_salt: str = ""
     use_beam_search: bool = False  # then `best_of`, or `n`, is its width
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    prompt_logprobs: Top | None = None
+    prompt_logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MAX_INT64)] | None = None
     return_token_ids: bool = False
@@ -222,36 +226,42 @@ class GenerationBody(ConstrainedBody):
         lengths = (self.max_tokens, self.max_completion_tokens)
         if None not in lengths and len(set(lengths)) > 1:
             message = "differs from max_completion_tokens; leave one of them out"
-            raise wrong(message, "max_tokens")
+            raise invalid_value(message, "max_tokens")
         if self.truncate_prompt_tokens == 0:
-            raise wrong("must be at least 1, or -1", "truncate_prompt_tokens")
+            raise invalid_value("must be at least 1, or -1", "truncate_prompt_tokens")
         if self.use_beam_search:
             self._check_search()
             return self
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
-                raise wrong("needs use_beam_search to be true", name)
+                raise invalid_value("needs use_beam_search to be true", name)
         if self.prompt_logprobs is not None and self.stream:
-            raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
+            raise invalid_value(
+                "comes with whole answers; leave stream out", "prompt_logprobs"
+            )
         return self
 
     def _check_search(self) -> None:
         """Refuse fields that a beam search does not use."""
         if self.stream:
-            why = "a beam search is not streamed, as it ends before anything is known"
-            raise wrong(f"must be false: {why}", "stream")
+            reason = "a beam search is not streamed, as it ends before anything is known"
+            raise invalid_value(f"must be false: {reason}", "stream")
         if self.best_of is not None and self.best_of < self.n:
-            raise wrong("must not be below n", "best_of")
+            raise invalid_value("must not be below n", "best_of")
         if self.width > MAX_BEAMS:
             field = "n" if self.best_of is None else "best_of"
-            raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
-        given = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
-        given["logprobs"] = self.scored
+            raise invalid_value(
+                f"must be at most {MAX_BEAMS} with use_beam_search", field
+            )
+        requested = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
+        requested["logprobs"] = self.scored
         if self.response_format is not None and self.response_format.type == "text":
-            given["response_format"] = None
-        for name, value in given.items():
+            requested["response_format"] = None
+        for name, value in requested.items():
             if value is not None and value != _UNUSED_IN_SEARCH[name]:
-                raise wrong("does not go with use_beam_search; leave it out", name)
+                raise invalid_value(
+                    "does not go with use_beam_search; leave it out", name
+                )
 
     @property
     def width(self) -> int:
@@ -283,14 +293,14 @@ class GenerationBody(ConstrainedBody):
         """The sampling parameters that were given, by their names in SamplingParams.
         Raises ApiError.
         """
-        found = self.model_dump(include=_SAMPLING, exclude_none=True)
+        sampling_args = self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
         if self.max_completion_tokens is not None:
-            found["max_tokens"] = self.max_completion_tokens
+            sampling_args["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
-            found["logprobs"] = self.scored
+            sampling_args["logprobs"] = self.scored
         if (constraint := self.constraint()) is not None:
-            found["structured_outputs"] = constraint.build()
-        return found
+            sampling_args["structured_outputs"] = constraint.build()
+        return sampling_args
 
     def request(
         self,
@@ -355,11 +365,12 @@ class GenerationBody(ConstrainedBody):
             return
         per_token = params.n * (1 + params.prompt_logprobs)
         count = per_token * sum(len(prompt.ids) for prompt in prompts)
-        if count > MAX_SCORES:
+        if count > MAX_PROMPT_LOGPROBS:
             field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
-            why = f"{count} log-probabilities of prompts in one answer are too many: at"
+            reason = f"{count} log-probabilities of prompts in one answer are too many"
             raise ApiError(
-                f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
+                f"{field}: {reason}: at most {MAX_PROMPT_LOGPROBS}; "
+                "name fewer tokens, or fewer prompts",
                 field,
             )
 

@@ -14,8 +14,8 @@ from minfer.effects.text.logprobs_by_id import decode_token
 from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 
-LEAST: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
-Scored = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
+MIN_LOGPROB: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
+TokenLogprobs = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
 
 
 class TokenScore(TypedDict):
@@ -31,21 +31,23 @@ def token_logprob(
 ) -> TokenScore:
     """A token and its score, in the form of both formats."""
     spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
-    name = _id_name(token) if as_ids else _spelled(token, score)
+    name = _id_name(token) if as_ids else _token_name(token, score)
     return {"token": name, "logprob": _value(score), "bytes": spelled}
 
 
 def chat_logprobs(
-    scored: Scored, top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
+    scored: TokenLogprobs, top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
 ) -> dict[str, object]:
     """Scores of a conversation's tokens, each with the `top` likeliest tokens. Tokens are
     named by their text, or `as_ids`.
     """
     content = []
     for by_id in scored:
-        every = [token_logprob(*item, tokenizer, as_ids=as_ids) for item in by_id.items()]
-        likeliest = sorted(every, key=lambda token: -token["logprob"])
-        content.append({**every[0], "top_logprobs": likeliest[:top]})
+        token_scores = [
+            token_logprob(*item, tokenizer, as_ids=as_ids) for item in by_id.items()
+        ]
+        likeliest = sorted(token_scores, key=lambda token: -token["logprob"])
+        content.append({**token_scores[0], "top_logprobs": likeliest[:top]})
     return {"content": content, "refusal": None}
 
 
@@ -55,10 +57,10 @@ def format_prompt_logprobs(
     """Scores of a prompt's tokens, in vLLM's format."""
     if delta.prompt_logprobs is None or include.prompt_logprobs is None:
         return None
-    most = include.prompt_logprobs
+    top = include.prompt_logprobs
     return [
         by_id
-        and {str(token): _entry(one) for token, one in _likeliest(by_id, most).items()}
+        and {str(token): _entry(score) for token, score in _likeliest(by_id, top).items()}
         for by_id in delta.prompt_logprobs
     ]
 
@@ -71,10 +73,15 @@ def _entry(score: Logprob) -> dict[str, object]:
     }
 
 
-def _likeliest(by_id: dict[int, Logprob], most: int) -> dict[int, Logprob]:
-    """A token's own score, and those of so many likeliest tokens."""
-    own, *others = by_id.items()
-    return dict([own, *((token, one) for token, one in others if one.rank <= most)])
+def _likeliest(by_id: dict[int, Logprob], top: int) -> dict[int, Logprob]:
+    """A token's own score, and those of the `top` likeliest tokens."""
+    own_entry, *other_entries = by_id.items()
+    return dict(
+        [
+            own_entry,
+            *((token, score) for token, score in other_entries if score.rank <= top),
+        ]
+    )
 
 
 class CompletionScores(TypedDict):
@@ -96,7 +103,7 @@ class CompletionLogprobs:
         self._as_ids = as_ids
         self._lengths: dict[int, int] = {}  # characters written so far, by choice
 
-    def next_scores(self, choice: int, scored: Scored) -> CompletionScores:
+    def next_scores(self, choice: int, scored: TokenLogprobs) -> CompletionScores:
         """The scores of a choice's next tokens."""
         ids = [next(iter(by_id)) for by_id in scored]
         begin = self._lengths.get(choice, 0)
@@ -120,14 +127,15 @@ class CompletionLogprobs:
         scored: Sequence[dict[int, Logprob] | None],
         offsets: Iterable[int],
     ) -> CompletionScores:
-        each = [*zip(ids, scored, strict=True)]
+        pairs = [*zip(ids, scored, strict=True)]
         return {
             "tokens": [self._name(token) for token in ids],
             "token_logprobs": [
-                _value(one[token]) if one else None for token, one in each
+                _value(by_id[token]) if by_id else None for token, by_id in pairs
             ],
             "top_logprobs": [
-                _by_text(one, as_ids=self._as_ids) if one else None for one in scored
+                _by_text(by_id, as_ids=self._as_ids) if by_id else None
+                for by_id in scored
             ],
             "text_offset": [*offsets],
         }
@@ -150,24 +158,24 @@ class CompletionLogprobs:
         A special token may be in that text, or not; and tokenizers put a space before a
         text that is not in it.
         """
-        at = 0
+        offset = 0
         for token in ids:
-            yield min(at, len(text))
+            yield min(offset, len(text))
             word = "" if self._tokenizer is None else token_text(token, self._tokenizer)
             if self._tokenizer is not None and token in self._tokenizer.special_ids:
-                at += len(word) if text.startswith(word, at) else 0
+                offset += len(word) if text.startswith(word, offset) else 0
             else:
-                added = at == 0 and word.startswith(" ") and not text.startswith(" ")
-                at += self._characters(token) - added
+                added = offset == 0 and word.startswith(" ") and not text.startswith(" ")
+                offset += self._characters(token) - added
 
 
-def join_scores(first: CompletionScores, then: CompletionScores) -> CompletionScores:
+def join_scores(first: CompletionScores, second: CompletionScores) -> CompletionScores:
     """Join the scores of tokens with those of the following tokens."""
     return {
-        "tokens": first["tokens"] + then["tokens"],
-        "token_logprobs": first["token_logprobs"] + then["token_logprobs"],
-        "top_logprobs": first["top_logprobs"] + then["top_logprobs"],
-        "text_offset": first["text_offset"] + then["text_offset"],
+        "tokens": first["tokens"] + second["tokens"],
+        "token_logprobs": first["token_logprobs"] + second["token_logprobs"],
+        "top_logprobs": first["top_logprobs"] + second["top_logprobs"],
+        "text_offset": first["text_offset"] + second["text_offset"],
     }
 
 
@@ -182,7 +190,7 @@ def _id_name(token: int) -> str:
 
 
 def _value(score: Logprob) -> float:
-    return max(score.logprob, LEAST)
+    return max(score.logprob, MIN_LOGPROB)
 
 
 def _by_text(by_id: dict[int, Logprob], *, as_ids: bool) -> dict[str, float]:
@@ -191,10 +199,10 @@ def _by_text(by_id: dict[int, Logprob], *, as_ids: bool) -> dict[str, float]:
     """
     items = reversed(by_id.items())
     return {
-        _id_name(token) if as_ids else _spelled(token, one): _value(one)
-        for token, one in items
+        _id_name(token) if as_ids else _token_name(token, score): _value(score)
+        for token, score in items
     }
 
 
-def _spelled(token: int, score: Logprob) -> str:
+def _token_name(token: int, score: Logprob) -> str:
     return score.decoded_token or _id_name(token)

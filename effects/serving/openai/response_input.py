@@ -16,13 +16,18 @@ from minfer.effects.serving.access.reasoning_cipher import (
     DecryptionError,
 )
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.response_tools import (
     ResponseTools,
     custom_arguments,
     flat_name,
 )
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, HINT, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    HINT,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -42,7 +47,7 @@ _NEUTRAL_IN_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "status": (ANYTHING,),
 }
 _PARAGRAPH: Final = "\n\n"
-Turn = dict[str, Any]  # a message for chat templates
+TemplateMessage = dict[str, Any]  # a message for chat templates
 
 
 class ContentPart(TypedObject):
@@ -58,7 +63,7 @@ def _role(role: object) -> object:
     return "system" if role == "developer" else role
 
 
-ContentParts = Annotated[str | list[ContentPart], text_or_parts(ContentPart, Few)]
+ContentParts = Annotated[str | list[ContentPart], text_or_parts(ContentPart, ItemLimit)]
 Role = Annotated[
     Literal["system", "user", "assistant"],
     BeforeValidator(
@@ -77,7 +82,7 @@ class MessageInput(TypedObject):
     role: Role
     content: ContentParts
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates."""
         return {"role": self.role, "content": template_content(self.content)}
 
@@ -96,7 +101,7 @@ class CallInput(TypedObject):
     namespace: str | None = None
     arguments: str  # as they were written, whether JSON or not
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates."""
         name = flat_name(self.name, self.namespace)
         function = {"name": name, "arguments": self.arguments}
@@ -116,7 +121,7 @@ class CustomCallInput(TypedObject):
     namespace: str | None = None
     input: str
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates, as one of a function."""
         name = flat_name(self.name, self.namespace)
         function = {"name": name, "arguments": custom_arguments(self.input)}
@@ -151,7 +156,7 @@ OutputPart = Annotated[
         json_schema_input_type=ContentPart | OutputImage,
     ),
 ]
-OutputParts = Annotated[str | list[OutputPart], text_or_parts(OutputPart, Few)]
+OutputParts = Annotated[str | list[OutputPart], text_or_parts(OutputPart, ItemLimit)]
 
 
 class CallOutputInput(TypedObject):
@@ -165,7 +170,7 @@ class CallOutputInput(TypedObject):
     call_id: str
     output: OutputParts
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates."""
         content = template_content(self.output)
         return {"role": "tool", "tool_call_id": self.call_id, "content": content}
@@ -186,18 +191,18 @@ class ReasoningInput(TypedObject):
         **_NEUTRAL_IN_ITEMS,
         "summary": ([], HINT),  # of reasoning by another server, which is left out
     }
-    content: Annotated[list[ReasoningText], Few] | None = None
+    content: Annotated[list[ReasoningText], ItemLimit] | None = None
     encrypted_content: Annotated[str, Field(max_length=MAX_ENCRYPTED_CHARS)] | None = None
 
-    def text(self, key: bytes, where: str) -> str:
-        """The reasoning; `where` is its place in the body. Raises ApiError."""
-        readable = "\n".join(part.text for part in self.content or ())
+    def text(self, key: bytes, field_path: str) -> str:
+        """The reasoning; `field_path` is its place in the body. Raises ApiError."""
+        readable = "\n".join(segment.text for segment in self.content or ())
         if not self.encrypted_content:
             return readable
-        field = f"{where}.encrypted_content"
+        field = f"{field_path}.encrypted_content"
         if not reasoning_cipher.IS_INSTALLED:
-            how = reasoning_cipher.HOW_TO_INSTALL
-            raise ApiError(f"{field}: cannot be read here: {how}", field)
+            install_hint = reasoning_cipher.HOW_TO_INSTALL
+            raise ApiError(f"{field}: cannot be read here: {install_hint}", field)
         try:
             hidden = reasoning_cipher.decrypt(key, self.encrypted_content)
         except DecryptionError:
@@ -205,7 +210,7 @@ class ReasoningInput(TypedObject):
             remedy = "leave this item out, or start servers with the same --cache-secret"
             raise ApiError(f"{field}: {message}; {remedy}", field) from None
         if readable and readable != hidden:
-            field = f"{where}.content"
+            field = f"{field_path}.content"
             raise ApiError(
                 f"{field}: differs from encrypted_content; leave one of them out", field
             )
@@ -230,11 +235,11 @@ class HostedCallInput(TypedObject):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
-        return {"type": given["type"]} if isinstance(given, dict) else given
+    def _check_fields(cls, value: Any) -> Any:
+        return {"type": value["type"]} if isinstance(value, dict) else value
 
 
-Item = (
+InputItem = (
     MessageInput
     | CallInput
     | CustomCallInput
@@ -243,7 +248,7 @@ Item = (
     | AdditionalToolsInput
     | HostedCallInput
 )
-_CLASSES: Final[tuple[type[Item], ...]] = (
+_CLASSES: Final[tuple[type[InputItem], ...]] = (
     MessageInput,
     CallInput,
     CustomCallInput,
@@ -252,39 +257,43 @@ _CLASSES: Final[tuple[type[Item], ...]] = (
     AdditionalToolsInput,
     HostedCallInput,
 )
-_KINDS: Final[Mapping[str, type[Item]]] = {
+_KINDS: Final[Mapping[str, type[InputItem]]] = {
     name: kind for kind in _CLASSES for name in kind.kinds
 }
 
 
-def _item(given: object) -> object:
+def _read_item(value: object) -> object:
     """An item of the kind that its `type` names."""
-    kind = given.get("type", "message") if isinstance(given, dict) else "message"
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
-        there = " or ".join(map(shown, _KINDS))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return _KINDS[kind].model_validate(given)
+        supported = " or ".join(map(short_json, _KINDS))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
+    return _KINDS[kind].model_validate(value)
 
 
-AnyItem = Annotated[Item, BeforeValidator(_item, json_schema_input_type=Item)]
+AnyItem = Annotated[
+    InputItem, BeforeValidator(_read_item, json_schema_input_type=InputItem)
+]
 
 
 def check_outputs(items: Sequence[AnyItem]) -> None:
     """Raise the error in outputs, if any: each must belong to an earlier call."""
-    made = set[str]()
-    for at, item in enumerate(items):
+    call_ids = set[str]()
+    for index, item in enumerate(items):
         if isinstance(item, CallInput | CustomCallInput):
-            made.add(item.call_id)
-        if isinstance(item, CallOutputInput) and item.call_id not in made:
-            where = f"input[{at}].call_id"
-            raise wrong("must be that of a call in an earlier item", where)
+            call_ids.add(item.call_id)
+        if isinstance(item, CallOutputInput) and item.call_id not in call_ids:
+            field_path = f"input[{index}].call_id"
+            raise invalid_value("must be that of a call in an earlier item", field_path)
 
 
-def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
+def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[TemplateMessage]:
     """Items as messages: successive items of the assistant's answer are one. `key` is
     that of encrypted reasoning. Raises ApiError for what it does not decrypt.
     """
-    turns: list[Turn] = []
+    turns: list[TemplateMessage] = []
     reasoning = ""
     for number, item in enumerate(items):
         match item:
@@ -303,21 +312,23 @@ def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
     return turns + _reasoning_turn(reasoning)
 
 
-def _reasoning_turn(reasoning: str) -> list[Turn]:
+def _reasoning_turn(reasoning: str) -> list[TemplateMessage]:
     """The turn of an answer that ended within its reasoning."""
     turn = {"role": "assistant", "content": None, "reasoning_content": reasoning}
     return [turn] if reasoning else []
 
 
 def _add_assistant_item(
-    turns: list[Turn], item: MessageInput | CallInput | CustomCallInput, reasoning: str
+    turns: list[TemplateMessage],
+    item: MessageInput | CallInput | CustomCallInput,
+    reasoning: str,
 ) -> None:
     """Add an assistant's item, to its last turn where it belongs to that."""
-    last: Turn = turns[-1] if turns else {"role": ""}
+    last: TemplateMessage = turns[-1] if turns else {"role": ""}
     # Text after calls belongs to the same answer: their outputs come later.
     called = isinstance(item, CallInput | CustomCallInput)
-    same = called or "tool_calls" in last
-    if last["role"] != "assistant" or reasoning or not same:
+    continues_answer = called or "tool_calls" in last
+    if last["role"] != "assistant" or reasoning or not continues_answer:
         last = {"role": "assistant", "content": None}
         turns.append(last)
     if reasoning:
@@ -327,10 +338,14 @@ def _add_assistant_item(
     elif last["content"] is None:
         last["content"] = template_content(item.content)
     else:
-        both = (last["content"], template_content(item.content))
-        last["content"] = _PARAGRAPH.join(map(_text, both))
+        contents = (last["content"], template_content(item.content))
+        last["content"] = _PARAGRAPH.join(map(_text, contents))
 
 
 def _text(content: str | list[dict[str, str]]) -> str:
-    texts = [content] if isinstance(content, str) else [one["text"] for one in content]
+    texts = (
+        [content]
+        if isinstance(content, str)
+        else [segment["text"] for segment in content]
+    )
     return "".join(texts)

@@ -12,7 +12,7 @@ from attrs import define, frozen
 from pydantic_core import from_json
 
 from minfer.effects.serving.access import reasoning_cipher
-from minfer.effects.serving.openai.response_tools import INPUT
+from minfer.effects.serving.openai.response_tools import INPUT_ARGUMENT
 from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.text.tools.deltas import (
     Arguments,
@@ -45,8 +45,8 @@ class MessageItem:
     def to_json(self, status: str) -> JsonObject:
         """The item."""
         content = [] if status == _RUNNING else [self.part()]
-        about: JsonObject = {"id": self.id, "type": "message", "role": "assistant"}
-        return {**about, "status": status, "content": content}
+        fields: JsonObject = {"id": self.id, "type": "message", "role": "assistant"}
+        return {**fields, "status": status, "content": content}
 
     def part(self) -> JsonObject:
         """The part with its text."""
@@ -55,8 +55,8 @@ class MessageItem:
 
     def start_events(self) -> list[ItemEvent]:
         """The events after its beginning."""
-        part = {**self.part(), "text": ""}
-        fields: JsonObject = {"content_index": 0, "part": part}
+        content_part = {**self.part(), "text": ""}
+        fields: JsonObject = {"content_index": 0, "part": content_part}
         return [ItemEvent("response.content_part.added", fields)]
 
     def append(self, text: str) -> ItemEvent:
@@ -68,10 +68,10 @@ class MessageItem:
     def end_events(self) -> list[ItemEvent]:
         """The events before its end."""
         text: JsonObject = {"content_index": 0, "text": self.text, "logprobs": []}
-        part: JsonObject = {"content_index": 0, "part": self.part()}
+        content_part: JsonObject = {"content_index": 0, "part": self.part()}
         return [
             ItemEvent("response.output_text.done", text),
-            ItemEvent("response.content_part.done", part),
+            ItemEvent("response.content_part.done", content_part),
         ]
 
 
@@ -87,17 +87,17 @@ class ReasoningItem:
 
     def to_json(self, status: str) -> JsonObject:
         """The item."""
-        part = {"type": "reasoning_text", "text": self.text}
-        content = [] if status == _RUNNING else [part]
-        about: JsonObject = {"id": self.id, "type": "reasoning", "summary": []}
+        content_part = {"type": "reasoning_text", "text": self.text}
+        content = [] if status == _RUNNING else [content_part]
+        fields: JsonObject = {"id": self.id, "type": "reasoning", "summary": []}
         if self.key and status != _RUNNING:
-            about["encrypted_content"] = reasoning_cipher.encrypt(self.key, self.text)
-        return {**about, "status": status, "content": content}
+            fields["encrypted_content"] = reasoning_cipher.encrypt(self.key, self.text)
+        return {**fields, "status": status, "content": content}
 
     def start_events(self) -> list[ItemEvent]:
         """The events after its beginning."""
-        part = {"type": "reasoning_text", "text": ""}
-        fields: JsonObject = {"content_index": 0, "part": part}
+        content_part = {"type": "reasoning_text", "text": ""}
+        fields: JsonObject = {"content_index": 0, "part": content_part}
         return [ItemEvent("response.content_part.added", fields)]
 
     def append(self, text: str) -> ItemEvent:
@@ -108,12 +108,14 @@ class ReasoningItem:
 
     def end_events(self) -> list[ItemEvent]:
         """The events before its end."""
-        part = {"type": "reasoning_text", "text": self.text}
+        content_part = {"type": "reasoning_text", "text": self.text}
         return [
             ItemEvent(
                 "response.reasoning_text.done", {"content_index": 0, "text": self.text}
             ),
-            ItemEvent("response.content_part.done", {"content_index": 0, "part": part}),
+            ItemEvent(
+                "response.content_part.done", {"content_index": 0, "part": content_part}
+            ),
         ]
 
 
@@ -192,8 +194,8 @@ class CustomCallItem:
 
 
 def _name_fields(target: CallTarget) -> JsonObject:
-    space = {"namespace": target.namespace} if target.namespace else {}
-    return {"name": target.name, **space}
+    namespace = {"namespace": target.namespace} if target.namespace else {}
+    return {"name": target.name, **namespace}
 
 
 def _input_of(arguments: str) -> str:
@@ -201,10 +203,10 @@ def _input_of(arguments: str) -> str:
     that are of another form are the input.
     """
     try:
-        made = from_json(arguments, allow_partial="trailing-strings")
+        parsed = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = made.get(INPUT, "") if isinstance(made, dict) else arguments
+    text = parsed.get(INPUT_ARGUMENT, "") if isinstance(parsed, dict) else arguments
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 
 
@@ -235,7 +237,7 @@ class OutputItems:
             return []
         return self._start(MessageItem(self._id("msg")))
 
-    def take(self, delta: Delta) -> list[ItemEvent]:
+    def add(self, delta: Delta) -> list[ItemEvent]:
         """The events for a delta."""
         match delta:
             case ContentDelta(text):

@@ -7,13 +7,13 @@ from pydantic import model_validator
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.fields import (
     Obfuscation,
-    Priority,
+    PriorityField,
     RequestId,
-    Stops,
-    Whole,
+    StopStrings,
+    WholeNumber,
 )
 from minfer.effects.serving.openai.template_fields import Effort, Verbosity
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown
+from minfer.effects.serving.request_parsing.bodies import StrictObject, short_json
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     schema_constraint,
@@ -38,22 +38,22 @@ class TextOptions(StrictObject):
 
     def constraint(self) -> Constraint | None:
         """The constraint of the format, if any. Raises ApiError."""
-        where = "text.format"
+        field_path = "text.format"
         content = dict(self.format or {})
         match content.pop("type", "text"):
             case "text" if not content:
                 return None
             case "json_object" if not content:
-                return Constraint({"json_object": True}, where)
+                return Constraint({"json_object": True}, field_path)
             case "json_schema":
-                return schema_constraint(content, where)
+                return schema_constraint(content, field_path)
             case str(kind) if kind in _KINDS:
-                field = f"{where}.{min(content)[:_MAX_NAME_CHARS]}"
+                field = f"{field_path}.{min(content)[:_MAX_NAME_CHARS]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
-                supported = " or ".join(map(shown, _KINDS))
-                message = f"{shown(kind)} is not supported; there is {supported}"
-                raise ApiError(f"{where}.type: {message}", f"{where}.type")
+                supported = " or ".join(map(short_json, _KINDS))
+                message = f"{short_json(kind)} is not supported; there is {supported}"
+                raise ApiError(f"{field_path}.type: {message}", f"{field_path}.type")
 
 
 class ReasoningOptions(StrictObject):
@@ -88,16 +88,16 @@ class SampledBody(StrictObject):
     min_p: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: Whole | None = None
+    seed: WholeNumber | None = None
     skip_special_tokens: bool | None = None
-    stop: Stops | None = None
-    top_k: Whole | None = None
+    stop: StopStrings | None = None
+    top_k: WholeNumber | None = None
     cache_salt: str = ""
-    priority: Priority = 0
+    priority: PriorityField = 0
     request_id: RequestId = ""
 
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that were given, by their names in SamplingParams."""
-        others = {"cache_salt", "priority", "request_id"}
-        names = SampledBody.model_fields.keys() - others
+        other_fields = {"cache_salt", "priority", "request_id"}
+        names = SampledBody.model_fields.keys() - other_fields
         return self.model_dump(include=names, exclude_none=True)

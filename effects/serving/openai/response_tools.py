@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.tools import (
     AllowedToolList,
     AllowedTools,
@@ -35,8 +35,8 @@ from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_hints import hint
@@ -46,10 +46,10 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.tools.text_arguments import TextArgument
 
-INPUT: Final = "input"  # the argument of a function that stands for a custom tool
+INPUT_ARGUMENT: Final = "input"  # of a function that stands for a custom tool
 _SEPARATOR: Final = "__"  # between a namespace and a name
 # Tools that OpenAI's servers run, or whose calls have a form of their own.
-HOSTED: Final = (
+HOSTED_TOOLS: Final = (
     "apply_patch",
     "code_interpreter",
     "computer",
@@ -99,11 +99,11 @@ class InputFormat(TypedObject):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for name in ("syntax", "definition"):
-            given = getattr(self, name)
-            if self.type == "grammar" and given is None:
-                raise wrong("is missing", name)
-            if self.type == "text" and given is not None:
-                raise wrong("is for a grammar; leave it out", name)
+            value = getattr(self, name)
+            if self.type == "grammar" and value is None:
+                raise invalid_value("is missing", name)
+            if self.type == "text" and value is not None:
+                raise invalid_value("is for a grammar; leave it out", name)
         if self.syntax == "regex":
             self._check_brackets(self.definition or "")
         return self
@@ -113,7 +113,7 @@ class InputFormat(TypedObject):
         try:
             check_brackets(pattern)
         except BracketError as error:
-            raise wrong(str(error), "definition") from None
+            raise invalid_value(str(error), "definition") from None
         except GrammarError:
             pass  # what cannot be enforced is refused where a call is required
 
@@ -150,8 +150,8 @@ class CustomTool(TypedObject):
             text["pattern"] = f"^(?:{self.format.definition})$"
         return {
             "type": "object",
-            "properties": {INPUT: text},
-            "required": [INPUT],
+            "properties": {INPUT_ARGUMENT: text},
+            "required": [INPUT_ARGUMENT],
             "additionalProperties": False,
         }
 
@@ -163,8 +163,8 @@ class HostedTool(StrictObject):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
-        return {"type": given["type"]}
+    def _check_fields(cls, value: Any) -> Any:
+        return {"type": value["type"]}
 
     def to_json(self) -> dict[str, Any]:
         """The tool's type alone."""
@@ -174,19 +174,23 @@ class HostedTool(StrictObject):
 def _read_tool(value: object, kinds: Mapping[str, type[StrictObject]]) -> object:
     """A tool of the kind that its `type` names."""
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_value("must be an object")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        supported = " or ".join(shown(name) for name in kinds if name not in HOSTED)
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(
+            short_json(name) for name in kinds if name not in HOSTED_TOOLS
+        )
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return kinds[kind].model_validate(value)
 
 
-_MEMBERS: Final = {"function": FunctionTool, "custom": CustomTool}
+_MEMBER_TOOLS: Final = {"function": FunctionTool, "custom": CustomTool}
 MemberTool = Annotated[
     FunctionTool | CustomTool,
     BeforeValidator(
-        partial(_read_tool, kinds=_MEMBERS),
+        partial(_read_tool, kinds=_MEMBER_TOOLS),
         json_schema_input_type=FunctionTool | CustomTool,
     ),
 ]
@@ -198,7 +202,7 @@ class NamespaceTool(TypedObject):
     kinds = ("namespace",)
     name: ToolName
     description: str | None = None
-    tools: Annotated[list[MemberTool], Few]
+    tools: Annotated[list[MemberTool], ItemLimit]
 
     def to_json(self) -> dict[str, Any]:
         """The tool as a response repeats it."""
@@ -212,15 +216,15 @@ ResponseTool = Annotated[
         partial(
             _read_tool,
             kinds={
-                **_MEMBERS,
+                **_MEMBER_TOOLS,
                 "namespace": NamespaceTool,
-                **dict.fromkeys(HOSTED, HostedTool),
+                **dict.fromkeys(HOSTED_TOOLS, HostedTool),
             },
         ),
         json_schema_input_type=FunctionTool | CustomTool | NamespaceTool | HostedTool,
     ),
 ]
-ResponseTools = Annotated[list[ResponseTool], Few]
+ResponseTools = Annotated[list[ResponseTool], ItemLimit]
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -236,36 +240,38 @@ class FlatTool:
     """A tool as a function for the model."""
 
     tool: FunctionTool | CustomTool
-    where: str  # its place in the body
+    field_path: str  # its place in the body
     namespace: NamespaceTool | None = None
     first: bool = False  # of its namespace
     name: str = field(init=False)
 
     @name.default
     def _flat(self) -> str:
-        space = None if self.namespace is None else self.namespace.name
-        return flat_name(self.tool.name, space)
+        namespace = None if self.namespace is None else self.namespace.name
+        return flat_name(self.tool.name, namespace)
 
     @property
     def target(self) -> CallTarget:
         """What calls of it become."""
         custom = isinstance(self.tool, CustomTool)
-        space = self.namespace.name if self.namespace else ""
-        return CallTarget(name=self.tool.name, namespace=space, custom=custom)
+        namespace = self.namespace.name if self.namespace else ""
+        return CallTarget(name=self.tool.name, namespace=namespace, custom=custom)
 
     def to_json(self) -> dict[str, Any]:
         """The function for chat templates. The first one has its namespace's description,
         too.
         """
-        about = [self.tool.description]
+        descriptions = [self.tool.description]
         if self.first and self.namespace is not None:
-            about.insert(0, self.namespace.description)
-        given = {
-            "description": "\n\n".join(filter(None, about)) or None,
+            descriptions.insert(0, self.namespace.description)
+        function_fields = {
+            "description": "\n\n".join(filter(None, descriptions)) or None,
             "parameters": self.tool.parameters,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, **given}}
+        function_fields = {
+            name: value for name, value in function_fields.items() if value is not None
+        }
+        return {"type": "function", "function": {"name": self.name, **function_fields}}
 
     def offered(self) -> OfferedTool:
         """The function in the form in which it is enforced."""
@@ -274,32 +280,32 @@ class FlatTool:
         return OfferedTool(
             name=self.name,
             parameters=self.tool.parameters,
-            where=self.where,
+            field_path=self.field_path,
             schema="format" if custom else "parameters",
             strict=isinstance(self.tool, FunctionTool) and self.tool.strict,
-            text=None if grammar is None else TextArgument(INPUT, grammar),
+            text=None if grammar is None else TextArgument(INPUT_ARGUMENT, grammar),
         )
 
 
-def flatten(tools: Sequence[ResponseTool], where: str) -> Iterator[FlatTool]:
-    """The tools that the model sees, of the list at `where`."""
+def flatten(tools: Sequence[ResponseTool], field_path: str) -> Iterator[FlatTool]:
+    """The tools that the model sees, of the list at `field_path`."""
     for index, tool in enumerate(tools):
         if isinstance(tool, NamespaceTool):
             for number, member in enumerate(tool.tools):
                 yield FlatTool(
                     tool=member,
-                    where=f"{where}[{index}].tools[{number}]",
+                    field_path=f"{field_path}[{index}].tools[{number}]",
                     namespace=tool,
                     first=number == 0,
                 )
         elif not isinstance(tool, HostedTool):
-            yield FlatTool(tool=tool, where=f"{where}[{index}]")
+            yield FlatTool(tool=tool, field_path=f"{field_path}[{index}]")
 
 
-def hosted_tools(tools: Sequence[ResponseTool], where: str) -> dict[str, str]:
+def hosted_tools(tools: Sequence[ResponseTool], field_path: str) -> dict[str, str]:
     """The types of the tools that are left out, by their place in the body."""
     return {
-        f"{where}[{index}]": tool.type
+        f"{field_path}[{index}]": tool.type
         for index, tool in enumerate(tools)
         if isinstance(tool, HostedTool)
     }
@@ -307,7 +313,7 @@ def hosted_tools(tools: Sequence[ResponseTool], where: str) -> dict[str, str]:
 
 def custom_arguments(text: str) -> str:
     """The arguments of the function that stands for a custom tool with this input."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
+    return json.dumps({INPUT_ARGUMENT: text}, ensure_ascii=False)
 
 
 # --- the tool choice --------------------------------------------------------------------
@@ -326,13 +332,13 @@ class NamedFunction(TypedObject):
         """
         name = flat_name(self.name, self.namespace)
         if self.namespace is None and name not in {tool.name for tool in tools}:
-            alike = [tool.name for tool in tools if tool.tool.name == name]
-            name = alike[0] if len(alike) == 1 else name
+            same_name = [tool.name for tool in tools if tool.tool.name == name]
+            name = same_name[0] if len(same_name) == 1 else name
         return NamedTool(type="function", function=FunctionName(name=name))
 
 
 def _read_allowed(value: object) -> NamedFunction | HostedTool:
-    hosted = isinstance(value, dict) and value.get("type") in HOSTED
+    hosted = isinstance(value, dict) and value.get("type") in HOSTED_TOOLS
     return (HostedTool if hosted else NamedFunction).model_validate(value)
 
 
@@ -353,7 +359,7 @@ class AllowedFunctions(TypedObject):
     mode: Mode
     tools: Annotated[
         list[AllowedTool],
-        Few,
+        ItemLimit,
         AfterValidator(_without_hosted),
         Field(min_length=1),
     ]
@@ -372,7 +378,7 @@ class AllowedFunctions(TypedObject):
 FunctionChoice = Annotated[
     ChoiceWord | NamedFunction | AllowedFunctions,
     BeforeValidator(
-        partial(read_choice, one=NamedFunction, some=AllowedFunctions),
+        partial(read_choice, named_class=NamedFunction, allowed_class=AllowedFunctions),
         json_schema_input_type=ChoiceWord | NamedFunction | AllowedFunctions,
     ),
 ]

@@ -17,7 +17,7 @@ from minfer.effects.serving.openai.writing import JsonObject
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, PromptUsage
 from minfer.effects.serving.request_parsing.answer_parsing import AnswerParser
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
@@ -72,14 +72,16 @@ class _ResponseBuilder:
     def response(
         self, status: str, output: Sequence[JsonObject], usage: JsonObject | None = None
     ) -> JsonObject:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        cost = {} if usage is None else {"usage": usage}
+        incomplete_details = (
+            {"reason": "max_output_tokens"} if status == "incomplete" else None
+        )
+        usage_field = {} if usage is None else {"usage": usage}
         return {
             **self._head,
-            **cost,
+            **usage_field,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "incomplete_details": cut,
+            "incomplete_details": incomplete_details,
             "output": output,
         }
 
@@ -108,24 +110,24 @@ class ResponseEvents:
         self._number = 0  # of the next event
         self._status = _RUNNING
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The events for the new output."""
         events = [] if self._number else self._start_events()
         for event in self._parser.read(choice, delta):
-            events += map(self._make_event, self._items.take(event))
+            events += map(self._make_event, self._items.add(event))
         if delta.finish_reason:
             self._status = _status(delta)
         return events
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
-        """The events that end the response and what is open in it."""
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
+        """The events that end the open item and the response."""
         events = [self._make_event(event) for event in self._items.close(self._status)]
         usage = usage_of(served[0], self._parser.reasoning_tokens)
-        whole = self._format.response(self._status, self._items.to_json(), usage)
-        last = ItemEvent(f"response.{self._status}", {"response": whole})
+        response = self._format.response(self._status, self._items.to_json(), usage)
+        last = ItemEvent(f"response.{self._status}", {"response": response})
         return [*events, self._make_event(last)]
 
-    def _start_events(self) -> list[Event]:
+    def _start_events(self) -> list[StreamEvent]:
         running: JsonObject = {"response": self._format.response(_RUNNING, [])}
         events = [
             ItemEvent("response.created", running),
@@ -134,10 +136,10 @@ class ResponseEvents:
         ]
         return [self._make_event(event) for event in events]
 
-    def _make_event(self, event: ItemEvent) -> Event:
+    def _make_event(self, event: ItemEvent) -> StreamEvent:
         item_json = {"type": event.name, "sequence_number": self._number, **event.fields}
         self._number += 1
-        return Event(json.dumps(item_json), event.name)
+        return StreamEvent(json.dumps(item_json), event.name)
 
 
 class ResponseObject:
@@ -151,19 +153,19 @@ class ResponseObject:
         self._parser = AnswerParser(request, tokenizer)
         self._status = _RUNNING
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the output, which is complete."""
         for event in self._parser.read(choice, delta):
-            self._items.take(event)
+            self._items.add(event)
         self._status = _status(delta)
         return []
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The response."""
         self._items.close(self._status)
         usage = usage_of(served[0], self._parser.reasoning_tokens)
-        whole = self._format.response(self._status, self._items.to_json(), usage)
-        return [Event(json.dumps(whole))]
+        response = self._format.response(self._status, self._items.to_json(), usage)
+        return [StreamEvent(json.dumps(response))]
 
 
 def writer(

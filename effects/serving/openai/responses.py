@@ -14,7 +14,7 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.access.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import CacheKey, Client, Few, ServiceTier
+from minfer.effects.serving.openai.fields import CacheKey, Client, ItemLimit, ServiceTier
 from minfer.effects.serving.openai.response_input import (
     AdditionalToolsInput,
     AnyItem,
@@ -64,9 +64,9 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
+    invalid_value,
     read_body,
-    shown,
-    wrong,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
@@ -78,9 +78,10 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.wire.error_form import stream_failure
 
-_SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
-_ENCRYPTED: Final = "reasoning.encrypted_content"  # the one that adds something
-_LARGEST: Final = 2**31  # output tokens
+# Values of `include`: one that is refused, and one that adds something.
+_LOGPROBS_VALUE: Final = "message.output_text.logprobs"
+_ENCRYPTED_VALUE: Final = "reasoning.encrypted_content"
+_MAX_OUTPUT_TOKENS: Final = 2**31
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
@@ -96,15 +97,17 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def _items(given: object) -> object:
+def _to_items(value: object) -> object:
     """Input as a list of items: a string is a user's message."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _check_include(include: list[str]) -> list[str]:
     """The values of `include`: those that only concern tools or images are accepted."""
-    if _SCORES in include:
-        raise wrong(f"{shown(_SCORES)} is not supported; leave it out")
+    if _LOGPROBS_VALUE in include:
+        raise invalid_value(
+            f"{short_json(_LOGPROBS_VALUE)} is not supported; leave it out"
+        )
     return include
 
 
@@ -115,16 +118,16 @@ class ResponsesBody(SampledBody):
     model: str | None = None
     input: Annotated[
         list[AnyItem],
-        Few,
+        ItemLimit,
         Field(min_length=1),
-        BeforeValidator(_items, json_schema_input_type=str | list[MessageInput]),
+        BeforeValidator(_to_items, json_schema_input_type=str | list[MessageInput]),
     ]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=_MAX_OUTPUT_TOKENS)] | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: Annotated[bool | None, hint("store", False)] = None
-    include: Annotated[list[str], Few, AfterValidator(_check_include)] | None = None
+    include: Annotated[list[str], ItemLimit, AfterValidator(_check_include)] | None = None
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -143,9 +146,9 @@ class ResponsesBody(SampledBody):
     @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_outputs(self.input)
-        for tools, where in self._tool_lists:
-            names = [tool.name for tool in flatten(tools, where)]
-            check_names(names, where)
+        for tools, field_path in self._tool_lists:
+            names = [tool.name for tool in flatten(tools, field_path)]
+            check_names(names, field_path)
         offered = self._flat_tools
         choice = chat_choice(self.tool_choice, offered)
         check_tools([tool.name for tool in offered], choice)
@@ -168,8 +171,8 @@ class ResponsesBody(SampledBody):
         name.
         """
         by_name: dict[str, FlatTool] = {}
-        for tools, where in self._tool_lists:
-            by_name |= {tool.name: tool for tool in flatten(tools, where)}
+        for tools, field_path in self._tool_lists:
+            by_name |= {tool.name: tool for tool in flatten(tools, field_path)}
         return list(by_name.values())
 
     @property
@@ -184,17 +187,17 @@ class ResponsesBody(SampledBody):
         offered = self.offered
         self._note_ignored(llm)
         ids = self._ids(llm, offered)
-        given = self.sampling()
+        sampling_args = self.sampling()
         constraint = None if self.text is None else self.text.constraint()
         if constraint is not None:
-            given["structured_outputs"] = constraint.build()
+            sampling_args["structured_outputs"] = constraint.build()
         params = llm.setup.default_sampling_params(
-            **given, max_tokens=self.max_output_tokens
+            **sampling_args, max_tokens=self.max_output_tokens
         )
-        several = self.parallel_tool_calls
+        parallel = self.parallel_tool_calls
         offers = [tool.offered() for tool in offered]
-        tools = {one.name: one.parameters for one in offers}
-        parsing = parsing_of(llm, ids, tools, parallel=several)
+        tools = {offer.name: offer.parameters for offer in offers}
+        parsing = parsing_of(llm, ids, tools, parallel=parallel)
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids, self.cache_salt.encode()),),
             params=params,
@@ -211,29 +214,33 @@ class ResponsesBody(SampledBody):
             else "max_output_tokens",
         )
         choice = chat_choice(self.tool_choice, offered)
-        requirements = call_requirements(choice, several=several)
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
-        return with_constraint(request, added)
+        requirements = call_requirements(choice, parallel=parallel)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
+        return with_constraint(request, added_constraint)
 
     def _note_ignored(self, llm: ModelInfo) -> None:
         """Note hints without effect. Raises ApiError for tools that run elsewhere, if the
         server refuses them.
         """
-        for tools, where in self._tool_lists:
-            for place, kind in hosted_tools(tools, where).items():
+        for tools, field_path in self._tool_lists:
+            for place, kind in hosted_tools(tools, field_path).items():
                 if llm.refuses_hosted_tools:
-                    message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
+                    message = f"{short_json(kind)} runs on OpenAI's servers; leave it out"
                     raise ApiError(f"{place}.type: {message}", f"{place}.type")
                 note_ignored(f"tools.{kind}")
             spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]
             if any(space.description and not space.tools for space in spaces):
                 note_ignored("tools.description")
-        if any(value != _ENCRYPTED or not IS_INSTALLED for value in self.include or ()):
+        if any(
+            value != _ENCRYPTED_VALUE or not IS_INSTALLED for value in self.include or ()
+        ):
             note_ignored("include")
 
     def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:
-        encrypts = _ENCRYPTED in (self.include or ()) and IS_INSTALLED
+        encrypts = _ENCRYPTED_VALUE in (self.include or ()) and IS_INSTALLED
         targets = {tool.name: tool.target for tool in offered}
         return Include(
             repeat=self._echoed_fields(),

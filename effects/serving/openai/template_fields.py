@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import ModelInfo
-from minfer.effects.serving.request_parsing.bodies import wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value
 from minfer.effects.text.chat_templates import ChatTemplateError, Conversation
 from minfer.lifecycle.arrive import longest_prompt
 
@@ -20,26 +20,28 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 def template_kwargs(
-    given: Mapping[str, Any] | None, effort: Effort | None, verbosity: Verbosity | None
+    requested: Mapping[str, Any] | None,
+    effort: Effort | None,
+    verbosity: Verbosity | None,
 ) -> dict[str, Any]:
-    """The template's variables: those `given`, and those that follow from fields.
+    """The template's variables: those `requested`, and those that follow from fields.
 
     As in vLLM, an effort sets `reasoning_effort`, and `enable_thinking` where that is not
     given. A template that reads none of these is not changed by them.
     """
-    found = dict(given or {})
+    variables = dict(requested or {})
     if effort is not None:
-        found["reasoning_effort"] = effort
-        found.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+        variables.setdefault("enable_thinking", effort != "none")
     if verbosity is not None:
-        found["verbosity"] = verbosity
-    return found
+        variables["verbosity"] = verbosity
+    return variables
 
 
 def _check_size(template: str) -> str:
     size = len(template.encode("utf-8", "surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
-        raise wrong(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
+        raise invalid_value(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
     return template
 
 
@@ -49,8 +51,10 @@ def check_prompt(ids: Sequence[int], llm: ModelInfo) -> None:
         raise ApiError(f"{_FIELD}: writes no text; write a prompt with it", _FIELD)
     context = llm.setup.config.max_model_len
     if len(ids) > longest_prompt(context, output=True):
-        why = f"{_FIELD}: This model's maximum context length is {context} tokens. It"
-        raise ApiError(f"{why} writes {len(ids)} of these messages; shorten one", _FIELD)
+        reason = f"{_FIELD}: This model's maximum context length is {context} tokens. It"
+        raise ApiError(
+            f"{reason} writes {len(ids)} of these messages; shorten one", _FIELD
+        )
 
 
 RequestTemplate = Annotated[str, AfterValidator(_check_size)]

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    CHOICE,
+    TOOL_CHOICE,
     CallRequirements,
     OfferedTool,
     check_names,
@@ -32,7 +32,7 @@ Mode = Literal["auto", "required"]
 
 def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
-        raise wrong("must be 1 to 64 letters, digits, underscores and dashes")
+        raise invalid_value("must be 1 to 64 letters, digits, underscores and dashes")
     return name
 
 
@@ -49,9 +49,9 @@ class Function(StrictObject):
 
     def to_json(self) -> dict[str, Any]:
         """The function for chat templates."""
-        given = {"description": self.description, "parameters": self.parameters}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"name": self.name, **given}
+        fields = {"description": self.description, "parameters": self.parameters}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        return {"name": self.name, **fields}
 
 
 class ChatTool(TypedObject):
@@ -93,23 +93,25 @@ class AllowedTools(TypedObject):
 
 
 def read_choice(
-    given: object, *, one: type[TypedObject], some: type[TypedObject]
+    value: object, *, named_class: type[TypedObject], allowed_class: type[TypedObject]
 ) -> object:
-    """The tool choice: a word, or an object for `one` function or `some`. Raises its
-    error, if it has one.
+    """The tool choice: a word, or an object for one function (of `named_class`) or for
+    some (of `allowed_class`). Raises its error, if it has one.
     """
-    if isinstance(given, dict):
-        kind = some if given.get("type") in some.kinds else one
-        return kind.model_validate(given)
-    if given in ("none", "auto", "required"):
-        return given
-    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
+    if isinstance(value, dict):
+        kind = allowed_class if value.get("type") in allowed_class.kinds else named_class
+        return kind.model_validate(value)
+    if value in ("none", "auto", "required"):
+        return value
+    raise invalid_value(
+        f'must be "none", "auto", "required" or a function, not {short_json(value)}'
+    )
 
 
 ToolChoice = Annotated[
     ChoiceWord | NamedTool | AllowedTools,
     BeforeValidator(
-        partial(read_choice, one=NamedTool, some=AllowedTools),
+        partial(read_choice, named_class=NamedTool, allowed_class=AllowedTools),
         json_schema_input_type=ChoiceWord | NamedTool | AllowedTools,
     ),
 ]
@@ -121,25 +123,27 @@ def check_tools(names: Sequence[str], choice: ToolChoice | None) -> None:
     if choice in (None, "none", "auto"):
         return
     if not names:
-        raise wrong("needs tools", CHOICE)
-    only = call_requirements(choice, several=True).only or frozenset()
+        raise invalid_value("needs tools", TOOL_CHOICE)
+    only = call_requirements(choice, parallel=True).only or frozenset()
     for name in sorted(only.difference(names)):
-        raise wrong(f"there is no tool {shown(name)}; name one of tools", CHOICE)
+        raise invalid_value(
+            f"there is no tool {short_json(name)}; name one of tools", TOOL_CHOICE
+        )
 
 
-def call_requirements(choice: ToolChoice | None, *, several: bool) -> CallRequirements:
-    """Which calls are required; `several`, whether there may be more than one."""
+def call_requirements(choice: ToolChoice | None, *, parallel: bool) -> CallRequirements:
+    """Which calls are required; `parallel`, whether there may be more than one."""
     match choice:
         case NamedTool():
             name = frozenset([choice.function.name])
-            return CallRequirements(must=True, only=name, several=False)
+            return CallRequirements(required=True, only=name, parallel=False)
         case AllowedTools():
             allowed = choice.allowed_tools
-            only = frozenset(one.function.name for one in allowed.tools)
+            only = frozenset(tool.function.name for tool in allowed.tools)
             return CallRequirements(
-                must=allowed.mode == "required", only=only, several=several
+                required=allowed.mode == "required", only=only, parallel=parallel
             )
-    return CallRequirements(must=choice == "required", several=several)
+    return CallRequirements(required=choice == "required", parallel=parallel)
 
 
 def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
@@ -148,10 +152,10 @@ def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
         OfferedTool(
             name=tool.function.name,
             parameters=tool.function.parameters,
-            where=f"tools[{at}].function",
+            field_path=f"tools[{index}].function",
             strict=tool.function.strict,
         )
-        for at, tool in enumerate(tools)
+        for index, tool in enumerate(tools)
     ]
 
 

@@ -11,9 +11,9 @@ def usage_of(
     """Tokens of all prompts together, in OpenAI's format; of completions, no reasoning is
     known.
     """
-    prompt = sum(one.prompt_tokens for one in served)
-    output = sum(one.metrics.output_tokens for one in served)
-    cached = sum(one.cached_tokens for one in served)
+    prompt = sum(prompt_usage.prompt_tokens for prompt_usage in served)
+    output = sum(prompt_usage.metrics.output_tokens for prompt_usage in served)
+    cached = sum(prompt_usage.cached_tokens for prompt_usage in served)
     details: dict[str, object] = {"prompt_tokens_details": {"cached_tokens": cached}}
     if reasoning_tokens is not None:
         details["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}

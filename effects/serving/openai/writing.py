@@ -13,11 +13,11 @@ from typing import Final
 from minfer.effects.serving.openai.usage import timing_of, usage_of, usage_so_far
 from minfer.effects.serving.protocol import GenerationRequest, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 
 JsonObject = dict[str, object]
-DONE: Final = Event("[DONE]", mark=True)  # the last of every stream
+DONE: Final = StreamEvent("[DONE]", mark=True)  # the last of every stream
 
 
 def _head(stamp: Stamp, kind: str) -> JsonObject:
@@ -45,26 +45,29 @@ class ChunkWriter:
         """Count the tokens of an output, before its chunks."""
         self._output_tokens += len(delta.token_ids)
 
-    def chunk(self, choice: JsonObject, **fields: object) -> Event:
+    def chunk(self, choice: JsonObject, **fields: object) -> StreamEvent:
         """The event for the new output of one choice, with more fields."""
         if self._include.usage_in_chunks:
             fields["usage"] = usage_so_far(self._prompt_tokens, self._output_tokens)
-        return Event(json.dumps({**self._head, **fields, "choices": [choice]}))
+        return StreamEvent(json.dumps({**self._head, **fields, "choices": [choice]}))
 
     def reasoning_tokens(self) -> int | None:
         """The reasoning tokens of the answer; None: not known."""
         return None
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The usage and the like, if requested, then the mark of the end."""
-        about: JsonObject = {}
+        extra_fields: JsonObject = {}
         if self._include.usage:
-            about["usage"] = usage_of(served, self.reasoning_tokens())
+            extra_fields["usage"] = usage_of(served, self.reasoning_tokens())
         if self._include.timing:
-            about["timing"] = [timing_of(one) for one in served]
-        if not about:
+            extra_fields["timing"] = [timing_of(prompt_usage) for prompt_usage in served]
+        if not extra_fields:
             return [DONE]
-        return [Event(json.dumps({**self._head, "choices": [], **about})), DONE]
+        return [
+            StreamEvent(json.dumps({**self._head, "choices": [], **extra_fields})),
+            DONE,
+        ]
 
 
 class ObjectWriter:
@@ -75,7 +78,7 @@ class ObjectWriter:
         self._head = _head(stamp, kind)
         self._choices: dict[int, JsonObject] = {}
 
-    def keep(self, choice: int, choice_json: JsonObject) -> list[Event]:
+    def keep(self, choice: int, choice_json: JsonObject) -> list[StreamEvent]:
         """Keep a choice, which is complete; nothing is sent yet."""
         self._choices[choice] = choice_json
         return []
@@ -84,11 +87,11 @@ class ObjectWriter:
         """The reasoning tokens of the answer; None: not known."""
         return None
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The answer."""
         choices = [self._choices[i] for i in sorted(self._choices)]
         usage = usage_of(served, self.reasoning_tokens())
         answer = {**self._head, "choices": choices, "usage": usage}
         if self._include.timing:
-            answer["timing"] = [timing_of(one) for one in served]
-        return [Event(json.dumps(answer))]
+            answer["timing"] = [timing_of(prompt_usage) for prompt_usage in served]
+        return [StreamEvent(json.dumps(answer))]

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-HERE: Final = Path(__file__).parent
+PAGE_FOLDER: Final = Path(__file__).parent
 INDEX: Final = "index.html"
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -25,7 +25,7 @@ POLICY: Final = (
 )
 _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FOLDERS: Final = ("style", "script")
-_NAME: Final = 32  # characters of a digest that identifies a content
+_DIGEST_CHARS: Final = 32  # of a digest that identifies a content
 _NOT_MODIFIED: Final = 304
 _NOT_FOUND: Final = 404
 
@@ -43,7 +43,7 @@ class File:
     def read(cls, path: str, file: Path) -> "File":
         """The file for `path`."""
         data = file.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()[:_NAME]
+        digest = hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS]
         return cls(path, data, f"{_KINDS[file.suffix]}; charset=utf-8", f'"{digest}"')
 
     async def serve(self, request: Request) -> Response:
@@ -56,24 +56,24 @@ class File:
             "X-Content-Type-Options": "nosniff",
         }
         # A proxy that compresses the body weakens the tag.
-        known = request.headers.get("if-none-match", "").replace("W/", "").split(",")
-        if self.tag in map(str.strip, known):
+        known_tags = request.headers.get("if-none-match", "").replace("W/", "").split(",")
+        if self.tag in map(str.strip, known_tags):
             return Response(status_code=_NOT_MODIFIED, headers=headers)
         return Response(self.data, headers=headers, media_type=self.kind)
 
 
 def _read() -> tuple[File, ...]:
-    parts = [
+    files = [
         File.read(f"/page/{folder}/{file.name}", file)
         for folder in _FOLDERS
-        for file in sorted((HERE / folder).iterdir())
+        for file in sorted((PAGE_FOLDER / folder).iterdir())
         if file.suffix in _KINDS
     ]
-    return (File.read("/", HERE / INDEX), *parts)
+    return (File.read("/", PAGE_FOLDER / INDEX), *files)
 
 
 FILES: Final = _read()
-PATHS: Final = tuple(file.path for file in FILES)  # none of which needs a key
+PAGE_PATHS: Final = tuple(file.path for file in FILES)  # none of which needs a key
 
 
 _BY_PATH: Final = {file.path: file for file in FILES}

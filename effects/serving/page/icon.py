@@ -18,11 +18,11 @@ ICON: Final = (
     "<path d='M4 11V6.5m4 4.5V4m4 7V8' stroke='white' stroke-width='2' "
     "stroke-linecap='round'/></svg>"
 )
-_KEPT: Final = {"Cache-Control": "max-age=86400"}  # for a day
+_CACHE_HEADERS: Final = {"Cache-Control": "max-age=86400"}  # for a day
 
 
 async def _serve(_: Request) -> Response:
-    return Response(ICON, headers=_KEPT, media_type=KIND)
+    return Response(ICON, headers=_CACHE_HEADERS, media_type=KIND)
 
 
 def icon_route() -> Route:

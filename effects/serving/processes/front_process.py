@@ -56,12 +56,12 @@ from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
-REQUESTS: Final = 2**40  # of one front, which is more than there will be
-LOOK: Final = 0.02  # seconds from one look for the engine to the next
-# Seconds in which a front in place of one that ended should be linked and able to answer.
-REPLACEMENT: Final = 5.0
-BEAT: Final = 0.1  # seconds from one heartbeat to the next
-COUNT: Final = 0.1  # seconds from one report of counts to the next
+REQUEST_IDS_PER_FRONT: Final = 2**40  # more than there will be
+POLL_SECONDS: Final = 0.02  # from one look for the engine to the next
+# In which a front in place of one that ended should be linked and able to answer.
+REPLACEMENT_SECONDS: Final = 5.0
+HEARTBEAT_SECONDS: Final = 0.1  # from one heartbeat to the next
+REPORT_SECONDS: Final = 0.1  # from one report of counts to the next
 _log = logging.getLogger("minfer.front")
 
 
@@ -99,15 +99,15 @@ class FrontServer(HttpServer):
         """Handle the parent's signals from now on."""
         signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
         signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
 
 
 def run_front(
     plan: FrontPlan, beat: Callable[[], None], ready: Callable[[], None]
 ) -> int:
     """Serve until the parent ends it; returns the exit code. `beat` is called every
-    `BEAT` seconds while the event loop runs, and `ready` once the engine is ready.
+    `HEARTBEAT_SECONDS` while the event loop runs, and `ready` once the engine is ready.
     Raises ConfigError if the engine has another model.
     """
     configure_logs(front_name(plan.number))
@@ -137,24 +137,24 @@ async def _serve(
         elsewhere=len(plan.deployment.prefill_at),
         last_end=plan.last_end,
     )
-    for one in remote.here:
-        one.listens = plan.deployment.listens(one.number)
+    for link in remote.here:
+        link.listens = plan.deployment.listens(link.number)
         if not plan.deployment.distributed:
-            one.machine = socket.gethostname()
+            link.machine = socket.gethostname()
     gate = Gate(lambda: remote.unready)
     tasks: list[asyncio.Task[None]] = [
         asyncio.create_task(keep_linked(remote, _own_engine(plan, remote, replica)))
         for replica in range(len(plan.paths))
     ]
     tasks.append(asyncio.create_task(_send_heartbeats(beat)))
-    known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
+    terms_future: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
     tasks += [
-        asyncio.create_task(_link_elsewhere(plan, remote, address, number, known))
+        asyncio.create_task(_link_elsewhere(plan, remote, address, number, terms_future))
         for number, address in enumerate(plan.deployment.prefill_at, len(plan.paths))
     ]
     tasks.append(
         asyncio.create_task(
-            _open_application(plan, shared, remote, router, gate, known, ready)
+            _open_application(plan, shared, remote, router, gate, terms_future, ready)
         )
     )
     try:
@@ -186,11 +186,11 @@ async def _accept(server: FrontServer, plan: FrontPlan, gate: Gate) -> None:
     them wait until it can answer, as those of other fronts are answered meanwhile.
     """
     clock = asyncio.get_running_loop().time
-    end = clock() + REPLACEMENT
+    end = clock() + REPLACEMENT_SECONDS
     while plan.announced() and gate.application is None and clock() < end:
         if server.should_exit:
             break
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)
     await server.serve(sockets=[plan.listener])
 
 
@@ -198,7 +198,7 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
     """Send heartbeats to the parent: a blocked event loop sends none."""
     while True:
         beat()
-        await asyncio.sleep(BEAT)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
@@ -215,11 +215,11 @@ def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
     link = remote.replicas[replica]
 
     def find() -> Port | None:
-        if (found := noted_address(path)) is None:
+        if (address := noted_address(path)) is None:
             link.machine = ""
             return None
-        link.listens, link.machine = found.kv, found.machine  # it may have moved
-        return found.port
+        link.listens, link.machine = address.kv, address.machine  # it may have moved
+        return address.port
 
     terms = own_terms(plan.deployment.secret)
     return LinkedEngine(replica=replica, find=find, terms=terms, name=name)
@@ -230,11 +230,11 @@ async def _link_elsewhere(
     remote: Remote,
     address: Port,
     replica: int,
-    known: "asyncio.Future[Terms]",
+    terms_future: "asyncio.Future[Terms]",
 ) -> Never:
     """Link an engine of another server, once the model here is known."""
     remote.replicas[replica].machine = port_text(address)
-    terms = await asyncio.shield(known)
+    terms = await asyncio.shield(terms_future)
     engine = LinkedEngine(
         replica=replica, find=lambda: address, terms=terms, name=_name(plan)
     )
@@ -247,7 +247,7 @@ def _name(plan: FrontPlan) -> str:
 
 
 def _router(
-    plan: FrontPlan, journals: contextlib.ExitStack, which: str = ""
+    plan: FrontPlan, journals: contextlib.ExitStack, suffix: str = ""
 ) -> FrontRouter:
     """A router among several engines, which is recorded if a journal is written."""
     args, policy = plan.args, routing_policy_named(plan.deployment.routing)
@@ -257,7 +257,7 @@ def _router(
     if args.journal_redact:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
         return FrontRouter(config)
-    name = front_name(plan.number).replace(" ", "-") + which
+    name = front_name(plan.number).replace(" ", "-") + suffix
     journal = RoutingJournalFile(Path(args.journal), config, args.journal_size, name)
     journals.callback(journal.close)
     return FrontRouter(config, journal)
@@ -269,12 +269,12 @@ async def _open_application(
     remote: Remote,
     router: FrontRouter | None,
     gate: Gate,
-    known: "asyncio.Future[Terms]",
+    terms_future: "asyncio.Future[Terms]",
     ready: Callable[[], None],
 ) -> None:
     """Wait for the engine, and serve it."""
     while (facts := remote.ready) is None:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)
     setup = await asyncio.to_thread(
         prepare_elsewhere,
         plan.args,
@@ -285,9 +285,9 @@ async def _open_application(
     _check_same(setup.fingerprint, remote)
     secret = plan.deployment.secret
     size = setup.config.block_size
-    known.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
+    terms_future.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
-    llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    llm = AsyncLLM.over(remote, setup, plan.number * REQUEST_IDS_PER_FRONT)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
@@ -311,13 +311,13 @@ async def _open_application(
         if report != last_report:
             remote.count(totals)
             last_report = report
-        await asyncio.sleep(COUNT)
+        await asyncio.sleep(REPORT_SECONDS)
 
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    each = [one.ready for one in remote.here if one.ready is not None]
-    if any(one.fingerprint != fingerprint for one in each):
+    engines = [link.ready for link in remote.here if link.ready is not None]
+    if any(engine.fingerprint != fingerprint for engine in engines):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"
         )

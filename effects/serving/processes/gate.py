@@ -11,9 +11,9 @@ from starlette.websockets import WebSocketClose
 
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.wire.connections import LIVE
+from minfer.effects.serving.wire.connections import LIVENESS_PATHS
 
-_TRY_AGAIN: Final = 1013  # a WebSocket's close code
+_TRY_AGAIN_LATER: Final = 1013  # a WebSocket's close code
 
 
 class Gate:
@@ -31,14 +31,14 @@ class Gate:
         elif scope["type"] == "http":
             await self._not_ready(scope)(scope, receive, send)
         else:
-            await WebSocketClose(_TRY_AGAIN)(scope, receive, send)
+            await WebSocketClose(_TRY_AGAIN_LATER)(scope, receive, send)
 
     def _not_ready(self, scope: Scope) -> Response:
         path = scope["path"]
-        why = self._unready() or "starting"
-        if path in LIVE:  # the process lives, and works as it should
-            return JSONResponse({"status": f"loading: {why}"})
+        reason = self._unready() or "starting"
+        if path in LIVENESS_PATHS:  # the process lives, and works as it should
+            return JSONResponse({"status": f"loading: {reason}"})
         if path == "/ready":
-            return JSONResponse({"status": why}, 503)
-        early = f"the server is not ready: {why}"
-        return refusal(ApiError(early, code="overloaded", status=503), scope)
+            return JSONResponse({"status": reason}, 503)
+        message = f"the server is not ready: {reason}"
+        return refusal(ApiError(message, code="overloaded", status=503), scope)

@@ -62,8 +62,8 @@ def serve_in_processes(
     deployment: Deployment,
     keep: Keep | None = None,
 ) -> int:
-    """Serve until a signal comes, with the engines of a deployment and so many fronts, or
-    no fronts if the engines are for those of other machines; returns the exit code.
+    """Serve until a signal comes, with the engines of a deployment and this number of
+    fronts, or none if the engines are for those of other machines; returns the exit code.
     `keep` is the work of a process that has all engines elsewhere, on a cluster.
 
     Raises ConfigError if it cannot listen, or has fewer GPUs than engines, and
@@ -76,10 +76,10 @@ def serve_in_processes(
         engines = server.engines(devices) if keep is None else server.keeper(keep)
         front_runs = server.front_runs()
         table = Processes(len(front_runs), len(engines), by_torchrun=is_by_torchrun())
-        judged = server.engines_of_one_rank() if keep is None else {}
+        one_rank_engines = server.engines_of_one_rank() if keep is None else {}
 
         def note_end(name: str, code: int) -> None:
-            if (number := judged.get(name)) is not None:
+            if (number := one_rank_engines.get(name)) is not None:
                 server.ends.note(number, code, hung=name in table.hung)
 
         supervisor = Supervisor(
@@ -95,7 +95,7 @@ def serve_in_processes(
 
 @frozen(kw_only=True, eq=False)
 class ForkedServer:
-    """What the processes of a server inherit, and what each of them runs, by its name."""
+    """The state that a server's processes inherit, and the work of each, by its name."""
 
     args: EngineArgs
     options: HttpOptions
@@ -144,7 +144,7 @@ class ForkedServer:
         deployment = self.deployment
         settings = deployment.settings(self.args)
         plans = deployment.peer_plans(self.paths, self.args.tensor_parallel_size)
-        alone = deployment.serves_others
+        serves_others = deployment.serves_others
         return {
             name: LocalEngine(
                 name=name,
@@ -153,7 +153,9 @@ class ForkedServer:
                 path=self.paths[number],
                 fronts=self.fronts,
                 routed=deployment.routed,
-                outside=Outside(self.links[number], deployment.secret) if alone else None,
+                outside=Outside(self.links[number], deployment.secret)
+                if serves_others
+                else None,
             ).run
             for number, name in enumerate(engine_names(deployment.replicas))
         }
@@ -165,8 +167,12 @@ class ForkedServer:
         """
         settings = self.deployment.settings(self.args)
         names = engine_names(self.deployment.replicas)
-        each = enumerate(zip(names, settings, strict=True))
-        return {name: number for number, (name, own) in each if own.parallel.ranks == 1}
+        numbered = enumerate(zip(names, settings, strict=True))
+        return {
+            name: number
+            for number, (name, engine_args) in numbered
+            if engine_args.parallel.ranks == 1
+        }
 
     def keeper(self, keep: Keep) -> dict[str, Run]:
         """The process that keeps the engines of a cluster."""
@@ -194,9 +200,13 @@ class ForkedServer:
     def announce(self) -> None:
         """Print the first line: where the server listens."""
         if self.deployment.serves_others:
-            where = ", ".join(port_text(link.getsockname()[:2]) for link in self.links)
+            addresses = ", ".join(
+                port_text(link.getsockname()[:2]) for link in self.links
+            )
             name = self.options.names[0]
-            print(f"minfer: {name} computes prompts for others at {where}", flush=True)
+            print(
+                f"minfer: {name} computes prompts for others at {addresses}", flush=True
+            )
         else:
             print(describe_address(self.listeners[0], self.options), flush=True)
         self.announced[0] = 1

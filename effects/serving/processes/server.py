@@ -37,24 +37,24 @@ from minfer.effects.serving.observability.spans import (
 )
 from minfer.effects.serving.observability.stdout_lines import LineWriter
 from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
-from minfer.effects.serving.request_parsing.limits import LEAST_BODY
+from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.serving.wire.connections import Connections, bounded
-from minfer.effects.serving.wire.descriptors import Listener
+from minfer.effects.serving.wire.descriptors import BoundedListener
 from minfer.effects.serving.wire.origins import AllowOrigins
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
-from minfer.effects.serving.wire.websocket import ENVELOPE, SOCKETS
+from minfer.effects.serving.wire.websocket import ENVELOPE_BYTES, SOCKETS
 from minfer.effects.setup.engine_args import EngineArgs, engine_args
 from minfer.values.checks import ConfigError
 
-DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
-_STOP: Final = 2  # signals after which the server stops at once
-_LINE: Final = 2048  # connections that wait to be accepted
-_LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
-# One front is enough for so many cores, of which the engine needs some itself.
-_CORES: Final = 4
-_MOST_FRONTS: Final = 4
-_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
+DRAIN_SECONDS: Final = 5  # that answers have to be sent when the server ends
+_STOP_SIGNALS: Final = 2  # signals after which the server stops at once
+_ACCEPT_BACKLOG: Final = 2048  # connections that wait to be accepted
+_POLL_SECONDS: Final = 0.05  # between two looks at running requests, at the end
+# One front is enough for this number of cores, of which the engine needs some itself.
+_CORES_PER_FRONT: Final = 4
+_MAX_FRONTS: Final = 4
+_WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
 
 
 @frozen(kw_only=True)
@@ -64,7 +64,7 @@ class HttpOptions:
     names: Sequence[str]  # of the model
     bounds: ServerBounds = field(factory=ServerBounds)
     max_body: int | None = None  # bytes; None: by the model's context
-    access_log: str = "off"  # or one of the other `FORMS`
+    access_log: str = "off"  # or one of the other `LOG_FORMATS`
     allowed_origins: Sequence[str] = ()  # whose pages may send requests, beside our own
     hosts: Hosts | None = None  # that requests must be for; None: any
     tls: Tls = field(factory=Tls)
@@ -94,11 +94,11 @@ class DrainingServer(uvicorn.Server):
     @property
     def stopping(self) -> bool:
         """Whether running requests are not waited for any more."""
-        return self._signals >= _STOP
+        return self._signals >= _STOP_SIGNALS
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Count a signal."""
-        self._signals += _STOP if sig == signal.SIGINT else 1
+        self._signals += _STOP_SIGNALS if sig == signal.SIGINT else 1
         super().handle_exit(sig, frame)
 
     def run_until_signalled(self, listener: socket.socket) -> None:
@@ -112,7 +112,7 @@ class DrainingServer(uvicorn.Server):
         """Wait until no request is running, or the server must stop."""
         end = asyncio.get_running_loop().time() + self.shutdown_timeout
         while running() and not self.stopping and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 class HttpServer(DrainingServer):
@@ -131,10 +131,12 @@ class HttpServer(DrainingServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        for one in sockets or ():
-            if isinstance(one, Listener):
-                one.tls = self._options.tls.enabled
-                one.limit_connections(self._options.bounds.patience.connections)
+        for listener in sockets or ():
+            if isinstance(listener, BoundedListener):
+                listener.tls = self._options.tls.enabled
+                listener.limit_connections(
+                    self._options.bounds.connection_limits.connections
+                )
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -153,9 +155,9 @@ class HttpServer(DrainingServer):
         client.drain(0)
         count = application.records.live
         if count and not self.stopping:
-            what = f"{count} request{'s' * (count > 1)} may take"
-            most = f"{self.shutdown_timeout:g} s to end"
-            note = f"minfer: {what} {most}; another signal stops them"
+            running = f"{count} request{'s' * (count > 1)} may take"
+            limit = f"{self.shutdown_timeout:g} s to end"
+            note = f"minfer: {running} {limit}; another signal stops them"
             print(note, file=sys.stderr, flush=True)
         await self.wait_while(lambda: application.records.live)
 
@@ -173,8 +175,8 @@ def with_middleware(
     """
 
     def find_record(name: str, owner: str) -> JsonObject | None:
-        found = application()
-        return None if found is None else found.records.find(name, owner)
+        current = application()
+        return None if current is None else current.records.find(name, owner)
 
     with contextlib.ExitStack() as stack:
         if options.hosts is not None:
@@ -199,61 +201,66 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
         access_log=False,  # `access_log` is ours
         lifespan="off",
         **SOCKETS,
-        http=bounded(options.bounds.patience),
-        ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
+        http=bounded(options.bounds.connection_limits),
+        ws_max_size=(options.max_body or MIN_BODY_LIMIT_BYTES) + ENVELOPE_BYTES,
         **options.tls.settings(),
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=DRAIN,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
     )
 
 
-def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
-    """So many sockets that listen at one address; the system divides connections among
+def listen_at(host: str, port: int, count: int = 1) -> list[BoundedListener]:
+    """`count` sockets that listen at one address; the system divides connections among
     them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
     """
-    listeners: list[Listener] = []
+    listeners: list[BoundedListener] = []
     try:
         if not 0 <= port < 2**16:
             # In the form of the system's errors.
             raise OSError("the port must be from 0 to 65535")  # noqa: TRY301
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = addresses[0]
         if count > 1:
             # With SO_REUSEPORT, the address could be shared with another server, too.
             with socket.create_server((address[0], port), family=family) as free:
                 port = free.getsockname()[1]
         for _ in range(count):
-            one = socket.create_server(
-                (address[0], port), family=family, backlog=_LINE, reuse_port=count > 1
+            listening = socket.create_server(
+                (address[0], port),
+                family=family,
+                backlog=_ACCEPT_BACKLOG,
+                reuse_port=count > 1,
             )
             # Connections inherit it. Without it, data after a first packet waits 40 ms
             # for its acknowledgement.
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listeners.append(Listener.of(one))
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listeners.append(BoundedListener.of(listening))
     except (OSError, UnicodeError) as error:
-        for one in listeners:
-            one.close()
-        why = f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
-        raise ConfigError(why) from None
+        for listener in listeners:
+            listener.close()
+        message = (
+            f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
+        )
+        raise ConfigError(message) from None
     return listeners
 
 
 def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     """The lines that announce the model and its address; programs read the first."""
     host, port = listener.getsockname()[:2]
-    where = port_text((host, port))
+    address = port_text((host, port))
     scheme = "https" if options.tls.enabled else "http"
-    served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
-    nearby = f"localhost:{port}" if host in _EVERYWHERE else where
+    served = f"minfer: {options.names[0]} is served at {scheme}://{address}/v1"
+    nearby = f"localhost:{port}" if host in _WILDCARD_ADDRESSES else address
     page = f"minfer: a page to try it is at {scheme}://{nearby}/"
     return f"{served}\n{page}\nminfer: {options.bounds.tenants.describe()}"
 
 
 def fronts_by_cores() -> int:
     """The default number of fronts on this machine."""
-    return max(1, min(_MOST_FRONTS, (os.cpu_count() or 1) // _CORES))
+    return max(1, min(_MAX_FRONTS, (os.cpu_count() or 1) // _CORES_PER_FRONT))
 
 
 def serve_in_process(

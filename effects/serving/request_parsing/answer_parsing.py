@@ -31,7 +31,7 @@ from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.table import TOOLS
 
 _log: Final = logging.getLogger("minfer.parsers")
-_END: Final = 16  # tokens of a prompt in which its last marker is
+_MARKER_TOKENS: Final = 16  # of a prompt in which its last marker is
 
 
 def parsing_of(
@@ -48,20 +48,22 @@ def parsing_of(
     end = ""
     if llm.tokenizer is not None and (prefix or llm.parsers.reasoning != NONE):
         end = end_of(llm, prompt, len(prefix))
-        before, found, _ = (
+        before, separator, _ = (
             end.rpartition(prefix.strip()) if prefix.strip() else ("", "", "")
         )
         # A template may have changed it: then the beginning is unknown.
-        prefix = end[len(before) :] if found else ""
-        end = before if found else end
+        prefix = end[len(before) :] if separator else ""
+        end = before if separator else end
     return llm.parsers.parsing(tools, end, parallel=parallel, begun=prefix)
 
 
-def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:
-    """The end of a prompt: its last marker, and `more` characters."""
+def end_of(llm: ModelInfo, prompt: Sequence[int], num_chars: int = 0) -> str:
+    """The end of a prompt: its last marker, and `num_chars` characters."""
     if llm.tokenizer is None:
         return ""
-    return llm.tokenizer.decode(prompt[-(_END + more) :], skip_special_tokens=False)
+    return llm.tokenizer.decode(
+        prompt[-(_MARKER_TOKENS + num_chars) :], skip_special_tokens=False
+    )
 
 
 def check_template(parsers: Parsers, param: str) -> None:
@@ -108,9 +110,9 @@ class AnswerParser:
         parser = self._parsers[choice]
         deltas = parser.push(output.text, final=output.finish_reason is not None)
         if not self._parsing.parallel:
-            deltas = [one for one in deltas if not getattr(one, "index", 0)]
+            deltas = [delta for delta in deltas if not getattr(delta, "index", 0)]
         self._reasoning.add(choice, output.token_ids, deltas)
-        if any(isinstance(one, CallEnd) and one.complete for one in deltas):
+        if any(isinstance(delta, CallEnd) and delta.complete for delta in deltas):
             self._calling.add(choice)
         if output.finish_reason is not None:
             del self._parsers[choice]

@@ -19,20 +19,20 @@ from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
 HINT: Final = object()  # likewise, but other values than the neutral ones are reported
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MAX_NAME_CHARS: Final = 64  # of a name that an error shows
 # The parser's names for a lone surrogate, within a text and at its end.
-_SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
-_LONGEST_VALUE: Final = 80  # of a value as JSON
+_SURROGATE_ERRORS: Final = ("surrogate", "unexpected end of hex escape")
+_MAX_VALUE_CHARS: Final = 80  # of a value as JSON
 
 
-def wrong(message: str, field: str | None = None) -> PydanticCustomError:
+def invalid_value(message: str, field: str | None = None) -> PydanticCustomError:
     """An error about a value, or about a field of it; to be raised in a validator."""
     return PydanticCustomError("wrong", "{reason}", {"reason": message, "field": field})
 
 
-def shown(value: object) -> str:
+def short_json(value: object) -> str:
     """A value as JSON, cut to what fits into an error."""
-    return json.dumps(value)[:_LONGEST_VALUE]
+    return json.dumps(value)[:_MAX_VALUE_CHARS]
 
 
 class StrictObject(BaseModel):
@@ -47,64 +47,66 @@ class StrictObject(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
+    def _check_fields(cls, data: Any) -> Any:
         """Refuse the first field that is unknown or unsupported: there may be a million
         of them.
         """
-        if not isinstance(given, dict):
-            raise wrong("must be an object")
+        if not isinstance(data, dict):
+            raise invalid_value("must be an object")
         fields = cls.model_fields  # a property, which takes a while
-        for name, value in given.items():
+        for name, value in data.items():
             if name in fields:
                 continue
             if name not in cls.neutral:
-                cut = name[:_LONGEST_NAME]
+                cut = name[:_MAX_NAME_CHARS]
                 similar = nearest(cut, [*fields, *cls.neutral])
                 hint = f"did you mean {similar}?" if similar else "leave it out"
-                raise wrong(f"is not a field here; {hint}", cut)
+                raise invalid_value(f"is not a field here; {hint}", cut)
             if _is_neutral(value, cls.neutral[name]):
                 continue
             if HINT not in cls.neutral[name]:
-                raise wrong("is not supported; leave it out", name)
+                raise invalid_value("is not supported; leave it out", name)
             note_ignored(name)
-        return {k: v for k, v in given.items() if v is not None and k in fields}
+        return {k: v for k, v in data.items() if v is not None and k in fields}
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     if ANYTHING in neutral:
         return True
     # False equals 0 in Python, but not in JSON.
-    alike = [(one, isinstance(one, bool)) for one in (None, *neutral)]
-    return (value, isinstance(value, bool)) in alike
+    candidates = [
+        (candidate, isinstance(candidate, bool)) for candidate in (None, *neutral)
+    ]
+    return (value, isinstance(value, bool)) in candidates
 
 
-Body = TypeVar("Body", bound=BaseModel)
+BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
-def read_body(kind: type[Body], data: bytes) -> Body:
+def read_body(kind: type[BodyModel], data: bytes) -> BodyModel:
     """The object in a body. Raises ApiError, which names the field."""
     try:
-        given = from_json(data, allow_inf_nan=False, cache_strings="none")
-        return kind.model_validate(given)
+        parsed = from_json(data, allow_inf_nan=False, cache_strings="none")
+        return kind.model_validate(parsed)
     except ValidationError as error:
         raise _field_error(error.errors(include_url=False)[0]) from None
     except ValueError as error:
-        raise ApiError(no_json("the body", error)) from None
+        raise ApiError(invalid_json_message("the body", error)) from None
 
 
-def no_json(what: str, error: ValueError) -> str:
+def invalid_json_message(subject: str, error: ValueError) -> str:
     """The error of a text that is no JSON."""
-    if not any(one in str(error) for one in _SURROGATE):
-        return f"{what} is not valid JSON: {error}"
-    why = f"{what} has a lone surrogate, which is half of a character: {error}"
-    return f"{why}; remove it, or send both halves"
+    if not any(marker in str(error) for marker in _SURROGATE_ERRORS):
+        return f"{subject} is not valid JSON: {error}"
+    reason = f"{subject} has a lone surrogate, which is half of a character: {error}"
+    return f"{reason}; remove it, or send both halves"
 
 
 def _field_error(first: ErrorDetails) -> ApiError:
     """The first of pydantic's errors in our words."""
     field = first.get("ctx", {}).get("field")
     place = [*first["loc"], *([] if field is None else [field])]
-    dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
-    where = dotted.removeprefix(".")
+    dotted = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+    field_path = dotted.removeprefix(".")
     message = describe_error(first)
-    return ApiError(f"{where or 'the body'}: {message}", where or None)
+    return ApiError(f"{field_path or 'the body'}: {message}", field_path or None)

@@ -19,17 +19,17 @@ from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.body_counts import BodyCounter
 from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
-LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
+MIN_BODY_LIMIT_BYTES: Final = 2**22  # that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-FREE_SHARE: Final = 8  # of the rows, one in so many is left free by any one request
-BODY_MEMORY: Final = 2**28  # bytes of bodies that are being received or prepared
-CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
-UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
+FREE_ROWS_DIVISOR: Final = 8  # a request leaves one row in 8 free
+BODY_MEMORY_BYTES: Final = 2**28  # of bodies that are being received or prepared
+CLIENT_SHARE_DIVISOR: Final = 2  # a client may use one half of these
+UNCOUNTED_BODY_BYTES: Final = 2**16  # of a body that is too small to be counted
 
 
 def largest_body(context: int) -> int:
     """The default maximum of a body in bytes: a context full of token ids fits."""
-    return max(LEAST_BODY, ID_BYTES * context)
+    return max(MIN_BODY_LIMIT_BYTES, ID_BYTES * context)
 
 
 @frozen(kw_only=True)
@@ -63,13 +63,17 @@ class Limits:
         n, prompts = request.width, len(request.prompts)
         field = "best_of" if n > request.params.n else "n"
         if queue_is_full(0, n, self.max_waiting):
-            why = f"{field}: {n} samples do not fit into the waiting queue, which"
+            reason = f"{field}: {n} samples do not fit into the waiting queue, which"
             remedy = f"holds {self.max_waiting} (max_waiting); ask for fewer at once"
-            raise ApiError(f"{why} {remedy}", field)
-        most = self.max_running + self.max_waiting
-        if n * prompts > most:
-            why = f"{prompts} prompts of {n} samples each are more than the {most} that"
-            raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
+            raise ApiError(f"{reason} {remedy}", field)
+        capacity = self.max_running + self.max_waiting
+        if n * prompts > capacity:
+            reason = (
+                f"{prompts} prompts of {n} samples each are more than the {capacity} that"
+            )
+            raise ApiError(
+                f"{reason} can run and wait here; ask for fewer at once", field
+            )
 
     def check_length(self, request: GenerationRequest, prompt_field: str) -> None:
         """Refuse a `max_tokens` that does not fit, if a client gives one; without one,
@@ -84,14 +88,16 @@ class Limits:
             length = len(prompt.ids)
             fits = length <= longest_prompt(self.context, output=True)
             if fits and length + requested > self.context:
-                several = len(request.prompts) > 1
-                place = f"{prompt_field}[{i}]" if several else prompt_field
-                by = request.max_tokens_field
-                raise ContextLengthError(length, requested, self.context, place, by)
+                has_several = len(request.prompts) > 1
+                place = f"{prompt_field}[{i}]" if has_several else prompt_field
+                max_tokens_field = request.max_tokens_field
+                raise ContextLengthError(
+                    length, requested, self.context, place, max_tokens_field
+                )
 
-    def window(self, n: int) -> int:
+    def max_running_prompts(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
-        max_running = self.max_running - self.max_running // FREE_SHARE
+        max_running = self.max_running - self.max_running // FREE_ROWS_DIVISOR
         return max(1, min(max_running, self.max_waiting) // n)
 
 
@@ -102,7 +108,7 @@ class BodyMemory:
     They are counted as they are announced, before they are received.
     """
 
-    most: int = BODY_MEMORY
+    max_bytes: int = BODY_MEMORY_BYTES
     _reserved: dict[str, int] = field(factory=dict, init=False)
 
     @property
@@ -112,17 +118,17 @@ class BodyMemory:
 
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
-        """Count so many bytes for a client meanwhile. Raises OverloadedError."""
-        if size <= UNCOUNTED:
+        """Count `size` bytes for a client meanwhile. Raises OverloadedError."""
+        if size <= UNCOUNTED_BODY_BYTES:
             yield
             return
-        own = self._reserved.get(client, 0) + size
+        client_bytes = self._reserved.get(client, 0) + size
         if (
-            own > self.most // CLIENT_SHARE
-            or sum(self._reserved.values()) + size > self.most
+            client_bytes > self.max_bytes // CLIENT_SHARE_DIVISOR
+            or sum(self._reserved.values()) + size > self.max_bytes
         ):
             raise OverloadedError("too many large bodies are being read; try again later")
-        self._reserved[client] = own
+        self._reserved[client] = client_bytes
         try:
             yield
         finally:

@@ -19,12 +19,12 @@ class Models:
 
     def resolve(self, requested: str | None) -> str:
         """The name under which a model was requested. Raises ApiError if unknown."""
-        return self.known(requested or self.names[0])
+        return self.check_name(requested or self.names[0])
 
     def card(self, name: str) -> dict[str, object]:
         """The description of the model under one of its names. Raises ApiError."""
         return {
-            "id": self.known(name),
+            "id": self.check_name(name),
             "object": "model",
             "created": self.created,
             "owned_by": "minfer",
@@ -37,10 +37,10 @@ class Models:
         """All cards."""
         return {"object": "list", "data": [self.card(name) for name in self.names]}
 
-    def known(self, name: str) -> str:
+    def check_name(self, name: str) -> str:
         """A name that the model has. Raises ApiError for another."""
         if name not in self.names:
             names = ", ".join(self.names)
-            why = f"there is no model {name[:200]!r} here; there is {names}"
-            raise ApiError(why, "model", "model_not_found", 404)
+            message = f"there is no model {name[:200]!r} here; there is {names}"
+            raise ApiError(message, "model", "model_not_found", 404)
         return name

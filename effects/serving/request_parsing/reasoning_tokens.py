@@ -22,7 +22,7 @@ class _Counter(Protocol):
     """Counts the reasoning tokens of one choice."""
 
     def add(self, tokens: Sequence[int], deltas: Sequence[Delta]) -> None:
-        """Take new tokens, and what they were parsed to."""
+        """Take new tokens, and the deltas that they were parsed to."""
 
     @property
     def count(self) -> int:
@@ -38,7 +38,7 @@ class _BetweenMarkers:
         self._closes = closes
         tools = TOOLS.get(parsing.tools)
         self._calls = {
-            tokenizer.added_token_id(one) for one in (tools.opens if tools else ())
+            tokenizer.added_token_id(marker) for marker in (tools.opens if tools else ())
         }
         self._inside = parsing.thinking is not None
         self._done = bool(parsing.begun) and not self._inside
@@ -126,7 +126,7 @@ class ReasoningTokens:
         self._counters: dict[int, _Counter] = {}  # by choice
 
     def add(self, choice: int, tokens: Sequence[int], deltas: Sequence[Delta]) -> None:
-        """Take the new tokens of a choice, and what they were parsed to."""
+        """Take the new tokens of a choice, and the deltas that they were parsed to."""
         if self._parsing is None or self._tokenizer is None:
             return
         if choice not in self._counters:

@@ -26,8 +26,10 @@ from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 # A schema in a client's body; a string has it as text.
 Schema = dict[str, Any] | bool | str
 Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_CONSTRAINT)]
-_NAMES: Final = frozenset(one.name for one in attrs.fields(StructuredOutputs))
-_LONGEST_NAME: Final = 64
+_CONSTRAINT_FIELDS: Final = frozenset(
+    parameter.name for parameter in attrs.fields(StructuredOutputs)
+)
+_MAX_NAME_CHARS: Final = 64
 
 
 @frozen
@@ -39,12 +41,14 @@ class Constraint:
 
     def build(self) -> StructuredOutputs:
         """The `StructuredOutputs`. Raises ApiError, which names the field."""
-        if unknown := sorted(self.values.keys() - _NAMES):
-            name = f"{self.field}.{unknown[0][:_LONGEST_NAME]}"
+        if unknown := sorted(self.values.keys() - _CONSTRAINT_FIELDS):
+            name = f"{self.field}.{unknown[0][:_MAX_NAME_CHARS]}"
             raise ApiError(f"{name}: is not a field here; leave it out", name)
         try:
-            given = {name: one for name, one in self.values.items() if one is not None}
-            return StructuredOutputs(**given)
+            values = {
+                name: value for name, value in self.values.items() if value is not None
+            }
+            return StructuredOutputs(**values)
         except ParameterError as error:
             param = client_field(error.param, self.field)
             reason = str(error).removeprefix(f"{error.param}: ")
@@ -75,37 +79,47 @@ class ResponseFormat(TypedObject):
             case "json_schema":
                 return schema_constraint(self.json_schema, f"{field}.json_schema")
             case "structural_tag":
-                given = self.model_dump(include={"type", "structures", "triggers"})
-                return Constraint({"structural_tag": given}, field)
+                structural_tag = self.model_dump(
+                    include={"type", "structures", "triggers"}
+                )
+                return Constraint({"structural_tag": structural_tag}, field)
         return None
 
 
-def schema_constraint(given: Mapping[str, Any] | None, where: str) -> Constraint:
+def schema_constraint(
+    json_schema: Mapping[str, Any] | None, field_path: str
+) -> Constraint:
     """The constraint of OpenAI's object around a schema. Raises ApiError."""
-    if given is None:
-        raise ApiError(f"{where}: is missing", where)
-    name, strict, about = (given.get(one) for one in ("name", "strict", "description"))
-    short = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
-    wrong = {
-        "name": "" if short else f"must be a text of 1 to {_LONGEST_NAME} characters",
+    if json_schema is None:
+        raise ApiError(f"{field_path}: is missing", field_path)
+    name, strict, description = (
+        json_schema.get(key) for key in ("name", "strict", "description")
+    )
+    short = isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS
+    messages = {
+        "name": "" if short else f"must be a text of 1 to {_MAX_NAME_CHARS} characters",
         "strict": "" if isinstance(strict, bool | None) else "must be true or false",
-        "description": "" if isinstance(about, str | None) else "must be a text",
-        "schema": "" if isinstance(given.get("schema"), dict) else "must be an object",
+        "description": "" if isinstance(description, str | None) else "must be a text",
+        "schema": ""
+        if isinstance(json_schema.get("schema"), dict)
+        else "must be an object",
     }
-    unknown = dict.fromkeys(given.keys() - wrong, "is not a field here; leave it out")
-    for one, why in {**wrong, **dict(sorted(unknown.items()))}.items():
-        if why:
-            field = f"{where}.{one[:_LONGEST_NAME]}"
-            raise ApiError(f"{field}: {why}", field)
-    schema, field = json.dumps(given["schema"]), f"{where}.schema"
-    if not strict and _refusal(schema, field):
+    unknown = dict.fromkeys(
+        json_schema.keys() - messages, "is not a field here; leave it out"
+    )
+    for key, message in {**messages, **dict(sorted(unknown.items()))}.items():
+        if message:
+            field = f"{field_path}.{key[:_MAX_NAME_CHARS]}"
+            raise ApiError(f"{field}: {message}", field)
+    schema, field = json.dumps(json_schema["schema"]), f"{field_path}.schema"
+    if not strict and _schema_error(schema, field):
         note_ignored(field)
-        schema = _lenient(schema, field)
+        schema = _lenient_schema(schema, field)
     return Constraint({"json": schema}, field)
 
 
 @lru_cache(maxsize=16)  # a body is asked for its constraint several times
-def _refusal(schema: str, field: str) -> str:
+def _schema_error(schema: str, field: str) -> str:
     """Why a schema cannot be enforced; empty if it can."""
     try:
         check_schema(schema, field)
@@ -115,8 +129,10 @@ def _refusal(schema: str, field: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _lenient(schema: str, field: str) -> str:
-    """A schema without what cannot be enforced. Raises ApiError for what is none."""
+def _lenient_schema(schema: str, field: str) -> str:
+    """A schema without the parts that cannot be enforced. Raises ApiError for an invalid
+    schema.
+    """
     try:
         return check_schema(schema, field, lenient=True)
     except GrammarError as error:
@@ -136,17 +152,17 @@ class ConstrainedBody(StrictObject):
 
     def constraint(self) -> Constraint | None:
         """The only constraint, if any. Raises ApiError for more than one."""
-        found = []
+        candidates = []
         if self.response_format is not None:
-            found += [self.response_format.constraint()]
+            candidates += [self.response_format.constraint()]
         if self.structured_outputs is not None:
-            found.append(Constraint(self.structured_outputs, FIELD))
+            candidates.append(Constraint(self.structured_outputs, FIELD))
         for kind in ("json", "regex", "choice", "grammar"):
             field = f"guided_{kind}"
-            if (given := getattr(self, field)) is not None:
-                found.append(Constraint({kind: given}, field))
-        constraints = [one for one in found if one is not None]
+            if (value := getattr(self, field)) is not None:
+                candidates.append(Constraint({kind: value}, field))
+        constraints = [candidate for candidate in candidates if candidate is not None]
         if len(constraints) > 1:
-            first, second, *_ = (one.field for one in constraints)
+            first, second, *_ = (constraint.field for constraint in constraints)
             raise ApiError(f"{second}: {first} is set, too; leave one out", second)
         return constraints[0] if constraints else None

@@ -19,7 +19,7 @@ from attrs import frozen
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo, PartConstraint
 from minfer.effects.serving.request_parsing.answer_parsing import end_of
-from minfer.effects.serving.request_parsing.bodies import shown, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, short_json
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
@@ -43,14 +43,14 @@ from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import REASONING
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
-CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
+TOOL_CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.
-_OPENED: Final = re.compile(
+_OPEN_REASONING: Final = re.compile(
     r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
 )
 _log: Final = logging.getLogger("minfer.constraints")
 _POSITION: Final = re.compile(r"\[[0-9]+\]")
-_JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
+_JSON_KINDS: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
 @frozen(kw_only=True)
@@ -59,7 +59,7 @@ class OfferedTool:
 
     name: str
     parameters: Mapping[str, Any] | None
-    where: str  # its place in the body, below which its fields are
+    field_path: str  # its place in the body, below which its fields are
     schema: str = "parameters"  # the field of its schema
     strict: bool = False  # its arguments must match the schema, whenever it is called
     text: TextArgument | None = None  # its only argument, if that is of a grammar
@@ -67,7 +67,7 @@ class OfferedTool:
     @property
     def param(self) -> str:
         """The field of its schema, as errors name it."""
-        return f"{self.where}.{self.schema}"
+        return f"{self.field_path}.{self.schema}"
 
     @property
     def hint(self) -> str:
@@ -80,8 +80,8 @@ def check_names(names: Sequence[str], field: str = "tools") -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            why = f"must differ in their names; there are two {shown(name)}"
-            raise wrong(why, field)
+            message = f"must differ in their names; there are two {short_json(name)}"
+            raise invalid_value(message, field)
         seen.add(name)
 
 
@@ -89,9 +89,9 @@ def check_names(names: Sequence[str], field: str = "tools") -> None:
 class CallRequirements:
     """Which calls are required."""
 
-    must: bool = False  # at least one
+    required: bool = False  # at least one
     only: frozenset[str] | None = None  # of these tools; None: of all
-    several: bool = True  # there may be more than one
+    parallel: bool = True  # there may be more than one
 
 
 @frozen
@@ -117,79 +117,86 @@ def constrain_calls(
     `answer`. Raises ApiError, which names the field that cannot be fulfilled.
     """
     offers = [
-        one
-        for one in offers
-        if requirements.only is None or one.name in requirements.only
+        offer
+        for offer in offers
+        if requirements.only is None or offer.name in requirements.only
     ]
-    bounds_text = requirements.must or _leaves_calls_apart(parsing, answer)
+    bounds_text = requirements.required or _separates_calls(parsing, answer)
     offers = [
-        _with_text(one, enforced=bounds_text, must=requirements.must) for one in offers
+        _with_text(offer, enforced=bounds_text, must=requirements.required)
+        for offer in offers
     ]
     requiring = _requiring_field(offers, requirements)
     if not offers or not (requiring or answer):
         return None
     if requiring and llm.parsers.tools == NONE:
-        why = "cannot be enforced where calls stay text (--tool-call-parser none)"
-        raise ApiError(f"{requiring}: {why}; leave it out", requiring)
+        reason = "cannot be enforced where calls stay text (--tool-call-parser none)"
+        raise ApiError(f"{requiring}: {reason}; leave it out", requiring)
     if parsing is None:
         return None
     if requiring and parsing.form not in FORMS:
-        why = f"cannot be had of a model whose calls have the format {parsing.form!r}"
-        raise ApiError(f"{requiring}: {why}", requiring)
+        reason = f"cannot be had of a model whose calls have the format {parsing.form!r}"
+        raise ApiError(f"{requiring}: {reason}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
-    ignored = requirements.must and (answer is None or answer.build().kind in _JSON)
+    ignored = requirements.required and (
+        answer is None or answer.build().kind in _JSON_KINDS
+    )
     plain_answer = None if ignored else _plain_answer(answer, parsing.form, requiring)
     if not requiring and plain_answer is None:
         return None
-    parts = [_arguments_constraint(one, requirements) for one in offers]
+    part_constraints = [_arguments_constraint(offer, requirements) for offer in offers]
     callees = [
         Callee(
-            one.name,
-            part.constraint.json or OBJECT,
-            lenient=not (one.strict or (one.text and requirements.must)),
-            text=one.text,
+            offer.name,
+            part_constraint.constraint.json or OBJECT,
+            lenient=not (offer.strict or (offer.text and requirements.required)),
+            text=offer.text,
         )
-        for one, part in zip(offers, parts, strict=True)
+        for offer, part_constraint in zip(offers, part_constraints, strict=True)
     ]
     calling = Calling(
         format=parsing.form,
         callees=tuple(callees),
-        must=requirements.must,
-        several=requirements.several,
+        must=requirements.required,
+        several=requirements.parallel,
         thinking=REASONING.get(parsing.reasoning),
         opened=parsing.thinking is not None,
         answer=None if plain_answer is None else _json_rule(plain_answer.constraint),
         token=_marker_ids(llm),
     )
     strict = [
-        part for callee, part in zip(callees, parts, strict=True) if not callee.lenient
+        part_constraint
+        for callee, part_constraint in zip(callees, part_constraints, strict=True)
+        if not callee.lenient
     ]
     field = requiring or (plain_answer.field if plain_answer is not None else "")
     explaining = (*strict, *([plain_answer] if plain_answer else []))
-    hinting = next((one for one in offers if one.text), offers[0])
-    return _with_fallback(calling, field, explaining, hinting.hint)
+    hinted_offer = next((offer for offer in offers if offer.text), offers[0])
+    return _with_fallback(calling, field, explaining, hinted_offer.hint)
 
 
 def _with_fallback(
-    calling: Calling, field: str, parts: tuple[PartConstraint, ...], hint: str
+    calling: Calling, field: str, part_constraints: tuple[PartConstraint, ...], hint: str
 ) -> AnswerConstraint:
     """The constraint of an answer, and a fallback that ignores the schemas and grammars
     of tools that are not strict, if there are any. Raises ApiError if neither is small
     enough.
     """
     free = [
-        attrs.evolve(one, schema=OBJECT, text=None) if one.lenient else one
-        for one in calling.callees
+        attrs.evolve(callee, schema=OBJECT, text=None) if callee.lenient else callee
+        for callee in calling.callees
     ]
     if free == [*calling.callees]:
-        return AnswerConstraint(_grammar(calling), field, parts)
+        return AnswerConstraint(_grammar(calling), field, part_constraints)
     fallback = _grammar(attrs.evolve(calling, callees=tuple(free)))
     try:
-        whole = _grammar(calling)
+        full_grammar = _grammar(calling)
     except ApiError:  # all schemas together are too large
         note_ignored(hint)
-        return AnswerConstraint(fallback, field, parts)
-    return AnswerConstraint(whole, field, parts, PartConstraint(hint, fallback))
+        return AnswerConstraint(fallback, field, part_constraints)
+    return AnswerConstraint(
+        full_grammar, field, part_constraints, PartConstraint(hint, fallback)
+    )
 
 
 def constrain_after_reasoning(
@@ -206,8 +213,8 @@ def constrain_after_reasoning(
     if answer is None:
         return None
     if parsing is None or parsing.reasoning == NONE:
-        if found := _OPENED.search(end_of(llm, prompt)):
-            _warn(found[1])
+        if match := _OPEN_REASONING.search(end_of(llm, prompt)):
+            _warn_unknown_reasoning(match[1])
         return None
     constraint = answer.build()
     thinking = parsing.thinking
@@ -217,8 +224,8 @@ def constrain_after_reasoning(
     try:
         rule_text = constraint_rule(constraint)
     except GrammarError as error:
-        why = str(error).removeprefix(f"{constraint.param}: ")
-        raise ApiError(f"{param}: {why}", param) from None
+        reason = str(error).removeprefix(f"{constraint.param}: ")
+        raise ApiError(f"{param}: {reason}", param) from None
     text = with_reasoning(
         Calling(
             thinking=thinking,
@@ -227,8 +234,10 @@ def constrain_after_reasoning(
             token=_marker_ids(llm),
         )
     )
-    whole = Constraint({"grammar": text}, answer.field).build()
-    return AnswerConstraint(whole, answer.field, (PartConstraint(param, constraint),))
+    full_constraint = Constraint({"grammar": text}, answer.field).build()
+    return AnswerConstraint(
+        full_constraint, answer.field, (PartConstraint(param, constraint),)
+    )
 
 
 def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
@@ -237,7 +246,7 @@ def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
 
 
 @cache
-def _warn(marker: str) -> None:
+def _warn_unknown_reasoning(marker: str) -> None:
     """Warn once that the end of reasoning is unknown."""
     _log.warning(
         "prompts end with %s, which opens reasoning of no format that is known here: "
@@ -254,8 +263,8 @@ def with_constraint(
     if constraint is None:
         return request
     if request.beams is not None:
-        why = "does not go with use_beam_search; leave one of them out"
-        raise ApiError(f"{constraint.field}: {why}", constraint.field)
+        reason = "does not go with use_beam_search; leave one of them out"
+        raise ApiError(f"{constraint.field}: {reason}", constraint.field)
     params = attrs.evolve(request.params, structured_outputs=constraint.constraint)
     return attrs.evolve(
         request,
@@ -270,22 +279,22 @@ def _requiring_field(
     offers: Sequence[OfferedTool], requirements: CallRequirements
 ) -> str:
     """The field that requires calls, or that they match."""
-    if requirements.must or requirements.only is not None:
-        return CHOICE
+    if requirements.required or requirements.only is not None:
+        return TOOL_CHOICE
     fields = (
-        one.param if one.text else f"{one.where}.strict"
-        for one in offers
-        if one.strict or one.text
+        offer.param if offer.text else f"{offer.field_path}.strict"
+        for offer in offers
+        if offer.strict or offer.text
     )
     return next(fields, "")
 
 
-def _leaves_calls_apart(parsing: Parsing | None, answer: Constraint | None) -> bool:
+def _separates_calls(parsing: Parsing | None, answer: Constraint | None) -> bool:
     """Whether calls can be distinguished from the rest of an answer that need not have
     any.
     """
     marked = parsing is not None and parsing.tools in MARKED
-    return marked and (answer is None or answer.build().kind in _JSON)
+    return marked and (answer is None or answer.build().kind in _JSON_KINDS)
 
 
 def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool:
@@ -308,10 +317,10 @@ def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool
 
 def _grammar(calling: Calling) -> StructuredOutputs:
     try:
-        given = {"grammar": grammar(calling)}
+        values = {"grammar": grammar(calling)}
     except GrammarError as error:
         raise ApiError(f"tools: {error}", "tools") from None
-    return Constraint(given, "tools").build()
+    return Constraint(values, "tools").build()
 
 
 def _arguments_constraint(
@@ -331,7 +340,7 @@ def _arguments_constraint(
             schema = arguments_schema(offer.parameters, offer.param)
         except GrammarError as error:
             raise ApiError(str(error), offer.param) from None
-    elif requirements.must:
+    elif requirements.required:
         schema = _enforced_part(offer)
     return PartConstraint(offer.param, Constraint({"json": schema}, offer.param).build())
 
@@ -360,10 +369,10 @@ def _plain_answer(
         return None
     constraint = answer.build()
     param = client_field(constraint.param, answer.field)
-    if form not in MARKED or constraint.kind not in _JSON:
+    if form not in MARKED or constraint.kind not in _JSON_KINDS:
         if requiring:
-            why = f"cannot be combined with {requiring}; leave one of them out"
-            raise ApiError(f"{param}: {why}", param)
+            reason = f"cannot be combined with {requiring}; leave one of them out"
+            raise ApiError(f"{param}: {reason}", param)
         return None
     try:
         check_schema(constraint.json or OBJECT, param)

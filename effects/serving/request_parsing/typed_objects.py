@@ -9,7 +9,11 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import PlainValidator, TypeAdapter, model_validator
 
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 
 
 class Spoken(Protocol):
@@ -29,34 +33,38 @@ class TypedObject(StrictObject):
     # Runs before `StrictObject._known`: validators run in reverse order of definition.
     @model_validator(mode="before")
     @classmethod
-    def _check_type(cls, given: Any) -> Any:
+    def _check_type(cls, value: Any) -> Any:
         """Refuse other types."""
-        if isinstance(given, dict) and given.get("type", cls.kinds[0]) not in cls.kinds:
-            there = " or ".join(map(shown, cls.kinds))
-            message = f"{shown(given['type'])} is not supported; there is {there}"
-            raise wrong(message, "type")
-        return given
+        if isinstance(value, dict) and value.get("type", cls.kinds[0]) not in cls.kinds:
+            supported = " or ".join(map(short_json, cls.kinds))
+            message = (
+                f"{short_json(value['type'])} is not supported; there is {supported}"
+            )
+            raise invalid_value(message, "type")
+        return value
 
 
 def read_by_type(classes: Mapping[str, type[StrictObject]], value: object) -> object:
     """An object of the class for its `type`. Raises PydanticCustomError."""
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_value("must be an object")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in classes:
-        supported = " or ".join(map(shown, classes))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(map(short_json, classes))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return classes[kind].model_validate(value)
 
 
-def text_or_parts(kind: Any, most: Any) -> PlainValidator:
-    """A validator of content that is a text, or a list of parts, of a number by `most`.
-    It keeps the form: some templates distinguish the two.
+def text_or_parts(kind: Any, item_limit: Any) -> PlainValidator:
+    """A validator of content that is a text, or a list of parts; `item_limit` bounds
+    their number. It keeps the form: some templates distinguish the two.
     """
-    parts: TypeAdapter[Any] = TypeAdapter(Annotated[list[kind], most])
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[list[kind], item_limit])
 
-    def read(given: object) -> object:
-        return given if isinstance(given, str) else parts.validate_python(given)
+    def read(value: object) -> object:
+        return value if isinstance(value, str) else adapter.validate_python(value)
 
     return PlainValidator(read, json_schema_input_type=str | list[kind])
 
@@ -65,4 +73,4 @@ def template_content(content: str | Sequence[Spoken]) -> str | list[dict[str, st
     """Content in the form for chat templates."""
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text} for part in content]
+    return [{"type": "text", "text": segment.text} for segment in content]

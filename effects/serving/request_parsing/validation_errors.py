@@ -10,11 +10,11 @@ from typing import Final
 
 from pydantic_core import ErrorDetails
 
-_LONGEST: Final = 64  # characters of a text that an error shows
-_LONGEST_JSON: Final = 80  # of a value as JSON
+_MAX_TEXT_CHARS: Final = 64  # of a text that an error shows
+_MAX_JSON_CHARS: Final = 80  # of a value as JSON
 
 # By kind: what a value must be. In braces: the bound that was violated.
-_MUST: Final[Mapping[str, str]] = {
+_MUST_BE: Final[Mapping[str, str]] = {
     "bool_type": "be true or false",
     "dict_type": "be an object",
     "finite_number": "be a finite number",
@@ -50,15 +50,15 @@ def describe_error(error: ErrorDetails) -> str:
     bounds = {name: _json_form(bound) for name, bound in error.get("ctx", {}).items()}
     if (must := _MUST_HAVE.get(kind)) is not None:
         return f"must {must.format_map(bounds)}"
-    if (must := _MUST.get(kind)) is not None:
+    if (must := _MUST_BE.get(kind)) is not None:
         return f"must {must.format_map(bounds)}{_shown_value(error['input'])}"
-    return error["msg"]  # from `bodies.wrong`, as a rule
+    return error["msg"]  # from `bodies.invalid_value`, as a rule
 
 
 def _json_form(bound: object) -> str:
     """A bound in the form of JSON."""
-    whole = isinstance(bound, float) and bound.is_integer()
-    text = str(int(bound)) if whole else str(bound)  # type: ignore[call-overload]
+    is_whole = isinstance(bound, float) and bound.is_integer()
+    text = str(int(bound)) if is_whole else str(bound)  # type: ignore[call-overload]
     return _LITERALS.get(text, text)
 
 
@@ -66,5 +66,5 @@ def _shown_value(value: object) -> str:
     """The wrong value, if it is short enough to help."""
     if not isinstance(value, str | int | float):
         return ""
-    cut = value[:_LONGEST] if isinstance(value, str) else value
-    return f", not {json.dumps(cut)[:_LONGEST_JSON]}"
+    cut = value[:_MAX_TEXT_CHARS] if isinstance(value, str) else value
+    return f", not {json.dumps(cut)[:_MAX_JSON_CHARS]}"

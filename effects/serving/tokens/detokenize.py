@@ -21,8 +21,10 @@ class DetokenizeBody(StrictObject):
     def answer(self, llm: ModelInfo) -> dict[str, object]:
         """Their text, special tokens included. Raises RequestError and ApiError."""
         if llm.tokenizer is None:
-            why = "token ids need a tokenizer, which was left out (skip_tokenizer_init)"
-            raise ApiError(why, "tokens")
+            message = (
+                "token ids need a tokenizer, which was left out (skip_tokenizer_init)"
+            )
+            raise ApiError(message, "tokens")
         if self.tokens:  # else there is nothing to check
             read_prompt(self.tokens, llm.tokenizer, llm.setup.spec.vocab_size)
         text = llm.tokenizer.decode(self.tokens, skip_special_tokens=False)

@@ -7,11 +7,15 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.prompts import encoded
 from minfer.effects.serving.openai.chat_messages import ChatMessage
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.template_fields import RequestTemplate, render
 from minfer.effects.serving.openai.tools import ChatTool
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
-from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    read_body,
+)
 from minfer.effects.serving.wire.error_form import failure
 
 
@@ -20,7 +24,7 @@ class TokenizeBody(StrictObject):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Few, Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], ItemLimit, Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None  # None: to a text; templates add them
     return_token_strs: bool = False
     # Of a conversation, as POST /v1/chat/completions has them:
@@ -28,15 +32,15 @@ class TokenizeBody(StrictObject):
     continue_final_message: bool = False
     chat_template: RequestTemplate | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ChatTool], Few] | None = None
+    tools: Annotated[list[ChatTool], ItemLimit] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("send either prompt or messages", "prompt")
+            raise invalid_value("send either prompt or messages", "prompt")
         if self.messages is not None and self.add_special_tokens:
-            why = "is not supported with messages: the chat template writes its own"
-            raise wrong(why, "add_special_tokens")
+            message = "is not supported with messages: the chat template writes its own"
+            raise invalid_value(message, "add_special_tokens")
         return self
 
     def answer(self, llm: ModelInfo) -> dict[str, object]:

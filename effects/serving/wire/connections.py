@@ -28,34 +28,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minfer.effects.serving.wire.descriptors import (
-    FEW,
-    FULL,
-    KEPT,
-    SPARE,
-    handshake_done,
+    MAX_SPARE_CONNECTIONS,
+    RESERVED_DESCRIPTORS,
+    SPARE_DESCRIPTORS,
+    UNAVAILABLE_RESPONSE,
     is_high,
+    note_handshake_done,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
 
-HEADER: Final = 10.0  # seconds
-CONNECTIONS: Final = 1024
-STALL: Final = 30.0  # seconds
-PART: Final = 2**11  # bytes read at once: of the smallest chunks, at most 341
-LARGE: Final = 2**16  # bytes read at once of a body with a Content-Length
-LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
-MOMENT: Final = 1.0  # seconds for a head of a connection beyond the limit
-_LATE: Final = (
+HEADER_SECONDS: Final = 10.0
+MAX_CONNECTIONS: Final = 1024
+STALL_SECONDS: Final = 30.0
+READ_BYTES: Final = 2**11  # bytes read at once: of the smallest chunks, at most 341
+LARGE_READ_BYTES: Final = 2**16  # bytes read at once of a body with a Content-Length
+LIVENESS_PATHS: Final = ("/health", "/healthz")  # paths that are answered in every state
+EXTRA_HEAD_SECONDS: Final = 1.0  # for a head of a connection beyond the limit
+_REQUEST_TIMEOUT: Final = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
 
 
 @frozen(kw_only=True)
-class Patience:
+class ConnectionLimits:
     """The limits of the number of connections, and of the time of each."""
 
-    connections: int = CONNECTIONS
-    header: float = HEADER  # seconds for a request's head
-    stall: float = STALL  # seconds without anything being read by the client
+    connections: int = MAX_CONNECTIONS
+    header: float = HEADER_SECONDS  # seconds for a request's head
+    stall: float = STALL_SECONDS  # seconds without anything being read by the client
 
 
 class Connections(set[Any]):
@@ -100,7 +100,7 @@ class _HealthOnly:
                 message = {**message, "headers": headers}
             await send(message)
 
-        if scope["path"] in LIVE:
+        if scope["path"] in LIVENESS_PATHS:
             await self._app(scope, receive, send_closing)
             return
         headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
@@ -111,27 +111,27 @@ class _HealthOnly:
 
 
 class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
-    """One connection. `patience`, and `extra`, the connections beyond the limit whose
+    """One connection. `limits`, and `extra`, the connections beyond the limit whose
     heads are awaited, belong to the class: uvicorn makes the instances.
     """
 
-    patience = Patience()
+    limits = ConnectionLimits()
     extra: ClassVar[list["BoundedProtocol"]] = []
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._head: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None  # of a body that is not used
-        self._part = memoryview(b"")  # the bytes that are being read
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None  # of a body that is not used
+        self._buffer = memoryview(b"")  # the bytes that are being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
         super().connection_made(transport)
         descriptor = _descriptor(transport)
-        handshake_done(descriptor)
-        high = is_high(descriptor, KEPT + SPARE)
-        if high or _total_connections(self.connections) > self.patience.connections:
+        note_handshake_done(descriptor)
+        high = is_high(descriptor, RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
+        if high or _total_connections(self.connections) > self.limits.connections:
             self._serve_as_extra()
         else:
             self._start_head_timer()
@@ -140,13 +140,13 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
         headers = self.headers if self.conn.their_state is h11.SEND_BODY else []
         is_sized = any(name == b"content-length" for name, _ in headers)
-        self._part = memoryview(bytearray(LARGE if is_sized else PART))
-        return self._part
+        self._buffer = memoryview(bytearray(LARGE_READ_BYTES if is_sized else READ_BYTES))
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes that were read."""
-        part, self._part = self._part, memoryview(b"")
-        self.data_received(bytes(part[:nbytes]))
+        buffer, self._buffer = self._buffer, memoryview(b"")
+        self.data_received(bytes(buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Parse data; a head's time runs from its first byte until it is complete."""
@@ -156,36 +156,36 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_head_timer()
             self._leave_extra()
-        elif self._head is None and self.conn.trailing_data[0]:
+        elif self._head_timer is None and self.conn.trailing_data[0]:
             self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
         self._stop_head_timer()
         self._leave_extra()
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Start the timer of a client that reads too slowly."""
         super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(
-                self.patience.stall, self.transport.abort
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(
+                self.limits.stall, self.transport.abort
             )
 
     def resume_writing(self) -> None:
         """Stop that timer: the client has read."""
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or only close the connection if an answer has begun.
-        The application's answer is dropped: h11 sends none after this.
+        """Refuse data that is no HTTP; close the connection if an answer has begun. The
+        application's answer is dropped: h11 sends none after this.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -198,8 +198,10 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; not for long, if this one's body is still coming."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and self._rest is None:
-            self._rest = self.loop.call_later(self.patience.header, self._close_late_rest)
+        if self.conn.their_state is h11.SEND_BODY and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(
+                self.limits.header, self._close_late_rest
+            )
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -214,11 +216,11 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def _serve_as_extra(self) -> None:
         """Serve only /health, if its head comes soon; refuse the oldest of too many."""
         self.app = _HealthOnly(self.app)
-        if len(self.extra) >= FEW:
+        if len(self.extra) >= MAX_SPARE_CONNECTIONS:
             self.extra[0]._refuse()
         self.extra.append(self)
-        moment = min(MOMENT, self.patience.header)
-        self._head = self.loop.call_later(moment, self._refuse)
+        moment = min(EXTRA_HEAD_SECONDS, self.limits.header)
+        self._head_timer = self.loop.call_later(moment, self._refuse)
 
     def _leave_extra(self) -> None:
         if self in self.extra:
@@ -228,41 +230,43 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._stop_head_timer()
         self._leave_extra()
         if not self.transport.is_closing():
-            self.transport.write(FULL)
+            self.transport.write(UNAVAILABLE_RESPONSE)
             self._close()
 
     def _start_head_timer(self) -> None:
-        self._head = self.loop.call_later(self.patience.header, self._refuse_late_head)
+        self._head_timer = self.loop.call_later(
+            self.limits.header, self._refuse_late_head
+        )
 
     def _stop_head_timer(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _refuse_late_head(self) -> None:
-        self._head = None
+        self._head_timer = None
         if not self.transport.is_closing():
-            self.transport.write(_LATE)
+            self.transport.write(_REQUEST_TIMEOUT)
             self._close()
 
     def _close_late_rest(self) -> None:
-        self._rest = None
+        self._rest_timer = None
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             self._close()
 
     def _close(self) -> None:
         """Close; abort the connection if the client does not read the rest in time."""
         self.transport.close()
-        self._stalled = self._stalled or self.loop.call_later(
-            self.patience.stall, self.transport.abort
+        self._stall_timer = self._stall_timer or self.loop.call_later(
+            self.limits.stall, self.transport.abort
         )
 
 
-def bounded(patience: Patience) -> type[BoundedProtocol]:
+def bounded(limits: ConnectionLimits) -> type[BoundedProtocol]:
     """A class of connections with these limits."""
-    return type("Bounded", (BoundedProtocol,), {"patience": patience, "extra": []})
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, "extra": []})
 
 
 def _descriptor(transport: asyncio.Transport) -> int:
-    found = transport.get_extra_info("socket")
-    return -1 if found is None else int(found.fileno())
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())

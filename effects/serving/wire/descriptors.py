@@ -1,19 +1,21 @@
-"""File descriptors: each connection takes one, and a process may have only so many.
+"""File descriptors: each connection takes one, and their number is limited.
 
 Theory. The system gives a new descriptor the lowest free number, so the number of a
 connection shows how many are left: all below it are taken. Numbers from the top down:
 
-    KEPT      for all else that the process opens; a connection is refused at once
-    SPARE     for connections beyond the limit: each may request /health, and is closed
-              when the next one comes (`minfer.effects.serving.wire.connections`)
-    others    for connections, up to --max-connections
+    RESERVED_DESCRIPTORS    for all else that the process opens; a connection is refused
+                            at once
+    SPARE_DESCRIPTORS       for connections beyond the limit: each may request /health,
+                            and is closed when the next one comes (`connections`)
+    others                  for connections, up to --max-connections
 
 asyncio accepts all connections that wait, thousands of them, before it closes any. So a
-`Listener` accepts one in each round of the event loop once --max-connections are open.
+`BoundedListener` accepts one in each round of the event loop once --max-connections are
+open.
 
 asyncio retries a failed accept again and again, with a traceback each time, and no client
-gets an answer. So a `Listener` keeps a spare descriptor: it closes that, accepts with it,
-and refuses.
+gets an answer. So a `BoundedListener` keeps a spare descriptor: it closes that, accepts
+with it, and refuses.
 """
 
 import contextlib
@@ -26,17 +28,17 @@ from collections import OrderedDict
 from errno import EMFILE, ENFILE
 from typing import Any, Final
 
-KEPT: Final = 16
-SPARE: Final = 32
-FULL: Final = (
+RESERVED_DESCRIPTORS: Final = 16
+SPARE_DESCRIPTORS: Final = 32
+UNAVAILABLE_RESPONSE: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _log: Final = logging.getLogger("minfer.connections")
-_logged_limits: Final[set[int]] = (
-    set()
-)  # limits for which it was logged that they are reached
-FEW: Final = 8  # connections with spare descriptors that stay open at once
+# Limits for which it was logged that they are reached.
+_logged_limits: Final[set[int]] = set()
+# Connections with spare descriptors that stay open at once.
+MAX_SPARE_CONNECTIONS: Final = 8
 # With TLS: connections of this process in their handshake, by descriptor. The oldest is
 # first.
 _handshakes: Final[OrderedDict[int, socket.socket]] = OrderedDict()
@@ -55,17 +57,17 @@ def is_high(descriptor: int, last: int) -> bool:
     high = limit != resource.RLIM_INFINITY and descriptor >= limit - last
     if high and limit not in _logged_limits:
         _logged_limits.add(limit)
-        why = f"file descriptors run short (ulimit -n is {limit}), and connections are"
-        _log.warning("%s refused; raise it, or lower --max-connections", why)
+        reason = f"file descriptors run short (ulimit -n is {limit}), and connections are"
+        _log.warning("%s refused; raise it, or lower --max-connections", reason)
     return high
 
 
-def handshake_done(descriptor: int) -> None:
+def note_handshake_done(descriptor: int) -> None:
     """Note that a connection's handshake is over."""
     _handshakes.pop(descriptor, None)
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A socket that listens, and never uses the last descriptors for connections.
 
     asyncio accepts all waiting connections before it handles any. So beyond the limit of
@@ -74,22 +76,22 @@ class Listener(socket.socket):
     """
 
     tls = False  # whether connections begin with a handshake
-    _beyond = sys.maxsize  # the lowest descriptor of a connection beyond the limit
+    _first_extra = sys.maxsize  # the lowest descriptor of a connection beyond the limit
     _spare = -1  # a descriptor to give up
     _pausing = False  # until the next round
 
     @classmethod
-    def of(cls, listening: socket.socket) -> "Listener":
+    def of(cls, listening: socket.socket) -> "BoundedListener":
         """A listener in place of a listening socket."""
-        made = cls(fileno=listening.detach())
-        made._spare = os.open(os.devnull, os.O_RDONLY)
-        return made
+        listener = cls(fileno=listening.detach())
+        listener._spare = os.open(os.devnull, os.O_RDONLY)
+        return listener
 
     def limit_connections(self, count: int) -> None:
         """From now on, accept connections beyond `count` one in each round."""
         free = os.open(os.devnull, os.O_RDONLY)  # the lowest number
         os.close(free)
-        self._beyond = free + count
+        self._first_extra = free + count
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that is refused, and
@@ -99,20 +101,23 @@ class Listener(socket.socket):
             self._pausing = False
             raise BlockingIOError
         try:
-            made, address = super().accept()
+            connection, address = super().accept()
         except OSError as error:
             if error.errno not in (EMFILE, ENFILE):
                 raise
-            self._refuse_with_the_spare()
+            self._refuse_with_spare()
             raise ConnectionAbortedError from None
-        if is_high(made.fileno(), KEPT):
-            self._refuse(made)
+        if is_high(connection.fileno(), RESERVED_DESCRIPTORS):
+            self._refuse(connection)
             raise ConnectionAbortedError
-        beyond = made.fileno() >= self._beyond
-        self._pausing = is_high(made.fileno(), KEPT + SPARE) or beyond
+        beyond = connection.fileno() >= self._first_extra
+        self._pausing = (
+            is_high(connection.fileno(), RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
+            or beyond
+        )
         if self._pausing and self.tls:
-            _await_handshake(made)
-        return made, address
+            _await_handshake(connection)
+        return connection, address
 
     def close(self) -> None:
         """Close the socket and the spare descriptor."""
@@ -121,27 +126,27 @@ class Listener(socket.socket):
             os.close(self._spare)
         self._spare = -1
 
-    def _refuse_with_the_spare(self) -> None:
+    def _refuse_with_spare(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._spare)
-            made, _ = super().accept()
-            is_high(made.fileno(), sys.maxsize)  # which is logged
-            self._refuse(made)
+            connection, _ = super().accept()
+            is_high(connection.fileno(), sys.maxsize)  # which is logged
+            self._refuse(connection)
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
-    def _refuse(self, made: socket.socket) -> None:
-        with made, contextlib.suppress(OSError):
-            made.setblocking(False)
+    def _refuse(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
             if not self.tls:
-                made.send(FULL)
+                connection.send(UNAVAILABLE_RESPONSE)
 
 
-def _await_handshake(made: socket.socket) -> None:
+def _await_handshake(connection: socket.socket) -> None:
     """Register a handshake with a spare descriptor; the oldest of too many is refused."""
-    _handshakes.pop(made.fileno(), None)  # that connection is closed
-    _handshakes[made.fileno()] = made
-    if len(_handshakes) > FEW:
+    _handshakes.pop(connection.fileno(), None)  # that connection is closed
+    _handshakes[connection.fileno()] = connection
+    if len(_handshakes) > MAX_SPARE_CONNECTIONS:
         _, oldest = _handshakes.popitem(last=False)
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)

@@ -16,25 +16,25 @@ from attrs import frozen
 
 from minfer.effects.serving.client_errors import ApiError
 
-LONGEST_ID: Final = 128  # characters
-_ESCAPED: Final = len(rb"\ud83d\ude00")  # of a character, at most, as JSON may write it
-_NOTHING: Final = msgspec.Raw()
+MAX_MESSAGE_ID_CHARS: Final = 128
+_MAX_CHAR_BYTES: Final = len(rb"\ud83d\ude00")  # as JSON may write a character
+_ABSENT: Final = msgspec.Raw()
 _UNKNOWN: Final = "Object contains unknown field `"  # msgspec's message, before a name
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
     """All fields that a message may have, unparsed."""
 
-    id: msgspec.Raw = _NOTHING
-    endpoint: msgspec.Raw = _NOTHING
-    body: msgspec.Raw = _NOTHING
-    cancel: msgspec.Raw = _NOTHING
+    id: msgspec.Raw = _ABSENT
+    endpoint: msgspec.Raw = _ABSENT
+    body: msgspec.Raw = _ABSENT
+    cancel: msgspec.Raw = _ABSENT
 
 
 class _IdAlone(msgspec.Struct):
     """The fields that are read of a message with unknown fields."""
 
-    id: msgspec.Raw = _NOTHING
+    id: msgspec.Raw = _ABSENT
 
 
 _fields: Final = msgspec.json.Decoder(_Fields)
@@ -71,18 +71,18 @@ class OpenedMessage:
         """The parsed message. Raises ApiError, which names the field."""
         fields = self._fields
         if fields is None:
-            why = (
+            message = (
                 f"{self._unknown_field}: is not a field here; there is id, endpoint, body"
             )
-            raise ApiError(why, self._unknown_field)
+            raise ApiError(message, self._unknown_field)
         if bytes(fields.cancel):
             name = _decode_string(fields.cancel)
             if name is None or any(map(bytes, (fields.id, fields.endpoint, fields.body))):
                 raise ApiError("cancel: must be an id, and the only field", "cancel")
             return CancelMessage(name)
         if not self.name:
-            why = f"id: must be a string of 1 to {LONGEST_ID} characters"
-            raise ApiError(why, "id")
+            message = f"id: must be a string of 1 to {MAX_MESSAGE_ID_CHARS} characters"
+            raise ApiError(message, "id")
         endpoint = _decode_string(fields.endpoint)
         if endpoint is None:
             raise ApiError("endpoint: must be a string", "endpoint")
@@ -105,7 +105,7 @@ def open_message(text: str | None) -> OpenedMessage:
                 raise ApiError("the message must be an object") from None
             name = _decode_string(_id_alone.decode(text).id)
             return OpenedMessage(
-                name, None, unknown_field.rpartition("`")[0][:LONGEST_ID]
+                name, None, unknown_field.rpartition("`")[0][:MAX_MESSAGE_ID_CHARS]
             )
     except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(f"the message is not valid JSON: {error}") from None
@@ -117,10 +117,10 @@ def _decode_string(raw: msgspec.Raw) -> str | None:
     data = bytes(raw)
     if not data.startswith(b'"'):
         return None
-    if len(data) > _ESCAPED * LONGEST_ID + len('""'):
+    if len(data) > _MAX_CHAR_BYTES * MAX_MESSAGE_ID_CHARS + len('""'):
         return ""
     try:
-        found = msgspec.json.decode(data, type=str)
+        text = msgspec.json.decode(data, type=str)
     except msgspec.DecodeError:
         return None
-    return found if len(found) <= LONGEST_ID else ""
+    return text if len(text) <= MAX_MESSAGE_ID_CHARS else ""

@@ -5,20 +5,20 @@ import json
 import attrs
 
 from minfer.effects.serving.client_errors import INTERNAL, ApiError
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 
 def failure(error: ApiError) -> Failure:
     """An error in the format of OpenAI's API."""
     kind = "invalid_request_error" if error.status < INTERNAL else "server_error"
-    about = {
+    fields = {
         "message": str(error),
         "type": kind,
         "param": error.param,
         "code": error.code,
     }
-    data = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
-    return Failure(error.status, Event(data), error.retry_after)
+    data = json.dumps({"error": fields}, ensure_ascii=False, separators=(",", ":"))
+    return Failure(error.status, StreamEvent(data), error.retry_after)
 
 
 def stream_failure(error: ApiError) -> Failure:

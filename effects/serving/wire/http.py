@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 _ID: Final = "x-request-id"
 _IGNORED: Final = "x-minfer-ignored"
@@ -20,8 +20,8 @@ def failure_response(
     """A failure as a whole response, of the answer with the id `name`; `ignored` are the
     fields of its request that had no effect.
     """
-    wait = failure.retry_after
-    headers = {} if wait is None else {"Retry-After": str(wait)}
+    retry_after = failure.retry_after
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     if failure.status == _NO_KEY:
         headers["WWW-Authenticate"] = "Bearer"
     if name:
@@ -57,13 +57,13 @@ class HttpTransport:
         self._begun = False  # the head was sent
 
     @staticmethod
-    def frame(events: Iterable[Event]) -> str:
+    def frame(events: Iterable[StreamEvent]) -> str:
         """Events as text of the body."""
         raise NotImplementedError
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send events as one part of the body."""
-        part = self.frame(events).encode()
+        body = self.frame(events).encode()
         if not self._begun:
             head = [(b"content-type", self.content_type), *self.headers]
             if self._name:
@@ -74,7 +74,7 @@ class HttpTransport:
             await self._send(start)
             self._begun = True
         await self._send(
-            {"type": "http.response.body", "body": part, "more_body": not last}
+            {"type": "http.response.body", "body": body, "more_body": not last}
         )
 
     async def fail(self, failure: Failure) -> None:

@@ -16,19 +16,19 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-ALLOWED: Final = "minfer.origins"  # of a scope: other allowed origins
-ANY: Final = "*"
-_REMEMBER: Final = 600  # seconds for which a browser may cache a preflight
+ORIGINS_FIELD: Final = "minfer.origins"  # of a scope: other allowed origins
+ANY_ORIGIN: Final = "*"
+_PREFLIGHT_SECONDS: Final = 600  # for which a browser may cache a preflight
 
 
-def foreign(scope: Scope) -> bool:
+def is_cross_origin(scope: Scope) -> bool:
     """Whether the request comes from a page of another address than this server's."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if origin is None or urlsplit(origin).netloc == headers.get("host"):
         return False
-    allowed: Sequence[str] = scope.get(ALLOWED, ())
-    return ANY not in allowed and origin not in allowed
+    allowed: Sequence[str] = scope.get(ORIGINS_FIELD, ())
+    return ANY_ORIGIN not in allowed and origin not in allowed
 
 
 class AllowOrigins:
@@ -43,10 +43,10 @@ class AllowOrigins:
             allow_headers=("*",),
             expose_headers=("*",),
             allow_credentials=False,
-            max_age=_REMEMBER,
+            max_age=_PREFLIGHT_SECONDS,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, with the headers of the origins that may read the answer."""
-        scope[ALLOWED] = self._origins
+        scope[ORIGINS_FIELD] = self._origins
         await self._app(scope, receive, send)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from minfer.effects.serving.wire.http import HttpTransport
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 
 
 class PlainBody(HttpTransport):
@@ -12,6 +12,6 @@ class PlainBody(HttpTransport):
     content_type = b"application/json"
 
     @staticmethod
-    def frame(events: Iterable[Event]) -> str:
+    def frame(events: Iterable[StreamEvent]) -> str:
         """The events' data, without any framing."""
         return "".join([event.data for event in events])

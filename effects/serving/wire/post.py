@@ -12,13 +12,13 @@ from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.http import HttpTransport, failure_response
 from minfer.effects.serving.wire.plain_body import PlainBody
-from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.wire.request_ids import CHOSEN_ID_FIELD as CHOSEN_ID
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Failure, Handler, Watcher
 
 MEDIA_TYPE: Final = "application/json"
-PATIENCE: Final = 10.0  # seconds that a body may lag behind its pace
-PACE: Final = 1024  # least bytes a second of a body
+MAX_LAG_SECONDS: Final = 10.0  # that a body may lag behind its pace
+MIN_BYTES_PER_SECOND: Final = 1024  # least bytes a second of a body
 
 
 class Post:
@@ -34,49 +34,54 @@ class Post:
         """The x-request-id that the client chose, or an empty string."""
         return str(self.scope.get(CHOSEN_ID, ""))
 
-    def announced_size(self, most: int) -> int:
-        """Bytes of the body, by its head; `most` if it comes in chunks or compressed."""
+    def announced_size(self, max_bytes: int) -> int:
+        """Bytes of the body, by its head; `max_bytes` if it comes in chunks or is
+        compressed.
+        """
         headers = dict(self.scope["headers"])
         unknown = b"transfer-encoding" in headers or b"content-encoding" in headers
-        return most if unknown else int(headers.get(b"content-length", b"0"))
+        return max_bytes if unknown else int(headers.get(b"content-length", b"0"))
 
-    async def read(self, most: int, watch: Watcher) -> bytes:
-        """The body, decoded. Raises ApiError if it is no JSON, has more than `most` bytes
-        or comes too slowly, what `watch` raises, and ClientDisconnect.
+    async def read(self, max_bytes: int, watch: Watcher) -> bytes:
+        """The body, decoded. Raises ApiError if it is no JSON, has more than `max_bytes`
+        bytes or comes too slowly, what `watch` raises, and ClientDisconnect.
         """
         request = Request(self.scope, self._receive)
         headers = request.headers
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != MEDIA_TYPE:
-            why = f"send the body as Content-Type: {MEDIA_TYPE}"
-            raise ApiError(why, status=415)
+            message = f"send the body as Content-Type: {MEDIA_TYPE}"
+            raise ApiError(message, status=415)
         decoder = Decoder(", ".join(headers.getlist("content-encoding")))
         data = bytearray()
         size = int(headers.get("content-length", "0"))  # as announced, or as received
         received = 0
-        parts = request.stream()
-        due = asyncio.get_running_loop().time() + PATIENCE
-        while size <= most:
+        chunks = request.stream()
+        deadline = asyncio.get_running_loop().time() + MAX_LAG_SECONDS
+        while size <= max_bytes:
             try:
-                async with asyncio.timeout_at(due + received / PACE):
-                    part = await anext(parts, b"")
+                async with asyncio.timeout_at(deadline + received / MIN_BYTES_PER_SECOND):
+                    chunk = await anext(chunks, b"")
             except TimeoutError:
-                why = f"the body comes at less than {PACE} bytes a second"
-                raise ApiError(why, status=408) from None
-            if not part:
+                message = (
+                    f"the body comes at less than {MIN_BYTES_PER_SECOND} bytes a second"
+                )
+                raise ApiError(message, status=408) from None
+            if not chunk:
                 decoder.end()
                 break
-            received += len(part)
-            for decoded in decoder.decode(part):
+            received += len(chunk)
+            for decoded in decoder.decode(chunk):
                 watch(decoded)
                 data += decoded
                 size = max(size, len(data))
-                if size > most:
+                if size > max_bytes:
                     break
                 if not decoder.plain:
                     await asyncio.sleep(0)  # let other tasks run
-        if size > most:  # uvicorn drops the rest, so that the client gets to read this
-            raise ApiError(f"the body has more than {most} bytes", status=413)
+        # uvicorn drops the rest, so that the client gets to read this.
+        if size > max_bytes:
+            raise ApiError(f"the body has more than {max_bytes} bytes", status=413)
         return bytes(data)
 
     async def wait_for_disconnect(self) -> NoReturn:

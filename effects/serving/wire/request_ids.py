@@ -11,16 +11,17 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER: Final = b"x-request-id"
-LONGEST: Final = 128  # characters of an id
-KEY: Final = "minfer.request_id"  # of a scope: what the client chose, or nothing
+ID_HEADER: Final = b"x-request-id"
+MAX_ID_CHARS: Final = 128  # of an id
+# Of a scope: the id that the client chose, or nothing.
+CHOSEN_ID_FIELD: Final = "minfer.request_id"
 # The messages that begin an answer, whether it is of HTTP or of a WebSocket.
-_HEADS: Final = frozenset(
+_FIRST_MESSAGES: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
 _PRINTABLE: Final = range(0x20, 0x7F)  # of ASCII
 
-Headers = Iterable[tuple[bytes, bytes]]
+HeaderPairs = Iterable[tuple[bytes, bytes]]
 
 
 class RequestIds:
@@ -32,10 +33,10 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and put its id on the head of the answer."""
         chosen = _chosen_id(scope.get("headers", ()))
-        scope[KEY] = chosen.decode()
+        scope[CHOSEN_ID_FIELD] = chosen.decode()
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] in _HEADS:
+            if message["type"] in _FIRST_MESSAGES:
                 headers = _with_id(message.get("headers", ()), chosen)
                 message = {**message, "headers": headers}
             await send(message)
@@ -43,20 +44,20 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def _chosen_id(headers: Headers) -> bytes:
+def _chosen_id(headers: HeaderPairs) -> bytes:
     """The id that a client chose; empty if it chose none, or an invalid one."""
-    given = dict(headers).get(HEADER, b"").strip()
-    sane = len(given) <= LONGEST and all(byte in _PRINTABLE for byte in given)
-    return given if sane else b""
+    chosen = dict(headers).get(ID_HEADER, b"").strip()
+    is_valid = len(chosen) <= MAX_ID_CHARS and all(byte in _PRINTABLE for byte in chosen)
+    return chosen if is_valid else b""
 
 
-def _with_id(headers: Headers, chosen: bytes) -> list[tuple[bytes, bytes]]:
+def _with_id(headers: HeaderPairs, chosen: bytes) -> list[tuple[bytes, bytes]]:
     """Headers with an id: the client's, else the answer's own, else a new one."""
     headers_kept = list(headers)
     if chosen:
         headers_kept = [
-            (name, value) for name, value in headers_kept if name.lower() != HEADER
+            (name, value) for name, value in headers_kept if name.lower() != ID_HEADER
         ]
-    elif any(name.lower() == HEADER for name, _ in headers_kept):
+    elif any(name.lower() == ID_HEADER for name, _ in headers_kept):
         return headers_kept
-    return [*headers_kept, (HEADER, chosen or f"req-{uuid.uuid4().hex}".encode())]
+    return [*headers_kept, (ID_HEADER, chosen or f"req-{uuid.uuid4().hex}".encode())]

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minfer.effects.serving.client_errors import ApiError
 
 _SCHEMES: Final = (b"http://", b"https://")
-_MAJOR: Final = "1."  # of versions
-_VERSION: Final = 505
+_MAJOR_VERSION: Final = "1."  # of versions
+_UNSUPPORTED_VERSION: Final = 505
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
 Refuse = Callable[[Exception, Scope], Response]
 
@@ -53,17 +53,17 @@ def _normalize_target(scope: Scope) -> None:
     raw = slash + path or b"/"
     scope["raw_path"] = raw
     scope["path"] = unquote_to_bytes(raw).decode(errors="replace")
-    others = [header for header in scope["headers"] if header[0] != b"host"]
-    scope["headers"] = [(b"host", host.rpartition(b"@")[2]), *others]
+    other_headers = [header for header in scope["headers"] if header[0] != b"host"]
+    scope["headers"] = [(b"host", host.rpartition(b"@")[2]), *other_headers]
 
 
 def _framing_error(scope: Scope) -> ApiError | None:
     version = scope.get("http_version", "1.1")
-    if not version.startswith(_MAJOR):
-        why = f"HTTP/{version} is not spoken here; use HTTP/1.1"
-        return ApiError(why, status=_VERSION)
+    if not version.startswith(_MAJOR_VERSION):
+        message = f"HTTP/{version} is not spoken here; use HTTP/1.1"
+        return ApiError(message, status=_UNSUPPORTED_VERSION)
     names = {name for name, _ in scope["headers"]}
     if _LENGTH in names and _CODING in names:
-        both = "Content-Length and Transfer-Encoding"
-        return ApiError(f"{both} contradict each other; send one of them")
+        header_names = "Content-Length and Transfer-Encoding"
+        return ApiError(f"{header_names} contradict each other; send one of them")
     return None

@@ -11,31 +11,31 @@ from typing import Final
 
 from attrs import field, frozen
 
-_BYTES: Final = 8  # of a number
+_INTEGER_BYTES: Final = 8  # of a number
 
 
-def mapped(count: int) -> memoryview:
-    """Memory for so many numbers, all 0, shared by the processes forked from here on."""
-    return memoryview(mmap.mmap(-1, max(1, count) * _BYTES))
+def shared_memory(count: int) -> memoryview:
+    """Memory for `count` numbers, all 0, shared by the processes forked from here on."""
+    return memoryview(mmap.mmap(-1, max(1, count) * _INTEGER_BYTES))
 
 
 @frozen
 class SharedCount:
     """A count by process."""
 
-    _counts: memoryview = field(factory=lambda: mapped(1).cast("q"))
+    _counts: memoryview = field(factory=lambda: shared_memory(1).cast("q"))
     _place: int = 0
 
     @classmethod
     def of(cls, places: int) -> "SharedCount":
-        """A tally of so many processes, for the first of them."""
-        return cls(mapped(places).cast("q"))
+        """A count of `places` processes, for the first of them."""
+        return cls(shared_memory(places).cast("q"))
 
     def at(self, place: int) -> "SharedCount":
-        """The tally for the process at this place, whose count is 0."""
-        taken = SharedCount(self._counts, place)
-        taken.set(0)
-        return taken
+        """The count for the process at this place, whose count is 0."""
+        own_count = SharedCount(self._counts, place)
+        own_count.set(0)
+        return own_count
 
     @property
     def own(self) -> int:
@@ -61,7 +61,7 @@ class SharedCounts:
 
     @classmethod
     def of(cls, fronts: int) -> "SharedCounts":
-        """The counts of so many fronts, which are forked after this."""
+        """The counts of `fronts` fronts, which are forked after this."""
         return cls(connections=SharedCount.of(fronts), viewers=SharedCount.of(fronts))
 
     def at(self, front: int) -> "SharedCounts":

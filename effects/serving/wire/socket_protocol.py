@@ -25,25 +25,27 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
-from minfer.effects.serving.wire.connections import STALL
+from minfer.effects.serving.wire.connections import STALL_SECONDS
 
-PART: Final = 2**10  # bytes read at once: of the smallest frames, at most 170
-LARGE: Final = 2**14  # bytes read at once in a frame of which as many are there
-_NO_TEXT: Final = 1007  # the close code of a text that is not UTF-8
-_POLICY: Final = 1008  # the close code of a message that takes too long
+READ_BYTES: Final = 2**10  # bytes read at once: of the smallest frames, at most 170
+LARGE_READ_BYTES: Final = 2**14  # likewise, in a frame of which as many are there
+_INVALID_TEXT: Final = 1007  # the close code of a text that is not UTF-8
+_POLICY_VIOLATION: Final = 1008  # the close code of a message that takes too long
 
 
 class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """One WebSocket, from its handshake on."""
 
-    stall = STALL
+    stall = STALL_SECONDS
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._part = memoryview(b"")  # the one that is being read
+        self._buffer = memoryview(b"")  # the bytes that are being read
         self._unsent = 0  # bytes, when the timer began
-        self._stalled: asyncio.TimerHandle | None = None  # while bytes are not sent
-        self._late: asyncio.TimerHandle | None = None  # while a message is incomplete
+        self._stall_timer: asyncio.TimerHandle | None = None  # while bytes are not sent
+        self._message_timer: asyncio.TimerHandle | None = (
+            None  # while a message is incomplete
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Have uvicorn notified of bytes that cannot be sent at once."""
@@ -53,21 +55,23 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
-        self._stalled = _cancel(self._stalled)
-        self._late = _cancel(self._late)
+        self._stall_timer = _cancel(self._stall_timer)
+        self._message_timer = _cancel(self._message_timer)
         self.read_paused = False  # else uvicorn resumes it, for messages in its queue
         super().connection_lost(exc)
         # An incomplete message is freed now: this object and its task refer to each
         # other, and collections of such cycles are rare.
-        self._part = memoryview(b"")
+        self._buffer = memoryview(b"")
         self.frames = []
         self.conn.reader.buffer.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
-        begun = len(self.conn.reader.buffer)  # of an incomplete frame
-        self._part = memoryview(bytearray(max(PART, min(begun, LARGE))))
-        return self._part
+        num_buffered = len(self.conn.reader.buffer)  # of an incomplete frame
+        self._buffer = memoryview(
+            bytearray(max(READ_BYTES, min(num_buffered, LARGE_READ_BYTES)))
+        )
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the received bytes, unless the connection is closing: then asyncio's TLS
@@ -75,27 +79,27 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """
         if self.transport.is_closing():
             return
-        self.data_received(bytes(self._part[:nbytes]))
+        self.data_received(bytes(self._buffer[:nbytes]))
         if self.transport.is_closing():
             return
         if not self.writable.is_set():
             self.transport.pause_reading()
         is_read = self.writable.is_set() and not self.read_paused
         if not is_read or not (self.frames or self.conn.reader.buffer):
-            self._late = _cancel(self._late)
-        elif self._late is None:
-            self._late = self.loop.call_later(self.stall, self._refuse_late)
+            self._message_timer = _cancel(self._message_timer)
+        elif self._message_timer is None:
+            self._message_timer = self.loop.call_later(self.stall, self._refuse_late)
 
     def pause_writing(self) -> None:
         """Begin to count the time in which the client does not read."""
         super().pause_writing()
-        if self._stalled is None:
+        if self._stall_timer is None:
             self._await_reader()
 
     def resume_writing(self) -> None:
         """Note that the client has read."""
         super().resume_writing()
-        self._stalled = _cancel(self._stalled)
+        self._stall_timer = _cancel(self._stall_timer)
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -127,10 +131,10 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Pass on a complete message."""
-        self._late = _cancel(self._late)
+        self._message_timer = _cancel(self._message_timer)
         if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
             self.frames = []
-            self.conn.send_close(_NO_TEXT)
+            self.conn.send_close(_INVALID_TEXT)
             self.handle_parser_exception()
             return
         super().send_receive_event_to_app()
@@ -138,7 +142,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def _await_reader(self) -> None:
         if not self.transport.is_closing():
             self._unsent = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(self.stall, self._look_for_reader)
+        self._stall_timer = self.loop.call_later(self.stall, self._look_for_reader)
 
     def _look_for_reader(self) -> None:
         """Abort the connection if nothing was sent since the timer began, or if it is
@@ -151,9 +155,11 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
     def _refuse_late(self) -> None:
-        self._late = None
+        self._message_timer = None
         if self.conn.state is State.OPEN:
-            self.conn.fail(_POLICY, f"a message took longer than {self.stall:g} s")
+            self.conn.fail(
+                _POLICY_VIOLATION, f"a message took longer than {self.stall:g} s"
+            )
             self.handle_parser_exception()
 
 

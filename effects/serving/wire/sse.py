@@ -10,7 +10,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from collections.abc import Iterable
 
 from minfer.effects.serving.wire.http import HttpTransport
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 
 
 class EventStream(HttpTransport):
@@ -21,11 +21,11 @@ class EventStream(HttpTransport):
     headers = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
     @staticmethod
-    def frame(events: Iterable[Event]) -> str:
+    def frame(events: Iterable[StreamEvent]) -> str:
         """The frames of events, one after the other."""
         return "".join([_frame(event) for event in events])
 
 
-def _frame(event: Event) -> str:
+def _frame(event: StreamEvent) -> str:
     frame = f"data: {event.data}\n\n"
     return f"event: {event.name}\n{frame}" if event.name else frame

@@ -25,30 +25,30 @@ class Tls:
     def check(self) -> None:
         """Raise ConfigError if these files cannot be used together."""
         if not self.certfile:
-            others = (
+            dependent_options = (
                 ("--ssl-keyfile", self.keyfile),
                 ("--ssl-keyfile-password", self.password),
                 ("--ssl-ca-certs", self.ca_certs),
             )
-            for option, value in others:
+            for option, value in dependent_options:
                 if value:
                     raise ConfigError(f"{option} does nothing without --ssl-certfile")
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        what = f"--ssl-certfile {self.certfile}"
-        what += f" --ssl-keyfile {self.keyfile}" if self.keyfile else ""
+        used_options = f"--ssl-certfile {self.certfile}"
+        used_options += f" --ssl-keyfile {self.keyfile}" if self.keyfile else ""
         try:
             # Without a password, the terminal would prompt for that of an encrypted key.
             context.load_cert_chain(
                 self.certfile, self.keyfile or None, lambda: self.password
             )
             if self.ca_certs:
-                what = f"--ssl-ca-certs {self.ca_certs}"
+                used_options = f"--ssl-ca-certs {self.ca_certs}"
                 context.load_verify_locations(self.ca_certs)
         except OSError as error:  # that of ssl is one
-            why = f"{what}: {error.strerror or error}"
+            reason = f"{used_options}: {error.strerror or error}"
             raise ConfigError(
-                f"{why}; give PEM files, and a key's --ssl-keyfile-password"
+                f"{reason}; give PEM files, and a key's --ssl-keyfile-password"
             ) from None
 
     def settings(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 
 @frozen
-class Event:
+class StreamEvent:
     """One event of a protocol."""
 
     data: str  # JSON as a rule, in one line
@@ -29,14 +29,14 @@ class Failure:
     """An error in place of an answer, or of the rest of one."""
 
     status: int  # one of HTTP's
-    event: Event
+    event: StreamEvent
     retry_after: int | None = None  # seconds
 
 
 class Transport(Protocol):
     """The channel of one answer to its client."""
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send events, in one piece; `last` ends the answer. Waits for a slow client."""
 
     async def fail(self, failure: Failure) -> None:
@@ -61,14 +61,14 @@ class Connection(Protocol):
     def chosen_id(self) -> str:
         """The x-request-id that the client chose, or an empty string."""
 
-    def announced_size(self, most: int) -> int:
-        """Bytes of the request's body, as far as known before it is read; `most`, if
+    def announced_size(self, max_bytes: int) -> int:
+        """Bytes of the request's body, as far as known before it is read; `max_bytes`, if
         unknown.
         """
 
-    async def read(self, most: int, watch: Watcher) -> bytes:
-        """The request's body, of `most` bytes; `watch` gets each part as it comes. Raises
-        ApiError, the errors of `watch`, and ClientDisconnect.
+    async def read(self, max_bytes: int, watch: Watcher) -> bytes:
+        """The request's body, of at most `max_bytes` bytes; `watch` gets each part as it
+        comes. Raises ApiError, the errors of `watch`, and ClientDisconnect.
         """
 
     async def wait_for_disconnect(self) -> NoReturn:

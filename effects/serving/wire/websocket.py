@@ -37,26 +37,26 @@ from minfer.effects.serving.wire.envelope import (
     open_message,
 )
 from minfer.effects.serving.wire.error_form import failure
-from minfer.effects.serving.wire.origins import foreign
-from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.wire.origins import is_cross_origin
+from minfer.effects.serving.wire.request_ids import CHOSEN_ID_FIELD as CHOSEN_ID
 from minfer.effects.serving.wire.socket_protocol import SocketProtocol
 from minfer.effects.serving.wire.transport import (
-    Event,
     Failure,
     Handler,
+    StreamEvent,
     Watcher,
 )
 
-MAX_OPEN: Final = 128  # requests on one socket
-ENVELOPE: Final = 2**16  # bytes of a message beyond those of a body, before it is refused
+MAX_OPEN_REQUESTS: Final = 128  # requests on one socket
+ENVELOPE_BYTES: Final = 2**16  # of a message beyond its body, before it is refused
 # uvicorn's settings. Messages are not compressed: they are small, and a small compressed
 # message may be large here.
 SOCKETS: Final[Mapping[str, Any]] = {
     "ws": SocketProtocol,
     "ws_per_message_deflate": False,
 }
-PART: Final = 2**17  # bytes of a body that are counted at once
-_POLICY: Final = 1008  # the close code for a client without access
+COUNTED_BYTES: Final = 2**17  # of a body, counted at once
+_POLICY_VIOLATION: Final = 1008  # the close code for a client without access
 
 
 class Channel:
@@ -72,20 +72,20 @@ class Channel:
         self._id = json.dumps(message.id)
         self._ignored: Sequence[str] = ()  # fields of the body without effect
 
-    def announced_size(self, most: int) -> int:  # noqa: ARG002  # the message is here
+    def announced_size(self, max_bytes: int) -> int:  # noqa: ARG002  # the message is here
         """Bytes of the body."""
         return len(self._body)
 
-    async def read(self, most: int, watch: Watcher) -> bytes:
-        """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
-        and the errors of `watch`.
+    async def read(self, max_bytes: int, watch: Watcher) -> bytes:
+        """The body, which is not kept. Raises ApiError if it has more than `max_bytes`
+        bytes, and the errors of `watch`.
         """
         body, self._body = self._body, b""
-        if len(body) > most:
-            raise ApiError(f"the body has more than {most} bytes", status=413)
-        for begin in range(0, len(body), PART):
-            watch(body[begin : begin + PART])
-            if len(body) > PART:
+        if len(body) > max_bytes:
+            raise ApiError(f"the body has more than {max_bytes} bytes", status=413)
+        for begin in range(0, len(body), COUNTED_BYTES):
+            watch(body[begin : begin + COUNTED_BYTES])
+            if len(body) > COUNTED_BYTES:
                 await asyncio.sleep(0)  # let other tasks run
         return body
 
@@ -109,7 +109,7 @@ class Channel:
         self._ignored = ignored
         return self
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send each event as a message; `done` replaces a mark of the end."""
         for event in events:
             if not event.mark:
@@ -139,7 +139,7 @@ class Channel:
             raise ClientDisconnect from None
 
 
-class Socket:
+class SocketSession:
     """One client's connection, and the requests that are open on it."""
 
     def __init__(
@@ -190,9 +190,10 @@ class Socket:
             return
         if self._is_open(message.id):
             raise ApiError(f"id: {message.id!r} is being answered; ids must differ", "id")
-        if len(self._open) >= MAX_OPEN:
-            why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
-            raise ApiError(why, None, "too_many_requests", 429)
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            reason = f"{MAX_OPEN_REQUESTS} requests are open on this socket"
+            remedy = "wait for one to end"
+            raise ApiError(f"{reason}; {remedy}", None, "too_many_requests", 429)
         if message.endpoint not in self._handlers:
             names = ", ".join(self._handlers)
             raise ApiError(
@@ -234,11 +235,11 @@ class _SocketApp:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if foreign(scope):
+        if is_cross_origin(scope):
             await receive()
-            await send({"type": "websocket.close", "code": _POLICY})
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        await Socket(self._handlers, scope, receive, send).serve()
+        await SocketSession(self._handlers, scope, receive, send).serve()
 
 
 def socket_route(path: str, handlers: Mapping[str, Handler]) -> BaseRoute:

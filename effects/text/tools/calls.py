@@ -21,7 +21,7 @@ from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.source import (
     SPACE,
     Reading,
-    TextSource,
+    StreamedText,
     peek_char,
     take_matching,
     take_space,
@@ -52,7 +52,7 @@ def is_bare_name(name: str) -> bool:
     return re.fullmatch(NAME, name) is not None
 
 
-def take_value(source: TextSource, emit: Emit, *, mended: bool = True) -> Reading[bool]:
+def take_value(source: StreamedText, emit: Emit, *, mended: bool = True) -> Reading[bool]:
     """Take a JSON value, and emit it as it comes, `mended` as by a scanner or unchanged;
     returns whether it is complete.
     """
@@ -71,7 +71,7 @@ def take_value(source: TextSource, emit: Emit, *, mended: bool = True) -> Readin
         yield
 
 
-def take_string(source: TextSource) -> Reading[str | None]:
+def take_string(source: StreamedText) -> Reading[str | None]:
     """Take a JSON string; returns its value, or None if there is none."""
     if (yield from peek_char(source)) != '"':
         return None
@@ -80,7 +80,7 @@ def take_string(source: TextSource) -> Reading[str | None]:
     return str(json.loads("".join(pieces))) if complete else None
 
 
-def stream_arguments(source: TextSource, out: DeltaWriter, name: str) -> Reading[bool]:
+def stream_arguments(source: StreamedText, out: DeltaWriter, name: str) -> Reading[bool]:
     """Take the arguments of a call, and emit it; returns whether they are complete.
 
     `source` keeps the text that was not emitted.
@@ -92,7 +92,7 @@ def stream_arguments(source: TextSource, out: DeltaWriter, name: str) -> Reading
     return complete
 
 
-def start_call(source: TextSource, out: DeltaWriter, name: str) -> None:
+def start_call(source: StreamedText, out: DeltaWriter, name: str) -> None:
     """Begin a call. The source forgets the text that it comes from, as in
     `emit_arguments`.
     """
@@ -100,7 +100,7 @@ def start_call(source: TextSource, out: DeltaWriter, name: str) -> None:
     _settle(source, out)
 
 
-def emit_arguments(source: TextSource, out: DeltaWriter, text: str) -> None:
+def emit_arguments(source: StreamedText, out: DeltaWriter, text: str) -> None:
     """Emit arguments. The source forgets the text they come from, if it has become a call
     for good.
     """
@@ -108,7 +108,7 @@ def emit_arguments(source: TextSource, out: DeltaWriter, text: str) -> None:
     _settle(source, out)
 
 
-def _settle(source: TextSource, out: DeltaWriter) -> None:
+def _settle(source: StreamedText, out: DeltaWriter) -> None:
     source.settle()
     if out.streaming:
         source.keep()
@@ -117,7 +117,7 @@ def _settle(source: TextSource, out: DeltaWriter) -> None:
 class _CallReader:
     """A call that is being read; it is emitted once name and arguments are known."""
 
-    def __init__(self, source: TextSource, out: DeltaWriter, accept: Accept) -> None:
+    def __init__(self, source: StreamedText, out: DeltaWriter, accept: Accept) -> None:
         self.source = source
         self.out = out
         self.accept = accept
@@ -187,7 +187,7 @@ class _CallReader:
 
 
 def take_call(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     accept: Accept = is_tool_name,
     *,
@@ -215,7 +215,7 @@ def take_call(
 
 
 def take_calls(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     accept: Accept = is_tool_name,
     *,
@@ -242,13 +242,13 @@ def take_calls(
             return True
 
 
-def skip_stray(source: TextSource) -> Reading[str]:
+def skip_stray(source: StreamedText) -> Reading[str]:
     """Take white space, and brackets that close nothing."""
     return (yield from take_matching(source, _STRAY_BRACKETS))
 
 
 def take_after_call(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     left: str,
     markers: Sequence[str],

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import OfferedTools
-from minfer.effects.text.tools.source import Reading, TextSource
+from minfer.effects.text.tools.source import Reading, StreamedText
 
 _LETTERS: Final = string.ascii_letters + string.digits
 
@@ -22,7 +22,7 @@ class Dialect(Protocol):
         """The markers that begin calls."""
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
 

@@ -22,7 +22,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_matching,
@@ -54,7 +54,7 @@ class GemmaCalls:
 
     def read(
         self,
-        source: TextSource,
+        source: StreamedText,
         out: DeltaWriter,
         tools: OfferedTools,  # noqa: ARG002 - of all readers
     ) -> Reading[None]:
@@ -66,7 +66,7 @@ class GemmaCalls:
 
         yield from sections(source, out, self.opens, body, closes=(self.ends,))
 
-    def _call(self, source: TextSource, out: DeltaWriter) -> Reading[bool]:
+    def _call(self, source: StreamedText, out: DeltaWriter) -> Reading[bool]:
         """Take a call, up to its end; returns whether there is nothing else."""
         if not (yield from peek_any(source, [_CALL])):
             return False
@@ -86,7 +86,9 @@ class GemmaCalls:
             return True
         return not (yield from peek_char(source))
 
-    def _object(self, source: TextSource, out: DeltaWriter, levels: int) -> Reading[bool]:
+    def _object(
+        self, source: StreamedText, out: DeltaWriter, levels: int
+    ) -> Reading[bool]:
         """Take the rest of an object; returns whether it is complete."""
         emit_arguments(source, out, "{")
         first = True
@@ -103,7 +105,7 @@ class GemmaCalls:
                 return False
         return True
 
-    def _list(self, source: TextSource, out: DeltaWriter, levels: int) -> Reading[bool]:
+    def _list(self, source: StreamedText, out: DeltaWriter, levels: int) -> Reading[bool]:
         """Take the rest of a list; returns whether it is complete."""
         emit_arguments(source, out, "[")
         first = True
@@ -115,7 +117,7 @@ class GemmaCalls:
                 return False
         return True
 
-    def _closes(self, source: TextSource, out: DeltaWriter, end: str) -> Reading[bool]:
+    def _closes(self, source: StreamedText, out: DeltaWriter, end: str) -> Reading[bool]:
         """Take the end of an object or list, if it comes next."""
         yield from take_space(source)
         if (yield from peek_char(source)) != end:
@@ -124,7 +126,7 @@ class GemmaCalls:
         emit_arguments(source, out, end)
         return True
 
-    def _comma(self, source: TextSource, out: DeltaWriter) -> Reading[bool]:
+    def _comma(self, source: StreamedText, out: DeltaWriter) -> Reading[bool]:
         if (yield from peek_char(source)) != ",":
             return False
         source.take(1)
@@ -132,7 +134,7 @@ class GemmaCalls:
         emit_arguments(source, out, ", ")
         return True
 
-    def _key(self, source: TextSource) -> Reading[str | None]:
+    def _key(self, source: StreamedText) -> Reading[str | None]:
         """Take the name of a value, bare or in quotes."""
         if (yield from peek_any(source, [self.quote])):
             source.take(len(self.quote))
@@ -147,7 +149,9 @@ class GemmaCalls:
             source.take(1)
         return key.strip() or None
 
-    def _value(self, source: TextSource, out: DeltaWriter, levels: int) -> Reading[bool]:
+    def _value(
+        self, source: StreamedText, out: DeltaWriter, levels: int
+    ) -> Reading[bool]:
         """Take a value, and emit it as JSON; returns whether it is complete."""
         yield from take_space(source)
         if (yield from peek_any(source, [self.quote])):

@@ -23,7 +23,7 @@ from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_repeats,
@@ -128,7 +128,7 @@ class Harmony:
 
     def read(
         self,
-        source: TextSource,
+        source: StreamedText,
         out: DeltaWriter,
         tools: OfferedTools,  # noqa: ARG002 - of all readers
     ) -> Reading[None]:
@@ -136,7 +136,7 @@ class Harmony:
         yield from _read(source, out)
 
 
-def _read(source: TextSource, out: DeltaWriter) -> Reading[None]:
+def _read(source: StreamedText, out: DeltaWriter) -> Reading[None]:
     marker = ""
     if not (yield from peek_any(source, _ANSWER_BEGINNINGS)):
         marker = yield from take_until(source, (*STOPS, MESSAGE), out.content)
@@ -151,7 +151,7 @@ def _read(source: TextSource, out: DeltaWriter) -> Reading[None]:
             return
 
 
-def _take_message(source: TextSource, out: DeltaWriter, prefix: str) -> Reading[str]:
+def _take_message(source: StreamedText, out: DeltaWriter, prefix: str) -> Reading[str]:
     """Take a message whose header begins with `prefix`; returns the marker after it."""
     header = yield from _take_header(source, prefix)
     if header.is_unfinished:
@@ -173,7 +173,7 @@ def _take_message(source: TextSource, out: DeltaWriter, prefix: str) -> Reading[
 
 
 def _take_arguments(
-    source: TextSource, out: DeltaWriter, header: _MessageHeader
+    source: StreamedText, out: DeltaWriter, header: _MessageHeader
 ) -> Reading[None]:
     """Take the arguments of a call; other text is content."""
     calls = out.calls
@@ -196,14 +196,14 @@ def _take_arguments(
         out.content(left)
 
 
-def _take_answer(source: TextSource, out: DeltaWriter) -> Reading[None]:
+def _take_answer(source: StreamedText, out: DeltaWriter) -> Reading[None]:
     """Take an answer as far as it is a JSON object or list."""
     out.content((yield from take_space(source)))
     if (yield from peek_char(source)) in _JSON_BEGINNINGS:
         yield from take_value(source, out.content, mended=False)
 
 
-def _take_header(source: TextSource, prefix: str) -> Reading[_MessageHeader]:
+def _take_header(source: StreamedText, prefix: str) -> Reading[_MessageHeader]:
     """Take a header; text that is no header is the message's text."""
     text = marker = prefix
     while marker != MESSAGE:

@@ -26,7 +26,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_matching,
@@ -67,7 +67,7 @@ class Headers:
         return (self.group, self.call) if self.group else (self.call,)
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
 
@@ -84,7 +84,7 @@ class Headers:
         )
 
     def _first_call(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Take a call at the beginning, whose marker may be in the prompt."""
         drop_ends = [marker.removeprefix(self.call) for marker in self.drops]
@@ -98,7 +98,7 @@ class Headers:
         out.content(left)
 
     def _calls(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools, marker: str
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools, marker: str
     ) -> Reading[bool]:
         """Take calls up to their common end; returns whether there is nothing else."""
         if marker == self.group:
@@ -118,7 +118,7 @@ class Headers:
         return False
 
     def _call(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[bool]:
         """Take one call, up to its end; returns whether it is complete."""
         yield from take_repeats(source, self.call)
@@ -140,7 +140,7 @@ class Headers:
             return True
         return not self.group_ends or not (yield from peek_char(source))
 
-    def _name(self, source: TextSource) -> Reading[str]:
+    def _name(self, source: StreamedText) -> Reading[str]:
         """Take a header; returns the name in it, or an empty string if it is none."""
         while True:
             brace = source.text.find(

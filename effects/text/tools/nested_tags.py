@@ -20,7 +20,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     take_matching,
     take_repeats,
@@ -54,7 +54,7 @@ class NestedTags:
         return (f"{self.mark}</invoke>", f"{self.mark}</tool_call>")
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
 
@@ -66,7 +66,7 @@ class NestedTags:
         )
 
     def _calls(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools, marker: str
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools, marker: str
     ) -> Reading[bool]:
         """Take the calls of a group; returns whether there is nothing else."""
         end_of_call, end_of_group = self._ends
@@ -99,7 +99,7 @@ class NestedTags:
 
     def _members(
         self,
-        source: TextSource,
+        source: StreamedText,
         out: DeltaWriter,
         tools: OfferedTools,
         path: tuple[str, str],
@@ -129,7 +129,7 @@ class NestedTags:
             if not (yield from self._value(source, out, tools, path, key, levels)):
                 return False
 
-    def _tag(self, source: TextSource) -> Reading[str]:
+    def _tag(self, source: StreamedText) -> Reading[str]:
         """Take an opening tag; returns the name in it, or an empty string."""
         opens = f"{self.mark}<"
         if not (yield from peek_any(source, [opens])):
@@ -143,7 +143,7 @@ class NestedTags:
 
     def _value(
         self,
-        source: TextSource,
+        source: StreamedText,
         out: DeltaWriter,
         tools: OfferedTools,
         path: tuple[str, str],

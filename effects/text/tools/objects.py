@@ -17,7 +17,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_repeats,
@@ -38,7 +38,7 @@ class Objects:
     drops: tuple[str, ...] = ()  # markers around an answer
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
         if self.bare:
@@ -63,7 +63,7 @@ class Objects:
         )
 
     def _calls_between_markers(
-        self, source: TextSource, out: DeltaWriter
+        self, source: StreamedText, out: DeltaWriter
     ) -> Reading[bool]:
         """Take calls up to the closing marker; returns whether there is nothing else."""
         while (yield from take_calls(source, out)):
@@ -78,7 +78,7 @@ class Objects:
 
 
 def _take_objects(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     accept: Accept,
     prefix: str = "",
@@ -100,7 +100,7 @@ def _take_objects(
     out.content(source.take_kept())
 
 
-def take_rest(source: TextSource, out: DeltaWriter) -> Reading[None]:
+def take_rest(source: StreamedText, out: DeltaWriter) -> Reading[None]:
     """Take the rest of the text as content."""
     while (yield from peek_char(source)):
         out.content(source.take(len(source.text)))

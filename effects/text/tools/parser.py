@@ -11,14 +11,14 @@ from minfer.effects.text.tools.deltas import CallStart, Delta
 from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.objects import take_rest
 from minfer.effects.text.tools.offered import OfferedTools
-from minfer.effects.text.tools.source import Reading, TextSource, take_until
+from minfer.effects.text.tools.source import Reading, StreamedText, take_until
 from minfer.effects.text.tools.thinking import Thinking
 
 _MAX_TRIED_MARKERS: Final = (
     16  # markers within reasoning, each of which might begin a call
 )
 _MAX_TRIED_CHARS: Final = 1 << 18  # after all of them; the first is always tried
-Reader = Callable[[TextSource, DeltaWriter, OfferedTools], Reading[None]]
+Reader = Callable[[StreamedText, DeltaWriter, OfferedTools], Reading[None]]
 
 
 class Parser:
@@ -38,7 +38,7 @@ class Parser:
         opened: bool = False,
         streaming: bool = True,
     ) -> None:
-        self._source = TextSource()
+        self._source = StreamedText()
         self._out = DeltaWriter(tools.new_id if tools else str, streaming=streaming)
         self._reading = self._read(tools, offered or OfferedTools(), thinking, opened)
         self._finished = False
@@ -96,7 +96,7 @@ class Parser:
         self, read: Reader, offered: OfferedTools, text: str, *, streaming: bool
     ) -> bool:
         """Whether the end of an answer begins with a call."""
-        source, out = TextSource(), DeltaWriter(str, streaming=streaming)
+        source, out = StreamedText(), DeltaWriter(str, streaming=streaming)
         source.push(text, final=True)
         for _ in read(source, out, offered):
             raise AssertionError("there is no more text to wait for")
@@ -119,7 +119,7 @@ def _first_call(text: str, opens: Sequence[str], begins: Callable[[str], bool]) 
 
 
 def _content(
-    drops: Sequence[str], source: TextSource, out: DeltaWriter, _: OfferedTools
+    drops: Sequence[str], source: StreamedText, out: DeltaWriter, _: OfferedTools
 ) -> Reading[None]:
     """Read an answer without calls, and without the markers of `drops`."""
     while drops and (yield from take_until(source, drops, out.content)):

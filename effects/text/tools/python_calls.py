@@ -23,7 +23,7 @@ from minfer.effects.text.tools.python_values import literal_json
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_matching,
@@ -49,7 +49,7 @@ class PythonCalls:
     bare: bool = False  # an answer may begin with calls, without a marker
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
         if self.bare:
@@ -74,7 +74,7 @@ class PythonCalls:
         yield from sections(source, out, self.opens, body, closes=self.closes)
 
 
-def _calls(source: TextSource, out: DeltaWriter, accept: Accept) -> Reading[bool]:
+def _calls(source: StreamedText, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     """Take calls, in brackets or not; returns whether all are complete."""
     yield from take_space(source)
     listed = (yield from peek_char(source)) == "["
@@ -95,7 +95,7 @@ def _calls(source: TextSource, out: DeltaWriter, accept: Accept) -> Reading[bool
             return not listed
 
 
-def _call(source: TextSource, out: DeltaWriter, accept: Accept) -> Reading[bool]:
+def _call(source: StreamedText, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     """Take a call, and emit it; returns whether it is complete."""
     name = yield from take_matching(source, _NAME)
     if not name or not accept(name) or (yield from peek_char(source)) != "(":
@@ -112,7 +112,7 @@ def _call(source: TextSource, out: DeltaWriter, accept: Accept) -> Reading[bool]
     return complete
 
 
-def _arguments(source: TextSource, out: DeltaWriter, key: str | None) -> Reading[bool]:
+def _arguments(source: StreamedText, out: DeltaWriter, key: str | None) -> Reading[bool]:
     """Take arguments, the first of which is `key`, up to the closing parenthesis; returns
     whether they are complete.
     """
@@ -138,7 +138,7 @@ def _arguments(source: TextSource, out: DeltaWriter, key: str | None) -> Reading
     return True
 
 
-def _key(source: TextSource) -> Reading[str | None]:
+def _key(source: StreamedText) -> Reading[str | None]:
     """Take the name of an argument and `=`; returns the name, or None."""
     key = yield from take_matching(source, _KEY)
     yield from take_space(source)
@@ -148,7 +148,7 @@ def _key(source: TextSource) -> Reading[str | None]:
     return key
 
 
-def _value(source: TextSource) -> Reading[str]:
+def _value(source: StreamedText) -> Reading[str]:
     """Take a value, up to what follows it, or to the end; returns its text."""
     pieces: list[str] = []
     depth = 0
@@ -164,7 +164,7 @@ def _value(source: TextSource) -> Reading[str]:
             pieces.append((yield from _string(source, mark)))
 
 
-def _string(source: TextSource, quote: str) -> Reading[str]:
+def _string(source: StreamedText, quote: str) -> Reading[str]:
     """Take the rest of a string; line breaks in it become escapes."""
     if (yield from peek_any(source, [quote * 2])):
         source.take(2)

@@ -22,7 +22,7 @@ from minfer.effects.text.tools.calls import is_tool_name
 from minfer.effects.text.tools.content_patterns import check_time
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import OfferedTools
-from minfer.effects.text.tools.source import Reading, TextSource
+from minfer.effects.text.tools.source import Reading, StreamedText
 from minfer.effects.text.tools.tag_values import json_of
 
 RESPONSE: Final = "response_template"  # the name of the format
@@ -165,7 +165,7 @@ class ResponseReader:
     opens: Sequence[str] = field(default=())
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
         template = load(self.text)
@@ -196,7 +196,7 @@ def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
 
 
 def _read_text(
-    source: TextSource, out: DeltaWriter, region: Any, patterns: _TimedPatterns
+    source: StreamedText, out: DeltaWriter, region: Any, patterns: _TimedPatterns
 ) -> Reading[None]:
     """Take a region of text, up to its end."""
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
@@ -205,7 +205,7 @@ def _read_text(
 
 
 def _read_calls(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     tools: OfferedTools,
     opening: _BoundaryMatch,
@@ -281,7 +281,7 @@ def _members(
 
 
 def _take_until_match(
-    source: TextSource,
+    source: StreamedText,
     watched: Sequence[tuple[Any, Any, bool]],
     emit: Callable[[str], None],
     patterns: _TimedPatterns,

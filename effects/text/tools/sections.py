@@ -5,7 +5,7 @@ from typing import Final
 
 from minfer.effects.text.tools.calls import take_after_call
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.source import Reading, TextSource, take_until
+from minfer.effects.text.tools.source import Reading, StreamedText, take_until
 
 Body = Callable[[str], Reading[bool]]
 # Characters of an answer that are read a second time, or more often: wrong text after a
@@ -14,7 +14,7 @@ _MAX_REREAD_CHARS: Final = 1 << 18
 
 
 def sections(
-    source: TextSource,
+    source: StreamedText,
     out: DeltaWriter,
     opens: Sequence[str],
     body: Body,

@@ -16,7 +16,7 @@ Reading = Generator[None, None, Read]
 SPACE: Final = " \t\r\n"  # the white space of JSON and of formats
 
 
-class TextSource:
+class StreamedText:
     """Text of which a part was taken, and more may come."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class TextSource:
         return text
 
 
-def peek_any(source: TextSource, words: Sequence[str]) -> Reading[str]:
+def peek_any(source: StreamedText, words: Sequence[str]) -> Reading[str]:
     """The first of these words that comes next, or an empty string. Nothing is taken.
 
     A word that begins another comes after it.
@@ -85,7 +85,7 @@ def peek_any(source: TextSource, words: Sequence[str]) -> Reading[str]:
         yield
 
 
-def peek_char(source: TextSource) -> Reading[str]:
+def peek_char(source: StreamedText) -> Reading[str]:
     """The next character, or an empty string at the end. It is not taken."""
     while source.position == len(source.text):
         if source.ended:
@@ -94,7 +94,7 @@ def peek_char(source: TextSource) -> Reading[str]:
     return source.text[source.position]
 
 
-def take_matching(source: TextSource, characters: re.Pattern[str]) -> Reading[str]:
+def take_matching(source: StreamedText, characters: re.Pattern[str]) -> Reading[str]:
     """Take characters as long as they match a pattern, which matches any number."""
     pieces = []
     while (yield from peek_char(source)):
@@ -108,12 +108,12 @@ def take_matching(source: TextSource, characters: re.Pattern[str]) -> Reading[st
 _SPACES: Final = re.compile(f"[{SPACE}]*")
 
 
-def take_space(source: TextSource) -> Reading[str]:
+def take_space(source: StreamedText) -> Reading[str]:
     """Take white space."""
     return (yield from take_matching(source, _SPACES))
 
 
-def take_repeats(source: TextSource, marker: str) -> Reading[str]:
+def take_repeats(source: StreamedText, marker: str) -> Reading[str]:
     """Take white space, and a marker that was taken if models repeat it."""
     taken = yield from take_space(source)
     while (yield from peek_any(source, [marker])):
@@ -122,7 +122,7 @@ def take_repeats(source: TextSource, marker: str) -> Reading[str]:
 
 
 def take_until(
-    source: TextSource, markers: Sequence[str], emit: Callable[[str], None]
+    source: StreamedText, markers: Sequence[str], emit: Callable[[str], None]
 ) -> Reading[str]:
     """Take text and emit it, up to the first of these markers; take that too. Of two that
     begin alike, the longer one counts.

@@ -12,7 +12,7 @@ from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.python_values import container_json
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_space,
@@ -35,7 +35,7 @@ class NestedCall:
     head: re.Pattern[str]  # what else makes this a call
     ends: str
 
-    def follows(self, source: TextSource) -> Reading[bool]:
+    def follows(self, source: StreamedText) -> Reading[bool]:
         """Whether the rest of a call's head comes next; nothing is taken."""
         while True:
             text = source.text[source.position : source.position + _MAX_HEAD_CHARS]
@@ -45,7 +45,7 @@ class NestedCall:
                 return False
             yield
 
-    def read(self, source: TextSource, emit: Emit) -> Reading[None]:
+    def read(self, source: StreamedText, emit: Emit) -> Reading[None]:
         """Take a call, if its head comes next, up to its end; emit it as text."""
         depth = int((yield from self.follows(source)))
         while depth:
@@ -68,7 +68,7 @@ class ValueEnds:
     follow: tuple[str, ...]
     nested: NestedCall
 
-    def read(self, source: TextSource, emit: Emit) -> Reading[str]:
+    def read(self, source: StreamedText, emit: Emit) -> Reading[str]:
         """Take a value and emit it; returns the tag after it."""
         markers = (*self.sure, *self.unsure, self.nested.begins)
         while True:
@@ -86,10 +86,10 @@ class ValueEnds:
             emit(marker + gap)
 
 
-TakeValue = Callable[[TextSource, DeltaWriter, ValueEnds], Reading[str]]
+TakeValue = Callable[[StreamedText, DeltaWriter, ValueEnds], Reading[str]]
 
 
-def text_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def text_value(source: StreamedText, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is text; returns the tag after it."""
     out.arguments('"')
     marker = yield from ends.read(source, lambda text: out.arguments(_inner(text)))
@@ -98,7 +98,9 @@ def text_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading
     return marker
 
 
-def nullable_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def nullable_value(
+    source: StreamedText, out: DeltaWriter, ends: ValueEnds
+) -> Reading[str]:
     """Take a value that is text, or null; returns the tag after it."""
     text = ""
     open_string = False
@@ -121,7 +123,7 @@ def nullable_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Rea
     return marker
 
 
-def typed_value(source: TextSource, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+def typed_value(source: StreamedText, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is no text; returns the tag after it."""
     pieces: list[str] = []
     marker = yield from ends.read(source, pieces.append)

@@ -29,7 +29,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     take_matching,
     take_repeats,
@@ -76,7 +76,7 @@ class Tags:
     drops: tuple[str, ...] = ()  # markers around an answer
 
     def read(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
 
@@ -166,7 +166,7 @@ class Tags:
         )
 
     def _calls(
-        self, source: TextSource, out: DeltaWriter, tools: OfferedTools, marker: str
+        self, source: StreamedText, out: DeltaWriter, tools: OfferedTools, marker: str
     ) -> Reading[bool]:
         """Take the calls of a group, or one; returns whether there is nothing else."""
         grouped = marker in self.group
@@ -195,7 +195,7 @@ class Tags:
             if not (yield from self._takes_another(source, end)):
                 return True
 
-    def _is_empty(self, source: TextSource, after: str) -> Reading[bool]:
+    def _is_empty(self, source: StreamedText, after: str) -> Reading[bool]:
         """Take the end of a tag that is a whole call, `/>`, if it is one."""
         if not after or "{" in after:
             return False
@@ -203,7 +203,7 @@ class Tags:
         source.take(len(end) if end != after else 0)
         return bool(end) and end != after
 
-    def _tag_ends(self, source: TextSource, after: str) -> Reading[bool]:
+    def _tag_ends(self, source: StreamedText, after: str) -> Reading[bool]:
         """Take what comes after the name in the tag of a call; returns whether it is
         right.
         """
@@ -219,7 +219,7 @@ class Tags:
         source.take(len(tag_end))
         return bool(tag_end)
 
-    def _takes_another(self, source: TextSource, end: str) -> Reading[bool]:
+    def _takes_another(self, source: StreamedText, end: str) -> Reading[bool]:
         """Take what follows a call; returns whether that begins one more in its group."""
         before = self._function[0]
         if end and end not in self.group_ends:
@@ -233,7 +233,7 @@ class Tags:
         return False
 
     def _arguments(
-        self, source: TextSource, out: DeltaWriter, name: str, tools: OfferedTools
+        self, source: StreamedText, out: DeltaWriter, name: str, tools: OfferedTools
     ) -> Reading[str | None]:
         """Take parameters and emit them as an object, up to the end of a call; returns
         the tag there, or None if the call was not emitted.

@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     take_space,
     take_until,
@@ -31,7 +31,7 @@ class Thinking:
 
     def read(
         self,
-        source: TextSource,
+        source: StreamedText,
         out: DeltaWriter,
         *,
         opened: bool,

@@ -19,9 +19,9 @@ from attrs import define
 from minfer.effects.cluster.engine_server import engine_process
 from minfer.effects.cluster.engine_server.engine_process import BROKEN
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.execution.contract import crew_of
-from minfer.effects.execution.ranks.crew import Crew
+from minfer.effects.execution.contract import workers_of
 from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
+from minfer.effects.execution.ranks.worker_group import WorkerGroup
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.net.child import STOP
 from minfer.records.request import Request
@@ -206,13 +206,15 @@ def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
     def release() -> None:  # what releases the device waits, too
         over.wait(60)
 
-    crew = Crew(2, {})
-    crew.on_loss.append(release)
-    executor: Any = SimpleNamespace(crew=crew)
+    workers = WorkerGroup(2, {})
+    workers.on_loss.append(release)
+    executor: Any = SimpleNamespace(workers=workers)
     if stages > 1:
         executor = MicroBatchExecutor(executor, stages, vocab=8)
     engine_process._end_with_ranks(executor)
-    Thread(target=crew._lose, args=[crew.followers[0], "a test"], daemon=True).start()
+    Thread(
+        target=workers._handle_loss, args=[workers.workers[0], "a test"], daemon=True
+    ).start()
     assert codes.get(timeout=10) == BROKEN
     over.set()
 
@@ -220,7 +222,7 @@ def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
 def test_an_engine_of_one_rank_has_no_crew() -> None:
     executor: Any = SimpleNamespace()
     engine_process._end_with_ranks(executor)
-    assert crew_of(executor) is None
-    executor.crew = None  # it could be one of several
+    assert workers_of(executor) is None
+    executor.workers = None  # it could be one of several
     engine_process._end_with_ranks(executor)
-    assert crew_of(executor) is None
+    assert workers_of(executor) is None

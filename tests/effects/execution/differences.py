@@ -84,8 +84,8 @@ class Batch:
         positions = torch.tensor(
             [len(self.known[row]) for row in rows], device=device_rows.device
         )
-        wants = self.rows.wants(rows)
-        self.sampler.sample(logits.to(self.device), device_rows, positions.int(), wants)
+        needs = self.rows.sampling_needs(rows)
+        self.sampler.sample(logits.to(self.device), device_rows, positions.int(), needs)
         return self.sampler.out[: len(rows)].tolist()
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.cuda.cuda_backend import CudaBackend
 from minfer.effects.execution.device.backend import Backend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels import plain
@@ -136,17 +136,17 @@ def test_a_sampler_draws_what_it_kept_as_it_would_have_at_once(which: int) -> No
     logits = torch.randn(6, VOCAB)
     device_rows = torch.arange(6, dtype=torch.int32)
     positions = device_rows + 9
-    wants = Wants(filtered=True, scored=True)
+    needs = SamplingNeeds(filtered=True, scored=True)
     now, later = (Sampler(backend, rows_with_owners(), 8) for _ in range(2))
-    now.sample(logits, device_rows, positions, wants)
+    now.sample(logits, device_rows, positions, needs)
     later.keep(logits.flip(0), device_rows.flip(0))
-    later.sample_kept(device_rows, positions, wants)
+    later.sample_kept(device_rows, positions, needs)
     assert later.out.tolist() == now.out.tolist()
     assert later.scores.equal(now.scores)
     assert later.rows.arena.equal(now.rows.arena)
     later.masks.lines[:6] = 0
     later.masks.lines[:6, 0] = 1 << 7
-    later.sample_kept(device_rows, positions, wants)
+    later.sample_kept(device_rows, positions, needs)
     assert later.out[:6].tolist() == [7] * 6
     exact = logits.log_softmax(-1)[4, 7]
     assert float(later.scores[4, 1, :1].view(torch.float32)) == pytest.approx(

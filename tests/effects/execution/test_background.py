@@ -60,7 +60,7 @@ def test_nothing_is_done_while_a_plan_is_on_its_way_or_came_just_now() -> None:
     time.sleep(3 * WAIT)
     assert not owner.done
     background.note_work()
-    requested = background.last
+    requested = background.last_work
     owner.quiet = True
     until(lambda: bool(owner.done))
     assert owner.done[0] - requested >= WAIT

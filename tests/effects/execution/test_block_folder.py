@@ -15,8 +15,8 @@ import pytest
 from minfer.effects.execution.tiers import block_folder
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
-    FORMAT,
-    HEADER,
+    FILE_FORMAT,
+    HEADER_BYTES,
     Signature,
     UnusableFileError,
 )
@@ -109,7 +109,7 @@ def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 def newer(file: Path) -> None:
     data = file.read_bytes()
-    file.write_bytes(data[:8] + (FORMAT + 1).to_bytes(4, "little") + data[12:])
+    file.write_bytes(data[:8] + (FILE_FORMAT + 1).to_bytes(4, "little") + data[12:])
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def newer(file: Path) -> None:
     [
         (truncated(0), "torn", False),
         (truncated(10), "torn", False),
-        (truncated(HEADER - 1), "torn", False),
-        (truncated(HEADER), "torn", False),
-        (truncated(HEADER + LENGTH - 1), "torn", False),
-        (truncated(HEADER + LENGTH + 1), "corrupted", False),
-        (flipped(HEADER), "corrupted", False),
+        (truncated(HEADER_BYTES - 1), "torn", False),
+        (truncated(HEADER_BYTES), "torn", False),
+        (truncated(HEADER_BYTES + LENGTH - 1), "torn", False),
+        (truncated(HEADER_BYTES + LENGTH + 1), "corrupted", False),
+        (flipped(HEADER_BYTES), "corrupted", False),
         (flipped(-1), "corrupted", False),
-        (flipped(HEADER - 1), "corrupted", False),
+        (flipped(HEADER_BYTES - 1), "corrupted", False),
         (flipped(0), "foreign", True),
         (newer, "newer", True),
         (lambda file: file.write_text("notes of somebody"), "foreign", True),
@@ -216,7 +216,7 @@ def test_no_byte_can_be_changed(folder: BlockFolder) -> None:
     write(folder, key(1))
     file = folder.name(key(1))
     whole = file.read_bytes()
-    for at in (*range(HEADER), *range(HEADER, len(whole), 97)):
+    for at in (*range(HEADER_BYTES), *range(HEADER_BYTES, len(whole), 97)):
         file.write_bytes(whole)
         flipped(at)(file)
         assert cause(folder, key(1)) in ("corrupted", "foreign", "newer")
@@ -302,13 +302,13 @@ def test_a_full_disk_stops_stores_for_a_while(
         for number in (2, 3):
             with pytest.raises(StoppedError):
                 write(folder, key(number))
-            monkeypatch.setattr(block_folder, "RETRY", 0.0)
+            monkeypatch.setattr(block_folder, "RETRY_SECONDS", 0.0)
         assert read(folder, key(1)) == content(key(1))
     assert not list(folder.path.glob("*/*.part"))
     assert len(caplog.records) == 1
     with pytest.raises(StoppedError, match="at present"):
         write(folder, key(2))
-    folder._stopped = 0.0
+    folder._stopped_until = 0.0
     write(folder, key(2))
     assert read(folder, key(2)) == content(key(2))
 
@@ -356,4 +356,4 @@ def test_engines_share_a_folder(tmp_path: Path) -> None:
     assert stress(folder, 4) > 0
     assert not list(tmp_path.glob("*/*.part"))
     there = sum(1 for _ in tmp_path.glob("*/*.cpu"))
-    assert there <= 40 + 2 * (1 + 40 // block_folder.PART)
+    assert there <= 40 + 2 * (1 + 40 // block_folder.SIZE_DIVISOR)

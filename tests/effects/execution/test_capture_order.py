@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import (
-    DECODE,
-    LONELY,
+    DECODE_DIVISIONS,
+    MAX_LONE_CHUNK_ROWS,
     StepShape,
     bucket_of,
 )
@@ -42,7 +42,7 @@ CONFIG = EngineConfig(
     vocab_size=1000,
 )
 MOST = 4096
-GREEDY = Wants(filtered=False, scored=False)
+GREEDY = SamplingNeeds(filtered=False, scored=False)
 
 
 def splits(decode_rows: int, context: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def cut(shape: StepShape, context: int) -> StepShape:
 
 
 def order(
-    likely: Wants = GREEDY,
+    likely: SamplingNeeds = GREEDY,
     most: int = MOST,
     config: EngineConfig = CONFIG,
     *,
@@ -77,8 +77,8 @@ def order(
 
 @pytest.mark.parametrize("filtered", [False, True])
 def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> None:
-    sizes = sorted({bucket_of(n, DECODE) for n in range(1, 101)})
-    found = order(Wants(filtered=filtered, scored=False))
+    sizes = sorted({bucket_of(n, DECODE_DIVISIONS) for n in range(1, 101)})
+    found = order(SamplingNeeds(filtered=filtered, scored=False))
     assert [shape.decode_rows for shape in found[: len(sizes)]] == sizes
     for shape in found[: len(sizes)]:
         assert shape == StepShape(
@@ -123,7 +123,8 @@ def test_usual_steps_have_theirs_before_rare_ones(
     rare = [
         i
         for i, shape in enumerate(found)
-        if shape.scored or (shape.tokens > 2048 and shape.decode_rows > LONELY)
+        if shape.scored
+        or (shape.tokens > 2048 and shape.decode_rows > MAX_LONE_CHUNK_ROWS)
     ]
     assert at < min(rare)
 
@@ -180,13 +181,13 @@ def test_steps_with_drafts_come_behind_those_without(
 
 
 def test_rows_under_a_grammar_have_theirs_where_there_may_be_some() -> None:
-    likely = Wants(filtered=True, scored=False)
+    likely = SamplingNeeds(filtered=True, scored=False)
     found = order(likely, grammars=True)
     assert len(found) == len({*found})
     assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)
     late = [shape for shape in found if shape.deferred_draws]
     assert all(shape.filtered and not shape.scored for shape in late)
-    sizes = {bucket_of(n, DECODE) for n in range(1, 101)}
+    sizes = {bucket_of(n, DECODE_DIVISIONS) for n in range(1, 101)}
     assert {shape.draws for shape in late} == sizes
     # Any step may have some, and logits are kept by steps before they are drawn from.
     without = order(likely)

@@ -13,7 +13,7 @@ from minfer.effects.execution.cpu.cpu_sampler import (
     choose,
     draw_keys,
     gumbels,
-    kept,
+    kept_ids,
     noise_bits,
 )
 from minfer.records.request import SamplingParams
@@ -77,7 +77,7 @@ def test_filters_are_those_of_the_reference_on_a_large_vocabulary() -> None:
             float(np.float32(rng.choice([0.3, 0.9, 0.9999]))),
         )
         min_p = rng.choice([0.0, 0.001, 0.4])
-        found = kept(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
+        found = kept_ids(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
         assert found == reference.filter_tokens(scaled.tolist(), top_k, top_p, min_p)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.records.plan import NewRow
 from minfer.sampling import reference_sampler as reference
@@ -38,8 +38,8 @@ class Batch:
         device_rows = torch.tensor(rows, dtype=torch.int32)
         known = [self.given[row][1] for row in rows]
         positions = torch.tensor([len(seen) for seen in known], dtype=torch.int32)
-        wants = self.rows.wants(rows)
-        self.sampler.sample(logits, device_rows, positions, wants)
+        needs = self.rows.sampling_needs(rows)
+        self.sampler.sample(logits, device_rows, positions, needs)
         drawn = self.sampler.out[: len(rows)].tolist()
         for line, row, token in zip(logits.tolist(), rows, drawn, strict=True):
             how, seen, prompt = self.given[row]
@@ -83,10 +83,10 @@ def test_a_batch_without_requested_changes_is_not_shaped() -> None:
     penal = RowSampling.of(SamplingParams(presence_penalty=1), 1, 0)
     batch.open(0, plain, [1], 1)
     batch.open(1, penal, [1], 1)
-    assert batch.rows.wants([0]) == Wants(False, False, False)
-    assert batch.rows.wants([0, 1]) == Wants(False, False, True)
+    assert batch.rows.sampling_needs([0]) == SamplingNeeds(False, False, False)
+    assert batch.rows.sampling_needs([0, 1]) == SamplingNeeds(False, False, True)
     batch.open(1, plain, [1], 1)
-    assert not batch.rows.wants([0, 1]).shaped
+    assert not batch.rows.sampling_needs([0, 1]).shaped
 
 
 def test_the_models_logits_are_left_as_they_were() -> None:

@@ -158,7 +158,7 @@ def test_blocks_are_copied_in_all_layers_and_the_last_is_padding(
     assert cache.data.shape == (2, 2, 5, 8, gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
     cache.data.normal_()
     before = cache.data.clone()
-    monkeypatch.setattr(cuda_attention, "AT_ONCE", 2)
+    monkeypatch.setattr(cuda_attention, "BLOCKS_PER_COPY", 2)
     cache.copy([Copy(1, 3, 5), Copy(0, 2, 8), Copy(1, 4, 1)])
     for source, target, count in ((1, 3, 5), (0, 2, 8), (1, 4, 1)):
         assert cache.data[:, :, target, :count].equal(before[:, :, source, :count])

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from minfer.effects.execution.cuda.cuda_shaper import FOREVER, CudaShaper, Entries
+from minfer.effects.execution.cuda.cuda_shaper import NEVER_ENDS, CudaShaper, Entries
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels.shape import ENTRIES, IN_PROMPT, PENALIZED, RESTRICTED
 from minfer.records.plan import NewRow
@@ -22,7 +22,7 @@ def test_a_list_has_biases_then_ends_then_words() -> None:
     made = Entries.of(how, 10, (6, 7), VOCAB)
     assert made.tokens == [3, 2, 9, 5, 6, 7, 8]
     assert made.values == [1.5, NEVER, NEVER, NEVER, 0, 0, NEVER]
-    assert made.until == [FOREVER, 12, 12, *[FOREVER] * 4]
+    assert made.until == [NEVER_ENDS, 12, 12, *[NEVER_ENDS] * 4]
     assert made.follows == [0, 0, 0, 0, 0, 1, 1]
     assert made.matched == [0, 0, 0, 0, 0, 1, 0]
     assert Entries.of(how, 10, (7,), VOCAB).matched == [0] * 7

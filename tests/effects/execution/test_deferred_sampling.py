@@ -54,7 +54,7 @@ def at_once(request: pytest.FixtureRequest) -> bool:
 
 def start(model: Model, at_once: bool, **settings: Any) -> Run:
     run = Run.start(model, **settings)
-    executor_of(run).at_once |= at_once
+    executor_of(run).runs_at_once |= at_once
     return run
 
 
@@ -207,7 +207,7 @@ def test_others_have_their_tokens_before_the_masks_come(
         launched = next(one for one in executor.launched_plans if one.plan is plan)
         draw = launched.slots[-1].draw
         assert draw is not None
-        each = zip(draw.places, draw.owners, strict=True)
+        each = zip(draw.entries, draw.owners, strict=True)
         for (place, owner), token in zip(
             each, launched.slots[-1].tokens(draw), strict=True
         ):
@@ -382,10 +382,10 @@ def test_rows_and_positions_of_deferred_draws() -> None:
     kept = Draw([1, 2], [owners[0], owners[1]])
     draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
     assert draws.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
-    assert (draws.draw.places, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
+    assert (draws.draw.entries, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
     draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
-    assert (draws.draw.places, draws.reassigned) == ([2], [1])
+    assert (draws.draw.entries, draws.reassigned) == ([2], [1])
     assert draws.draw.owners == [owners[1]]
 
 
@@ -423,7 +423,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     reused = 0
     for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
-        if not kept.places or rng.random() < 0.2 or fills:  # others, or in another order
+        if not kept.entries or rng.random() < 0.2 or fills:  # others, or in another order
             places = rng.sample(range(3), rng.randrange(1, 4))
             deferred = tuple(sorted(places))
             kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
@@ -455,7 +455,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             expected.reassigned,
             expected.masks,
         )
-        assert found.draw.places == expected.draw.places
+        assert found.draw.entries == expected.draw.entries
         assert found.draw.owners == expected.draw.owners
     assert 100 < reused < 380
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.device import routes
-from minfer.effects.execution.device.routes import DEQUANTIZE_FROM
+from minfer.effects.execution.device.routes import MIN_DEQUANTIZE_TOKENS
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.setup import memory
 from minfer.effects.setup.memory import plan_memory
@@ -40,7 +40,7 @@ def test_tokens_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
         return dequantize_contexts(work, *given, **how)  # type: ignore[arg-type]  # as it
 
     monkeypatch.setattr(cuda_attention, "dequantize_contexts", noted)
-    monkeypatch.setattr(routes, "DEQUANTIZE_FROM", 2)
+    monkeypatch.setattr(routes, "MIN_DEQUANTIZE_TOKENS", 2)
     assert Run.start(model, **sizes).serve(requests(0), arrival_gap=1) == reference
     assert {*seen} >= {(True, True), (False, False)}  # several chunks, a history
 
@@ -49,7 +49,7 @@ def test_contexts_are_dequantized_for_long_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 64)
-    found, least = made(IN_INT8), DEQUANTIZE_FROM
+    found, least = made(IN_INT8), MIN_DEQUANTIZE_TOKENS
     most = (4096 + 2048) // 64 + 32
     assert found.dequantizes(65, least, most)
     assert not found.dequantizes(64, least, most)  # a graph contains the step

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.device_rows import (
     DeviceRows,
-    Wants,
+    SamplingNeeds,
     aligned,
     row_values,
     words_of,
@@ -78,26 +78,28 @@ def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "wants"),
+    ("how", "needs"),
     [
-        ({}, Wants(False, False)),
-        ({"top_k": 5}, Wants(True, False)),
-        ({"top_k": VOCAB}, Wants(False, False)),
-        ({"top_k": -1}, Wants(False, False)),
-        ({"top_p": 0.5}, Wants(True, False)),
-        ({"min_p": 0.5}, Wants(True, False)),
-        ({"top_k": 5, "temperature": 0}, Wants(False, False)),
-        ({"logprobs": 0}, Wants(False, True)),
-        ({"logprobs": 2, "top_p": 0.5}, Wants(True, True)),
+        ({}, SamplingNeeds(False, False)),
+        ({"top_k": 5}, SamplingNeeds(True, False)),
+        ({"top_k": VOCAB}, SamplingNeeds(False, False)),
+        ({"top_k": -1}, SamplingNeeds(False, False)),
+        ({"top_p": 0.5}, SamplingNeeds(True, False)),
+        ({"min_p": 0.5}, SamplingNeeds(True, False)),
+        ({"top_k": 5, "temperature": 0}, SamplingNeeds(False, False)),
+        ({"logprobs": 0}, SamplingNeeds(False, True)),
+        ({"logprobs": 2, "top_p": 0.5}, SamplingNeeds(True, True)),
     ],
     ids=str,
 )
-def test_what_a_row_wants(rows: DeviceRows, how: dict[str, Any], wants: Wants) -> None:
+def test_what_a_row_wants(
+    rows: DeviceRows, how: dict[str, Any], needs: SamplingNeeds
+) -> None:
     rows.open(0, opened(request(evolve(PLAIN, **how)), (1,)))
     rows.open(1, opened(request(), (2,)))
-    assert rows.wants((0,)) == wants
-    assert rows.wants((1,)) == Wants(False, False)
-    assert rows.wants((1, 0)) == wants
+    assert rows.sampling_needs((0,)) == needs
+    assert rows.sampling_needs((1,)) == SamplingNeeds(False, False)
+    assert rows.sampling_needs((1, 0)) == needs
 
 
 def test_all_that_leaves_nothing_out_is_written_alike(rows: DeviceRows) -> None:
@@ -138,5 +140,5 @@ def test_each_page_of_a_block_has_a_table() -> None:
 
 
 def test_columns_begin_where_kernels_want_them(rows: DeviceRows) -> None:
-    assert all(at % 4 == 0 for at in rows.at.values())
+    assert all(at % 4 == 0 for at in rows.column_starts.values())
     assert [aligned(n) for n in (0, 1, 4, 5)] == [0, 4, 4, 8]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.effects.execution.cuda.cuda_backend import CudaBackend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.ranks import ALONE, Parallel, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, Parallel
 from minfer.kernels import plain, sample
 from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
@@ -25,10 +25,10 @@ from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 CPU = torch.device("cpu")
 VOCAB, CHUNK, PART = 90, 32, 64  # the second rank has tokens 64 to 89
 WANTS = {
-    "plain": Wants(filtered=False, scored=False),
-    "filtered": Wants(filtered=True, scored=False),
-    "scored": Wants(filtered=False, scored=True),
-    "shaped": Wants(filtered=False, scored=False, shaped=True),
+    "plain": SamplingNeeds(filtered=False, scored=False),
+    "filtered": SamplingNeeds(filtered=True, scored=False),
+    "scored": SamplingNeeds(filtered=False, scored=True),
+    "shaped": SamplingNeeds(filtered=False, scored=False, shaped=True),
 }
 HOWS: dict[str, tuple[dict[str, Any], ...]] = {
     "plain": ({},) * 6,
@@ -48,11 +48,11 @@ class InTurn(ThreadRanks):
 
     columns: list[int]
 
-    def gather(self, part: Tensor) -> Tensor:
-        self.columns.append(part.shape[1])
+    def gather(self, local_columns: Tensor) -> Tensor:
+        self.columns.append(local_columns.shape[1])
         TURN.release()
         try:
-            return ThreadRanks.gather(self, part)
+            return ThreadRanks.gather(self, local_columns)
         finally:
             TURN.acquire()
 
@@ -64,7 +64,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "interpreting", True)
 
 
-def sampler(hows: Sequence[dict[str, Any]], ranks: Ranks = ALONE) -> Sampler:
+def sampler(hows: Sequence[dict[str, Any]], ranks: Communicator = SINGLE_RANK) -> Sampler:
     """Of rows that are open; each second one is greedy."""
     rows = DeviceRows(len(hows), 4, VOCAB, CPU)
     made = Sampler(CudaBackend(CPU, Routes()), rows, 8, ranks=ranks)
@@ -89,7 +89,7 @@ def check(kind: str, work: Work) -> list[int]:
     def on_rank(ranks: ThreadRanks) -> tuple[Sampler, list[int]]:
         columns = list[int]()
         mine = InTurn(**asdict(ranks, recurse=False), columns=columns)
-        part = padded[:, ranks.place.part * PART :][:, :PART].contiguous()
+        part = padded[:, ranks.rank_info.tensor_rank * PART :][:, :PART].contiguous()
         with TURN:
             made = sampler(HOWS[kind], mine)
             work(made, part)

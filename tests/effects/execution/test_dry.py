@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.execution.dry_executor import PASSAGE, Dry, encoded_passage
+from minfer.effects.execution.dry_executor import PASSAGE, DryExecutor, encoded_passage
 from minfer.effects.live.engine.driver import Driver
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Submit, Tick
@@ -21,7 +21,7 @@ STOP = 99
 
 
 def serve(
-    dry: Dry, requests: list[Request], **sizes: int
+    dry: DryExecutor, requests: list[Request], **sizes: int
 ) -> dict[tuple[str, int], list[int]]:
     given: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64}
     given |= {"max_num_seqs": 4, "max_num_batched_tokens": 16, "vocab_size": 100}
@@ -41,7 +41,7 @@ def serve(
     raise AssertionError("the requests did not end")
 
 
-def wanted(dry: Dry, request: Request, sample: int) -> list[int]:
+def wanted(dry: DryExecutor, request: Request, sample: int) -> list[int]:
     out: list[int] = []
     for more in range(request.max_tokens):
         position = len(request.prompt) + more
@@ -56,7 +56,7 @@ def wanted(dry: Dry, request: Request, sample: int) -> list[int]:
 @pytest.mark.parametrize("num_blocks", [12, 64])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_schedule_gives_the_same_tokens(num_blocks: int, depth: int) -> None:
-    dry = Dry(SENTENCES)
+    dry = DryExecutor(SENTENCES)
     requests = [
         Request(
             id=f"r{i}",
@@ -76,7 +76,7 @@ def test_every_schedule_gives_the_same_tokens(num_blocks: int, depth: int) -> No
 
 def test_it_reads_the_passage_from_a_sentence_that_seed_and_sample_choose() -> None:
     request = Request(id="r", prompt=(1,), max_tokens=7, seed=1, n=2)
-    got = serve(Dry(SENTENCES), [request])
+    got = serve(DryExecutor(SENTENCES), [request])
     assert got["r", 0] == [20, 21, 30, 10, 11, 12, 20]
     assert got["r", 1] == [30, 10, 11, 12, 20, 21, 30]
 
@@ -84,12 +84,20 @@ def test_it_reads_the_passage_from_a_sentence_that_seed_and_sample_choose() -> N
 def test_greedy_requests_read_from_the_beginning() -> None:
     greedy = SamplingParams(temperature=0)
     request = Request(id="r", prompt=(1,), max_tokens=3, seed=1, sampling=greedy)
-    assert serve(Dry(SENTENCES), [request])["r", 0] == [10, 11, 12]
+    assert serve(DryExecutor(SENTENCES), [request])["r", 0] == [10, 11, 12]
 
 
 def test_a_request_that_may_stop_does_at_the_end_of_the_passage() -> None:
     request = Request(id="r", prompt=(1,), max_tokens=50, stop_ids=frozenset({STOP}))
-    assert serve(Dry(SENTENCES), [request])["r", 0] == [10, 11, 12, 20, 21, 30, STOP]
+    assert serve(DryExecutor(SENTENCES), [request])["r", 0] == [
+        10,
+        11,
+        12,
+        20,
+        21,
+        30,
+        STOP,
+    ]
 
 
 def test_the_built_in_passage_is_encoded_by_sentence() -> None:
@@ -100,7 +108,7 @@ def test_the_built_in_passage_is_encoded_by_sentence() -> None:
 
 def test_an_empty_passage_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        Dry([(), ()])
+        DryExecutor([(), ()])
 
 
 # --- the driver -------------------------------------------------------------------------

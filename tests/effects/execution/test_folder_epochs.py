@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.execution.tiers.folder_epochs import (
-    FILE,
-    LOCK,
+    FILE_NAME,
+    LOCK_NAME,
     MAX_FILE_BYTES,
     FolderEpochs,
 )
@@ -33,7 +33,7 @@ def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> No
     again = FolderEpochs.open(one.folder)
     [now] = seen | {(again.of_all, again.of_tenant("a"), again.of_tenant("b"))}
     assert len({first, *now, 0}) == 5
-    assert "a" not in json.loads((one.folder / FILE).read_text())["tenants"]
+    assert "a" not in json.loads((one.folder / FILE_NAME).read_text())["tenants"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> No
 def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> None:
     """Never an epoch that was there before."""
     one = FolderEpochs.open(tmp_path)
-    before, file = one.of_all, tmp_path / FILE
+    before, file = one.of_all, tmp_path / FILE_NAME
     if text is None:
         file.unlink()
     else:
@@ -67,7 +67,7 @@ def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> N
     assert one.of_all not in (0, before)
 
 
-@pytest.mark.parametrize("name", [FILE, LOCK])
+@pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_stands_in_place_of_a_file_is_named_at_the_start(
     tmp_path: Path, kind: str, name: str
@@ -87,7 +87,7 @@ def test_what_stands_in_place_of_a_subfolder_is_named_at_the_start(
         FolderEpochs.open(tmp_path)
 
 
-@pytest.mark.parametrize("name", [FILE, LOCK])
+@pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_stands_in_place_of_a_file_later_stops_nothing(
     tmp_path: Path, kind: str, name: str
@@ -97,7 +97,7 @@ def test_what_stands_in_place_of_a_file_later_stops_nothing(
     before = epochs.of_all
     (tmp_path / name).unlink()
     STRANGE[kind](tmp_path / name)
-    replaced = name == FILE and "folder" not in kind
+    replaced = name == FILE_NAME and "folder" not in kind
     assert (epochs.of_all != before) is replaced
     if not replaced:
         with pytest.raises(OSError, match=name):
@@ -120,7 +120,7 @@ def test_a_folder_is_opened_again_on_a_disk_that_is_full(
     with pytest.raises(OSError, match="No space left"):
         one.raise_all()
     assert not list(tmp_path.glob("*.part"))
-    (tmp_path / FILE).unlink()
+    (tmp_path / FILE_NAME).unlink()
     with pytest.raises(ConfigError, match="No space left"):
         FolderEpochs.open(tmp_path)
 
@@ -135,10 +135,10 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=r"other files .'file'"):
         FolderEpochs.open(tmp_path)
     file.unlink()
-    (tmp_path / FILE).write_text('{"format": 2}')
+    (tmp_path / FILE_NAME).write_text('{"format": 2}')
     with pytest.raises(ConfigError, match=r"another version of minfer .format 2"):
         FolderEpochs.open(tmp_path)
-    (tmp_path / FILE).unlink()
+    (tmp_path / FILE_NAME).unlink()
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, os.strerror(30))

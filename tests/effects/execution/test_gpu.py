@@ -315,12 +315,12 @@ def test_a_check_finds_what_it_is_for(
                 else:
                     torch.empty(1 << 20, device=DEVICE)
 
-        graphs = runner.captures.made
+        graphs = runner.captures.graphs
         faulty = OrderedDict(
             (kind, graph if kind.tokens else Faulty(graph))
             for kind, graph in graphs.items()
         )
-        monkeypatch.setattr(runner.captures, "made", faulty)
+        monkeypatch.setattr(runner.captures, "graphs", faulty)
         seen = TokenCounts(llm)
         assert tokens(llm, solo) == wanted
         errors = [
@@ -328,7 +328,7 @@ def test_a_check_finds_what_it_is_for(
         ]
         assert errors
         assert all(emitted in error for error in errors)
-        monkeypatch.setattr(runner.captures, "made", graphs)
+        monkeypatch.setattr(runner.captures, "graphs", graphs)
         assert tokens(llm, solo) == wanted
 
 
@@ -568,7 +568,7 @@ def test_bfloat16_distributions_are_those_of_float32(
     chunk, splits, package = WAYS[way]
     if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
         pytest.skip(why)
-    monkeypatch.setattr(fused_linear, "pays", lambda *_: True)
+    monkeypatch.setattr(fused_linear, "is_gated_faster", lambda *_: True)
     with (
         LLM(dtype="bfloat16", **SMALL) as llm,
         patch.object(fused_linear, "gated", wraps=gated) as used,

@@ -7,11 +7,11 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.cuda.graphs import (
+    DEFERRED_CAPTURE_LAUNCHES,
     MAX_GRAPHS,
-    PAUSE,
-    PRICE,
-    RECENT,
-    WORTH,
+    MIN_PAUSE_SECONDS,
+    MIN_SPENT_CAPTURES,
+    RECENT_CAPTURES,
     GraphCache,
     pays,
 )
@@ -44,32 +44,34 @@ def test_a_capture_pays_once_launches_took_several_times_as_long(
 
 def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None:
     graphs = cache()
-    graphs.costs.extend([0.01] * RECENT)
+    graphs.costs.extend([0.01] * RECENT_CAPTURES)
     for shape in (DECODE, PROMPT):
         graphs.note(shape, 100.0)
-        assert not graphs.due(shape, 1000), "the first launch may have compiled something"
-        graphs.note(shape, WORTH * 0.01)
-        assert not graphs.due(shape, 1000)
+        assert not graphs.is_due(shape, 1000), (
+            "the first launch may have compiled something"
+        )
+        graphs.note(shape, MIN_SPENT_CAPTURES * 0.01)
+        assert not graphs.is_due(shape, 1000)
         graphs.note(shape, 0.001)
-        assert graphs.due(shape, 1000)
-    graphs.costs.extend([0.02] * RECENT)
-    assert not graphs.due(DECODE, 1000), "captures take longer now"
-    graphs.costs.extend([0.01] * RECENT)
+        assert graphs.is_due(shape, 1000)
+    graphs.costs.extend([0.02] * RECENT_CAPTURES)
+    assert not graphs.is_due(DECODE, 1000), "captures take longer now"
+    graphs.costs.extend([0.01] * RECENT_CAPTURES)
     graphs.forget(DECODE)
-    assert not graphs.due(DECODE, 1000)
+    assert not graphs.is_due(DECODE, 1000)
     assert graphs.wanted() == [PROMPT]
 
 
 def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
     graphs, deferred = cache(), StepShape(decode_rows=0, draws=8, deferred_draws=True)
-    graphs.costs.extend([0.04] * RECENT)
+    graphs.costs.extend([0.04] * RECENT_CAPTURES)
     steps = 0
-    while not graphs.due(deferred, 1000):
+    while not graphs.is_due(deferred, 1000):
         graphs.note(deferred, 0.0005)
         steps += 1
-    assert steps == 1 + WORTH * PRICE + 1
+    assert steps == 1 + MIN_SPENT_CAPTURES * DEFERRED_CAPTURE_LAUNCHES + 1
     for _ in range(9):
-        assert not graphs.due(DECODE, 1000), "a capture of others takes what it takes"
+        assert not graphs.is_due(DECODE, 1000), "a capture of others takes what it takes"
         graphs.note(DECODE, 0.02)
 
 
@@ -77,9 +79,9 @@ def test_two_captures_do_not_follow_one_another() -> None:
     graphs = cache()
     for _ in range(2):
         graphs.note(DECODE, 99.0)
-    graphs.last = 1000
-    assert not graphs.due(DECODE, 1000 + PAUSE / 2)
-    assert graphs.due(DECODE, 1000 + PAUSE)
+    graphs.last_capture = 1000
+    assert not graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS / 2)
+    assert graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS)
 
 
 def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
@@ -88,7 +90,7 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
     assert graphs.wanted() == [DECODE, PROMPT]
     graphs.add(DECODE, GRAPH)
     assert graphs.wanted() == [PROMPT]
-    assert not graphs.due(DECODE, 1e9)
+    assert not graphs.is_due(DECODE, 1e9)
 
 
 def foreseen(graphs: GraphCache) -> list[StepShape]:
@@ -111,7 +113,7 @@ def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     assert not graphs.may_foresee(drafting)
     assert graphs.may_foresee(DECODE)
     graphs.add(DECODE, GRAPH)
-    assert {*graphs.made} == {DECODE, *shapes}
+    assert {*graphs.graphs} == {DECODE, *shapes}
 
 
 def test_a_kind_that_was_requested_takes_the_place_of_the_least_useful() -> None:
@@ -130,8 +132,8 @@ def test_a_kind_that_was_requested_takes_the_place_of_the_least_useful() -> None
         graphs.add(requested, GRAPH)
         graphs.forget(requested)
         assert graphs.find(dropped) is None
-        assert len(graphs.made) == MAX_GRAPHS
-    assert {*leaving[3:], shapes[-1]} <= {*graphs.made}
+        assert len(graphs.graphs) == MAX_GRAPHS
+    assert {*leaving[3:], shapes[-1]} <= {*graphs.graphs}
 
 
 def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
@@ -141,7 +143,7 @@ def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
         requested = evolve(PROMPT, tokens=1000 + number)
         graphs.note(requested, 1.0)
         graphs.add(requested, GRAPH)
-    assert [shape for shape in shapes if shape not in graphs.made] == shapes[-3:]
+    assert [shape for shape in shapes if shape not in graphs.graphs] == shapes[-3:]
 
 
 def test_pure_decode_steps_keep_their_graphs() -> None:
@@ -152,4 +154,4 @@ def test_pure_decode_steps_keep_their_graphs() -> None:
         graphs.note(shape, 1.0)
         graphs.add(shape, GRAPH)
     assert graphs.find(DECODE) is GRAPH
-    assert len(graphs.made) == MAX_GRAPHS
+    assert len(graphs.graphs) == MAX_GRAPHS

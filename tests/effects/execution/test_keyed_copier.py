@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer.effects.execution.tiers import keyed_copier, page_parts
+from minfer.effects.execution.tiers import keyed_copier, paged_tensors
 from minfer.effects.execution.tiers.block_files import UnusableFileError
 from minfer.effects.execution.tiers.block_folder import (
     DROPPED,
@@ -22,7 +22,7 @@ from minfer.effects.execution.tiers.block_folder import (
     StoppedError,
 )
 from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
-from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,9 +42,9 @@ class Caches:
         self.folder = BlockFolder(path, 1 << 20, DEVICE)
         self.copier = KeyedCopier(self.parts, self.folder, 2)
 
-    def parts(self, pages: int, slices: int = 1) -> list[Part]:
+    def parts(self, pages: int, slices: int = 1) -> list[PagedTensor]:
         assert slices == 1
-        return [Part.of(self.one, 1, pages), Part.of(self.two, 2, pages)]
+        return [PagedTensor.of(self.one, 1, pages), PagedTensor.of(self.two, 2, pages)]
 
     def page(self, number: int) -> tuple[Tensor, Tensor]:
         one = self.one.float().select(1, number)
@@ -61,7 +61,7 @@ def caches(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Caches]:
     """Two pages a piece."""
-    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
+    monkeypatch.setattr(paged_tensors, "PIECE_BYTES", 2 * 2 * 4 * 4)
     found = Caches(request.param, tmp_path)
     yield found
     found.copier.close()
@@ -125,7 +125,7 @@ def test_blocks_behind_one_that_failed_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them may take seconds, and all other fetches wait for this one."""
-    monkeypatch.setattr(keyed_copier, "THREADS", 1)
+    monkeypatch.setattr(keyed_copier, "STORE_THREADS", 1)
     caches, reads = Caches(torch.float32, tmp_path), list[bytes]()
 
     def read(folder: BlockFolder, key: bytes, *_: object) -> None:

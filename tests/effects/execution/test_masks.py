@@ -13,7 +13,7 @@ from minfer.effects.execution.running.deferred_sampling import (
     MaskError,
     mask_words,
 )
-from minfer.effects.execution.running.device_masks import BUFFERS, DeviceMasks
+from minfer.effects.execution.running.device_masks import HOST_BUFFERS, DeviceMasks
 
 VOCAB = 40  # a word, and part of another
 DRAWS = 6
@@ -68,7 +68,7 @@ def test_masks_lie_in_the_order_of_draws_and_others_stay() -> None:
 def test_where_they_lie_is_one_place_as_graphs_read_there() -> None:
     masks = DeviceMasks(DRAWS, VOCAB, CPU)
     there = masks.lines.data_ptr()
-    for token in range(BUFFERS + 2):
+    for token in range(HOST_BUFFERS + 2):
         masks.send(late(only(token)))
         assert masks.lines.data_ptr() == there
         assert tokens(masks.lines[:1]) == [{token}]
@@ -77,16 +77,16 @@ def test_where_they_lie_is_one_place_as_graphs_read_there() -> None:
 def test_buffers_take_turns() -> None:
     masks = DeviceMasks(DRAWS, VOCAB, CPU)
     used = []
-    for token in range(2 * BUFFERS):
+    for token in range(2 * HOST_BUFFERS):
         masks.send(late(only(token)))
         used.append(buffers(masks)[0])
-    assert len({*used}) == BUFFERS
-    assert used[:BUFFERS] == used[BUFFERS:]
+    assert len({*used}) == HOST_BUFFERS
+    assert used[:HOST_BUFFERS] == used[HOST_BUFFERS:]
     # What was handed over stays, until the turn comes again.
     last = [one.lines for one in masks._host]
-    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * BUFFERS - 1}
+    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * HOST_BUFFERS - 1}
     kept = {token for one in last for token in tokens(one[:1])[0]}
-    assert kept == set(range(BUFFERS, 2 * BUFFERS))
+    assert kept == set(range(HOST_BUFFERS, 2 * HOST_BUFFERS))
 
 
 def written(step: int, *lines: int) -> DeferredDraws:
@@ -109,11 +109,11 @@ def test_masks_in_lent_memory_are_sent_from_there(order: tuple[int, ...]) -> Non
 
 def test_lent_memory_is_not_reused_before_it_was_sent() -> None:
     masks = DeviceMasks(DRAWS, VOCAB, CPU)
-    for step in range(BUFFERS + 2):
+    for step in range(HOST_BUFFERS + 2):
         masks.lend(step)[0] = step, 0
-    for token in range(2 * BUFFERS):
+    for token in range(2 * HOST_BUFFERS):
         masks.send(late(only(token)))
-    for step in range(BUFFERS + 2):
+    for step in range(HOST_BUFFERS + 2):
         masks.send(written(step, 0))
         assert masks.lines[0].tolist() == [step, 0]
     count = len(masks._host)
@@ -149,7 +149,7 @@ def test_the_first_masks_of_a_gpu_come_behind_what_runs_there() -> None:
     assert tokens(masks.lines[:2]) == [{1}, {2}]
     assert (masks.lines[2:] == -1).all()
     masks.read()
-    for token in range(2 * BUFFERS):
+    for token in range(2 * HOST_BUFFERS):
         torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # torch's
         masks.send(late(only(token)))
         read = masks.lines.clone()

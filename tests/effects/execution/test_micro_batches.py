@@ -4,7 +4,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.execution.ranks.micro_batches import micro_batches, together
+from minfer.effects.execution.ranks.micro_batches import merge_results, micro_batches
 from minfer.records.messages import Executed
 from minfer.records.plan import Copy, Grow, NewRow, Plan, PrefillTokens
 from minfer.sampling.reference_sampler import RowSampling
@@ -81,4 +81,4 @@ def test_results_come_back_in_the_plan_s_order(plan: Plan, count: int) -> None:
         (part, Executed(part.plan.step, tuple((row,) for row in part.plan.rows)))
         for part in micro_batches(plan, count)
     ]
-    assert together(plan, parts) == wanted
+    assert merge_results(plan, parts) == wanted

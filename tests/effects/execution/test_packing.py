@@ -6,10 +6,10 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
-from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, most_words
+from minfer.effects.execution.device.step_shape import StepShape, max_draws, max_lines
+from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, max_words
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.models.layout.shapes import most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
@@ -90,10 +90,10 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
         [decode_rows, decode_rows + 3],
     ]
     assert not chunks[2, 2:].any()
-    at = forward.draw.at
+    at = forward.draw.lines
     assert at is not None
     assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, decode_rows + 4]]
-    assert forward.draw.places == [0, 2, 3]
+    assert forward.draw.entries == [0, 2, 3]
     names = [owner.name[0] for owner in forward.draw.owners if owner is not None]
     assert names == ["5", "2", "4"]
     assert forward.longest == 10
@@ -111,8 +111,8 @@ def test_deferred_rows_keep_logits_and_others_are_sampled(pad: bool) -> None:
     assert (now == 8).sum() == len(now) - 1
     assert (kept == 8).sum() == len(kept) - 2
     assert forward.deferred is not None
-    assert (forward.draw.places, forward.deferred.places) == ([0], [2, 3])
-    assert forward.draw.at == [0]
+    assert (forward.draw.entries, forward.deferred.entries) == ([0], [2, 3])
+    assert forward.draw.lines == [0]
 
 
 def test_a_steady_decode_is_sent_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     plan = Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1))
     packs = packer(pad=True)
     [forward] = packs.forwards(plan)
-    assert forward.draw.at is None
+    assert forward.draw.lines is None
     assert forward.deferred is None
     change(packs.rows)
     [again] = packs.forwards(plan)
@@ -128,9 +128,9 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     bound = evolve(plan, deferred=(0,))
     [bound_forward] = packs.forwards(bound)
     assert bound_forward.shape == evolve(forward.shape, keeps_logits=True)
-    assert (bound_forward.draw.places, bound_forward.draw.at) == ([1], [1])
+    assert (bound_forward.draw.entries, bound_forward.draw.lines) == ([1], [1])
     assert bound_forward.deferred is not None
-    assert (bound_forward.deferred.places, bound_forward.deferred.at) == ([0], [0])
+    assert (bound_forward.deferred.entries, bound_forward.deferred.lines) == ([0], [0])
     change(packs.rows)
     assert packs.rows.sampling_split[:, :2].tolist() == [[8, 5], [3, 8]]
     [once_more] = packs.forwards(evolve(bound, step=2))
@@ -159,7 +159,7 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
     for entry, at in line.items():
         expected[int(entry in deferred), at] = MIXED.rows[entry]
     assert lines.tolist() == expected.tolist()
-    assert mixed.draw.places == [one for one in line if one not in deferred]
+    assert mixed.draw.entries == [one for one in line if one not in deferred]
     assert (mixed.deferred is None) == (not deferred)
     [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
     change(rows)
@@ -179,7 +179,7 @@ def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
     )
     [forward] = packs.forwards(plan)
     assert forward.shape == StepShape(decode_rows=4, draws=4)
-    assert forward.draw.places == [0, 1, 2, 3]
+    assert forward.draw.entries == [0, 1, 2, 3]
     assert (len(forward.words), forward.longest) == (0, 10)
     change(packs.rows)
     assert packs.rows.batch[:4].tolist() == [5, 1, 2, 4]
@@ -220,12 +220,12 @@ def test_other_fills_beside_it_are_chunks() -> None:
     )
     [forward] = packs.forwards(plan)
     assert (forward.shape.decode_rows, forward.shape.chunks) == (2, 8)
-    assert forward.draw.places == [0, 1, 3, 4, 5]
+    assert forward.draw.entries == [0, 1, 3, 4, 5]
     prefill = ForwardWords.of(forward.words, forward.shape).prefill
     assert prefill is not None
     assert prefill.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
     assert forward.has_extra_outputs
-    remembering = Packer(packs.rows, StepShape.padded, remembers=True)
+    remembering = Packer(packs.rows, StepShape.padded, keeps_previous=True)
     [other] = remembering.forwards(plan)
     assert (other.shape.decode_rows, other.shape.chunks) == (1, 8)
 
@@ -243,7 +243,7 @@ def test_there_is_room_for_the_largest_step() -> None:
     """As many rows as there are, with as many tokens as there may be, all apart."""
     seqs, budget = 8, 64
     packs = packer(pad=True)
-    most = most_words(packs.rows, padded_tokens(budget), most_draws(seqs))
+    most = max_words(packs.rows, padded_tokens(budget), max_draws(seqs))
     rows = tuple(range(seqs))
     each = budget // seqs
     fills = tuple(PrefillTokens(i, (1,) * each) for i in rows)
@@ -297,7 +297,7 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     shape = forward.shape
     padding = 2 if pad else 0  # all four rows have lines for drafts
     assert (shape.verified, shape.drafts, shape.proposes) == (2 + padding, 3, True)
-    assert forward.draw.places == [1, 3, 0, 2]
+    assert forward.draw.entries == [1, 3, 0, 2]
     assert forward.longest == 10
     inputs = ForwardWords.of(forward.words, shape)
     assert inputs.drafts is not None
@@ -305,7 +305,7 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     emitted = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * padding
     assert inputs.drafts.tokens.T.tolist() == emitted
     assert forward.draw.draft_outputs is not None
-    assert forward.draw.draft_outputs.places == [1, 3]
+    assert forward.draw.draft_outputs.entries == [1, 3]
     _, batch = packs.rows.changes[-1]
     assert batch[:4].tolist() == [1, 4, 5, 2]
 
@@ -319,7 +319,7 @@ def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
     for plan in (DRAFTED, plain, DRAFTED):
         [forward] = packs.forwards(plan)
         _, batch = packs.rows.changes[-1]
-        named = [plan.rows[place] for place in forward.draw.places]
+        named = [plan.rows[place] for place in forward.draw.entries]
         assert batch[:4].tolist() == named
         assert (forward.draw.draft_outputs is None) == (not plan.drafts)
 
@@ -336,17 +336,17 @@ BESIDE = evolve(
 def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     """Each of a kind that there is a graph for."""
     packs = packer(pad)
-    packs.drafts, packs.parts_drafts = 99, True
+    packs.drafts, packs.separates_drafts = 99, True
     rows, prompts = packs.forwards(BESIDE)
     assert (rows.shape.tokens, rows.shape.decode_rows, rows.shape.drafts) == (0, 2, 2)
-    assert rows.draw.places == [2, 0]
+    assert rows.draw.entries == [2, 0]
     assert rows.draw.draft_outputs is not None
     assert rows.longest == 10
     inputs = ForwardWords.of(rows.words, rows.shape)
     assert inputs.drafts is not None
     assert inputs.drafts.counts.tolist()[:1] == [2]
     assert (prompts.shape.decode_rows, prompts.shape.drafts) == (0, 0)
-    assert prompts.draw.places == [3]
+    assert prompts.draw.entries == [3]
     assert prompts.draw.draft_outputs is None
     inputs = ForwardWords.of(prompts.words, prompts.shape)
     assert inputs.prefill is not None
@@ -361,13 +361,15 @@ def test_or_one_in_which_drafts_come_before_prompts(
 ) -> None:
     """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
-    packs.drafts, packs.parts_drafts = 99, parts and bool(deferred)
+    packs.drafts, packs.separates_drafts = 99, parts and bool(deferred)
     [forward] = packs.forwards(evolve(BESIDE, deferred=deferred))
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.prefill is not None
     assert inputs.drafts is not None
-    kept = [] if forward.deferred is None else forward.deferred.places
-    assert (forward.draw.places, kept) == (([2, 3], [0]) if deferred else ([2, 0, 3], []))
+    kept = [] if forward.deferred is None else forward.deferred.entries
+    assert (forward.draw.entries, kept) == (
+        ([2, 3], [0]) if deferred else ([2, 0, 3], [])
+    )
     assert inputs.prefill.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
     assert inputs.prefill.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]
@@ -379,7 +381,7 @@ def test_prompts_are_scored_at_their_own_inputs(
 ) -> None:
     """Behind a prompt, and rows and drafts if these are of the same forward."""
     packs = packer(pad=False)
-    packs.drafts, packs.parts_drafts = 99, True
+    packs.drafts, packs.separates_drafts = 99, True
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))
@@ -407,13 +409,13 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
         speculation=how,
     )
     packs = packer(pad=True)
-    packs.drafts = most_drafts(config)
+    packs.drafts = max_step_drafts(config)
     for rows in range(1, 7):
         for deepest in range(1, min(64, budget // rows - 1) + 1):
             [forward] = packs.forwards(uneven(rows, deepest))
             shape = forward.shape
             assert shape.verified * shape.drafts <= packs.drafts
-            assert shape.lines <= most_lines(config)
+            assert shape.lines <= max_lines(config)
             inputs = ForwardWords.of(forward.words, shape)
             assert inputs.drafts is not None
             counts = inputs.drafts.counts[:rows].tolist()
@@ -433,7 +435,7 @@ def test_there_is_room_for_the_streams_of_all_rows() -> None:
             rows.open(row, opened(request, (1, 2, 3, 4)))
             rows.set_last(row, 1)
     taken = [sum(map(len, rows.take())) for rows in each]
-    most = [most_words(rows, 64, 8) for rows in each]
+    most = [max_words(rows, 64, 8) for rows in each]
     assert taken[1] - taken[0] == most[1] - most[0] == 2 * 8 * 4
     assert taken[1] <= most[1] - 3 * 64
 
@@ -446,7 +448,7 @@ def test_there_is_room_for_the_words_of_all_drafts(seqs: int, drafts: int) -> No
     counts = (1 + drafts,) * seqs
     proposed = tuple(Draft(row, (1,) * drafts) for row in rows)
     plan = Plan(0, rows, rows, (3,) * seqs, counts, counts, drafts=proposed)
-    most = most_words(packs.rows, 64, most_draws(seqs), room)
+    most = max_words(packs.rows, 64, max_draws(seqs), room)
     [forward] = packs.forwards(plan)
     taken = len(forward.words) + sum(map(len, packs.rows.take()))
     assert taken <= most - 2 * seqs * packs.rows.blocks  # and all tables

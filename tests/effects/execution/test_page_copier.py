@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution.tiers import host_pages, page_parts
+from minfer.effects.execution.tiers import host_pages, paged_tensors
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.execution.tiers.page_copier import PageCopier
-from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.records.messages import Lost, Move, Moved
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,8 +18,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 3 pages of the larger part, and buffers of 2."""
-    monkeypatch.setattr(host_pages, "SEGMENT", 3 * 2 * 4 * 4)
-    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
+    monkeypatch.setattr(host_pages, "SEGMENT_BYTES", 3 * 2 * 4 * 4)
+    monkeypatch.setattr(paged_tensors, "PIECE_BYTES", 2 * 2 * 4 * 4)
 
 
 def ended(copier: PageCopier, move: Move) -> Moved | Lost:
@@ -35,7 +35,7 @@ def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
     one = torch.randn(2, 11, 4, device=DEVICE).to(dtype)
     two = torch.randn(1, 2, 11, 3, device=DEVICE)
     before = one.clone(), two.clone()
-    copier = PageCopier([Part.of(one, 1, 8), Part.of(two, 2, 8)])
+    copier = PageCopier([PagedTensor.of(one, 1, 8), PagedTensor.of(two, 2, 8)])
     try:
         pages, slots = (7, 2, 9, 3, 4), (0, 1, 2, 6, 4)
         assert ended(copier, Move(5, False, pages, slots)) == Moved(5)
@@ -54,7 +54,7 @@ def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
 
 
 def test_a_copy_that_fails_is_lost_and_others_go_on() -> None:
-    copier = PageCopier([Part.of(torch.zeros(1, 4, 2, device=DEVICE), 1, 4)])
+    copier = PageCopier([PagedTensor.of(torch.zeros(1, 4, 2, device=DEVICE), 1, 4)])
     try:
         lost = ended(copier, Move(1, False, (0,), (9,)))
         assert isinstance(lost, Lost)

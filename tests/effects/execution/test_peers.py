@@ -21,8 +21,8 @@ from minfer.effects.execution.tiers.peers import sender as senders
 from minfer.effects.execution.tiers.peers.block_receiver import BlockReceiver
 from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    Block,
-    Remote,
+    PeerBlock,
+    RemoteMemory,
     copy_bytes,
     terms_of,
 )
@@ -60,10 +60,10 @@ def fetched(box: Inbox, key: bytes, length: int = SIZE) -> bytes:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "PATIENCE", 0.5)
-    monkeypatch.setattr(senders, "PATIENCE", 0.05)
-    monkeypatch.setattr(senders, "RETRY", 0.2)
-    monkeypatch.setattr(peering, "MOST", 64)
+    monkeypatch.setattr(inboxes, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(senders, "SLOT_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(senders, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(peering, "MAX_INBOX_SLOTS", 64)
 
 
 @pytest.fixture(
@@ -150,7 +150,7 @@ def test_a_lost_block_is_not_waited_for_as_long_as_others_come(
     decode: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All other blocks would be fetched behind it."""
-    monkeypatch.setattr(inboxes, "LONGEST", 0.8)
+    monkeypatch.setattr(inboxes, "MAX_WAIT_SECONDS", 0.8)
     prefill, over = decode.sender(), threading.Event()
 
     def others_come() -> None:
@@ -174,7 +174,7 @@ def test_after_a_block_did_not_come_others_are_hardly_waited_for(
     decode: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their sender may be gone, with the blocks of many requests."""
-    monkeypatch.setattr(inboxes, "SILENT", 0.001)
+    monkeypatch.setattr(inboxes, "SILENT_WAIT_SECONDS", 0.001)
     times = list[float]()
     prefill = decode.sender()
     prefill.want(KEYS[:1], "d")
@@ -196,8 +196,8 @@ def test_after_a_block_did_not_come_others_are_hardly_waited_for(
 def test_old_blocks_make_room_and_slots_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peering, "FEWEST", 3)
-    monkeypatch.setattr(peering, "MOST", 3)
+    monkeypatch.setattr(peering, "MIN_INBOX_SLOTS", 3)
+    monkeypatch.setattr(peering, "MAX_INBOX_SLOTS", 3)
     small = Receiving("local", tmp_path)
     prefill = small.sender()
     prefill.want(KEYS, "d")
@@ -216,8 +216,8 @@ def test_blocks_that_nobody_fetches_cost_no_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine gets all blocks of a prompt, and has computed most of them before."""
-    monkeypatch.setattr(inboxes, "OLD", 0.1)
-    monkeypatch.setattr(senders, "PATIENCE", 5.0)
+    monkeypatch.setattr(inboxes, "OLD_SECONDS", 0.1)
+    monkeypatch.setattr(senders, "SLOT_WAIT_SECONDS", 5.0)
     decode = Receiving("local", tmp_path)
     prefill = decode.sender()
     keys = [number.to_bytes(32, "big") for number in range(120)]
@@ -296,7 +296,7 @@ def test_an_engine_that_is_not_there_is_tried_again(
 def test_an_engine_that_starts_again_elsewhere_leaves_no_sender_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peering, "GONE", 0.0)
+    monkeypatch.setattr(peering, "GONE_SECONDS", 0.0)
     prefill = Peers(plan("p", dials=True), 1)
     prefill.open(LAYOUT, SIZE)
     for key in KEYS[:3]:
@@ -346,14 +346,16 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
         lambda _: (
-            framed(Block(KEYS[0], 0, 4, 0, True)) + b"abcd"
+            framed(PeerBlock(KEYS[0], 0, 4, 0, True)) + b"abcd"
         ),  # before the introduction
         lambda said: greeted(said, version="1"),
         lambda said: greeted(said, mac=b""),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0, True)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0, True)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 10**9, 0, True)),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, -1, 0, True)),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, 4, 0, True)) + b"abcd",
+        lambda said: (
+            greeted(said) + framed(PeerBlock(KEYS[0], 999, 4, 0, True)) + b"abcd"
+        ),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, 10**9, 0, True)),
+        lambda said: greeted(said) + framed(PeerBlock(KEYS[0], 31, -1, 0, True)),
         lambda said: greeted(said) + greeted(said),
     ],
 )
@@ -381,10 +383,10 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
     send(prefill, KEYS[0])
     while not decode.box.received:
         time.sleep(0.001)
-    [slot] = [one.slot for one in decode.box._here.values()]
+    [slot] = [one.slot for one in decode.box._blocks.values()]
     sock, said = raw(decode.address)
     with sock, suppress(ConnectionError):
-        sock.sendall(greeted(said) + framed(Block(KEYS[1], slot, 4, 0)) + b"abcd")
+        sock.sendall(greeted(said) + framed(PeerBlock(KEYS[1], slot, 4, 0)) + b"abcd")
         while sock.recv(4096):
             pass
     assert fetched(decode.box, KEYS[0]) == contents_of(KEYS[0])
@@ -394,7 +396,7 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
 def test_senders_are_taken_again_after_there_were_no_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_PAUSE", 0.01)
+    monkeypatch.setattr(listener, "_ERROR_PAUSE_SECONDS", 0.01)
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many files")]
 
     def flaky(sock: socket.socket) -> Any:
@@ -460,9 +462,9 @@ def test_a_slot_is_nobody_elses_while_a_block_is_written_to_it(
 def test_a_receiver_that_reads_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(senders, "_WRITING", struct.pack("@ll", 0, 100_000))
+    monkeypatch.setattr(senders, "_SEND_TIMEOUT", struct.pack("@ll", 0, 100_000))
     monkeypatch.setattr(BlockReceiver, "_receive", lambda *_: time.sleep(0.5))
-    monkeypatch.setattr(peering, "MOST", 4096)
+    monkeypatch.setattr(peering, "MAX_INBOX_SLOTS", 4096)
     decode = Receiving("local", tmp_path)
     prefill = decode.sender()
     keys = [number.to_bytes(32, "big") for number in range(1024)]  # a connection's share
@@ -480,8 +482,8 @@ def test_an_engine_without_room_is_waited_for_once(
 ) -> None:
     """It may hang, and blocks for other engines wait meanwhile."""
     monkeypatch.setattr(Inbox, "make_room", lambda *_: None)
-    monkeypatch.setattr(peering, "FEWEST", 2)
-    monkeypatch.setattr(peering, "MOST", 2)
+    monkeypatch.setattr(peering, "MIN_INBOX_SLOTS", 2)
+    monkeypatch.setattr(peering, "MAX_INBOX_SLOTS", 2)
     decode = Receiving("local", tmp_path)
     prefill = decode.sender()
     prefill.want(KEYS, "d")
@@ -540,7 +542,7 @@ def test_without_nixl_blocks_go_over_tcp(
 ) -> None:
     monkeypatch.setattr(remote_memory, "MODULE", "not_there")
     decode = Receiving("tcp", tmp_path)
-    decode.peers._listeners[0].remote = Remote(b"", 0)
+    decode.peers._listeners[0].remote = RemoteMemory(b"", 0)
     prefill = decode.sender()
     prefill.want(KEYS, "d")
     for key in KEYS:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
-from minfer.effects.execution.running.plan_launcher import unsupported
+from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
@@ -258,10 +258,10 @@ PLAN: Final = Plan(
 
 
 def test_what_cannot_be_pooled_is_refused_by_name() -> None:
-    assert unsupported(PLAN) == ""
-    assert "begins in the middle" in unsupported(evolve(PLAN, starts=(4,)))
+    assert unsupported_request(PLAN) == ""
+    assert "begins in the middle" in unsupported_request(evolve(PLAN, starts=(4,)))
     other = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
-    assert "by last or mean, not 'cls'" in unsupported(other)
+    assert "by last or mean, not 'cls'" in unsupported_request(other)
 
 
 def test_states_that_are_not_finite_name_their_request() -> None:

@@ -129,7 +129,7 @@ def test_models_of_transformers_are_scored_too(
 ) -> None:
     beside = made(tmp_path, key[0], OTHERS[key])
     with LLM(beside.folder, **PLAIN) as llm:
-        monkeypatch.setattr(runner_of(llm).scorer, "few", 7)
+        monkeypatch.setattr(runner_of(llm).scorer, "max_positions", 7)
         check(beside.theirs, scored(llm, prompts(3)))
 
 
@@ -146,7 +146,7 @@ def test_few_logits_are_there_at_once(
             rows.append(len(logits))
             requested.take(first, logits)
 
-        return evolve(requested, few=5, take=seen), found
+        return evolve(requested, chunk_size=5, take=seen), found
 
     monkeypatch.setattr(Scorer, "scored", noted)
     with LLM(llama.folder, **PLAIN) as llm:
@@ -260,7 +260,7 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     words[1:, 0, :2] = torch.tensor([[4, 9], [1, 8]], dtype=torch.int32)
     values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
     words[1:, 1, :2] = values.view(torch.int32)
-    stretch = ScoredChunk(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
+    stretch = ScoredChunk(entry=1, owner=OPENED, first=1, offset=1, count=2, width=2)
     nothing, emitted, padding = ChunkScores((stretch,), words).read(3)
     assert nothing == padding == b""
     assert [*unpack_parts(emitted, OPENED.known)] == [

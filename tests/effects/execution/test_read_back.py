@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.execution.contract import LogitsError
 from minfer.effects.execution.packing.pack_plan import Draw, Forward
 from minfer.effects.execution.packing.read_back import (
-    DISCARDED,
+    DISCARDED_TOKEN,
     HostSlot,
     SlotRing,
     results,
@@ -166,7 +166,7 @@ def test_tokens_are_put_where_they_belong() -> None:
     assert results(plan, [steady], VOCAB) == Executed(3, ((7,), (8,), (9,)))
     assert results(plan, [slot], VOCAB, reassigned=[1]).yields == (
         (8,),
-        (DISCARDED,),
+        (DISCARDED_TOKEN,),
         (7,),
     )
 

@@ -4,7 +4,11 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.execution.device import routes
-from minfer.effects.execution.device.routes import EXPAND_FROM, FLASH_FROM, Routes
+from minfer.effects.execution.device.routes import (
+    MIN_EXPAND_TOKENS,
+    MIN_FLASH_TOKENS,
+    Routes,
+)
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -51,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     def activation(*, bias: bool = False) -> str:
         found = made(with_feed_forward(QWEN_05B, bias=bias))
-        monkeypatch.setattr(routes, "pays", lambda *_: True)
+        monkeypatch.setattr(routes, "is_gated_faster", lambda *_: True)
         assert found.fuses(100) == (not found.no_quack)
         return dict(found.described())["gate, up and SiLU"]
 
@@ -59,7 +63,7 @@ def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(routes, "missing", lambda *_: "")
     assert "quack where" in activation()
     assert "biases" in activation(bias=True)
-    monkeypatch.setattr(routes, "pays", lambda *_: False)
+    monkeypatch.setattr(routes, "is_gated_faster", lambda *_: False)
     assert not made().fuses(100)
 
 
@@ -73,8 +77,8 @@ def test_flash_attn_serves_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             assert served == (found.uses_flash and tokens > 64 and longest == least,)
         return least
 
-    assert flash_from() == FLASH_FROM[0]
-    assert flash_from(with_attention(QWEN_05B, head_dim=128)) == FLASH_FROM[1]
+    assert flash_from() == MIN_FLASH_TOKENS[0]
+    assert flash_from(with_attention(QWEN_05B, head_dim=128)) == MIN_FLASH_TOKENS[1]
     assert flash_from(with_windows(QWEN_05B, *(4,) * 24)) == 0
     assert "small enough" in dict(made(budget=64).described())["prefill attention"]
     assert not made(budget=64).uses_flash
@@ -88,7 +92,7 @@ def test_flash_attn_serves_the_groups_that_allow_it() -> None:
     """Windows of one group are no reason against it in another."""
     found = made(with_windows(QWEN_05B, 4, *(None,) * 23))
     assert found.by_flash(9999, 9999) == (False, True)
-    assert found.by_flash(9999, FLASH_FROM[0] - 1) == (False, False)
+    assert found.by_flash(9999, MIN_FLASH_TOKENS[0] - 1) == (False, False)
     lines = dict(found.described())
     assert "before sliding windows" in lines["prefill attention, window 4"]
     assert lines["prefill attention, no window"].startswith("flash-attn from 2048")
@@ -103,7 +107,7 @@ def test_flash_attn_serves_the_groups_that_allow_it() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_latents_are_expanded_for_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, least = published("DeepSeek-V2-Lite"), EXPAND_FROM
+    found, least = published("DeepSeek-V2-Lite"), MIN_EXPAND_TOKENS
     whole = least * (least + 1) // 2
     assert found.expands(65, least, 0, whole)
     assert not found.expands(64, least, 0, whole)  # a graph contains the step

@@ -86,7 +86,7 @@ class Solo:
         device = torch.device("cuda" if CUDA and device_kind == "cuda" else "cpu")
         backend = open_backend(spec, CONFIG, device, kernels=device_kind == "cuda")
         runner = ModelRunner(backend, spec, weights, CONFIG)
-        ring = SlotRing(4, runner.room, runner.lines, device)
+        ring = SlotRing(4, runner.max_words, runner.lines, device)
         return cls(runner, Packer(runner.rows, runner.padded), ring)
 
     def begin(self) -> None:
@@ -118,7 +118,7 @@ class Solo:
 
     def _run(self, plan: Plan) -> None:
         with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
-            self.runner.take(plan)
+            self.runner.apply_changes(plan)
             slots = list[HostSlot]()
             for forward in self.packer.forwards(plan):
                 slots.append(self.ring.next())

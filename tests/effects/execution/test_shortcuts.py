@@ -16,8 +16,8 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import own_model, shortcuts
 from minfer.effects.execution.running.shortcuts import (
     GRAPHS,
-    MOST_SPOILED,
-    SPOILED,
+    MAX_SPOILED_CAPTURES,
+    SPOILED_MESSAGE,
     Shortcuts,
 )
 from minfer.effects.models.architecture.model import forward as model_forward
@@ -53,9 +53,9 @@ def capturing(
     def due(self: GraphCache, shape: StepShape, now: float) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
         del now
-        return self.launched[shape] > 0 and shape not in self.made
+        return self.launched[shape] > 0 and shape not in self.graphs
 
-    monkeypatch.setattr(GraphCache, "due", due)
+    monkeypatch.setattr(GraphCache, "is_due", due)
 
     def capture(
         self: Any, shape: StepShape, step: Callable[[StepShape], None]
@@ -63,7 +63,7 @@ def capturing(
         if left:
             raise left.pop(0)
         captured.append(shape)
-        made = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
+        made = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
         return made
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -90,9 +90,9 @@ def test_graphs_that_cannot_be_captured_are_done_without(
 def test_captures_that_others_spoil_are_tried_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED}")
+    spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED_MESSAGE}")
     taken = Shortcuts(graphs=True, flash=False, fused=False)
-    for _ in range(MOST_SPOILED):
+    for _ in range(MAX_SPOILED_CAPTURES):
         taken.capture()
         taken.blame(spoiled)
         assert taken.graphs
@@ -161,7 +161,7 @@ def test_a_package_that_fails_is_done_without(
     serve_by_packages(executor.runner, monkeypatch, flash_from=8)
     ways = executor.runner.shortcuts
     ways.flash, ways.fused = package == FLASH, package == QUACK
-    monkeypatch.setattr(routes, "pays", lambda tokens, _: tokens >= 8)
+    monkeypatch.setattr(routes, "is_gated_faster", lambda tokens, _: tokens >= 8)
     monkeypatch.setattr(shortcuts, "load", lambda _: missing)
     monkeypatch.setattr(cuda_attention, "flash_attention", failing)
     for module in (fused_linear, plain):
@@ -219,7 +219,7 @@ def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortcuts, "load", lambda _: "")
     ways = some()
     ways.begin()
-    assert ways.may_take(FLASH)
+    assert ways.can_use(FLASH)
     ways.blame(RuntimeError("no kernel"))
     assert (ways.graphs, ways.flash, ways.fused) == (True, False, True)
 
@@ -231,7 +231,7 @@ def test_only_a_capture_is_blamed_and_memory_never(
     ways = some()
     ways.begin()
     ways.capture()
-    assert ways.may_take(QUACK)  # which has worked in this step before
+    assert ways.can_use(QUACK)  # which has worked in this step before
     ways.blame(torch.OutOfMemoryError("short"))
     assert ways.graphs
     ways.blame(RuntimeError("no"))

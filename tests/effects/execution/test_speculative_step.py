@@ -14,7 +14,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.packing.verified import DraftOutputs
-from minfer.effects.execution.running.feeding import StepRows
+from minfer.effects.execution.running.batch_builder import StepRows
 from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.speculative_step import speculative_step
@@ -111,7 +111,7 @@ class Made:
     ) -> Tensor:
         del words
         rows = step.decode_rows
-        self.sampler.sample(logits, rows, positions, shape.wants, drafts=drafts)
+        self.sampler.sample(logits, rows, positions, shape.sampling_needs, drafts=drafts)
         return rows
 
 

@@ -15,16 +15,16 @@ from attrs import define, evolve, field
 
 from minfer.effects.execution.cuda.graphs import GraphCache
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.follow import follow
+from minfer.effects.execution.rank_loop import run_rank_loop
 from minfer.effects.execution.ranks.items import Item, item_from, item_to
 from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 from minfer.effects.execution.running.device_step import DeviceStep
-from minfer.effects.execution.running.stage_ends import StageEnds
+from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import captured_tokens
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 from minfer.records.config import EngineConfig
 from minfer.records.plan import LAST
 from minfer.records.request import Request
@@ -49,7 +49,7 @@ CONFIGURED: Final = EngineConfig(
 
 
 @define(eq=False)
-class Follower:
+class FirstStage:
     """A thread that is the rank of the first stage, and rank 0's side of it."""
 
     executor: TorchExecutor
@@ -58,23 +58,23 @@ class Follower:
     error: BaseException | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.thread = Thread(target=self._follow, daemon=True)
+        self.thread = Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         items = SimpleNamespace(next=self.items.get)
-        leader: Any = SimpleNamespace(items=lambda: items, say=lambda *_: None)
+        leader: Any = SimpleNamespace(items=lambda: items, send=lambda *_: None)
         try:
-            follow(self.executor, leader)
+            run_rank_loop(self.executor, leader)
         except BaseException as error:
             self.error = error
 
-    def tell(self, item: Item) -> None:
-        """See `Crew`."""
+    def broadcast(self, item: Item) -> None:
+        """See `WorkerGroup`."""
         self.items.put(item_from(item_to(item)))
 
     def close(self) -> None:
-        """See `Crew`."""
+        """See `WorkerGroup`."""
         self.thread.join(LIMIT)
         if self.error is not None:
             raise self.error
@@ -82,15 +82,18 @@ class Follower:
 
 def rank_executor(model: Model, ranks: ThreadRanks, **more: Any) -> TorchExecutor:
     """One rank's, which does as on a GPU."""
-    place, sizes = ranks.place, evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES)
-    held = place.layers(len(model.spec.layers))
+    rank_info, sizes = (
+        ranks.rank_info,
+        evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES),
+    )
+    held = rank_info.layers(len(model.spec.layers))
     layers = model.weights.layers[held.start : held.stop]
     weights = evolve(model.weights, layers=layers)
-    spec = model.spec.for_rank(place)
+    spec = model.spec.for_rank(rank_info)
     executor = TorchExecutor(
         sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **more
     )
-    executor.at_once = True
+    executor.runs_at_once = True
     executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
     return executor
 
@@ -113,14 +116,14 @@ class Stages:
 def stages_of(model: Model) -> Iterator[Stages]:
     ranks, _ = thread_ranks(Parallel(pipeline=STAGES))
     first = rank_executor(model, ranks[1])
-    follower = Follower(first)
-    crew = SimpleNamespace(
-        tell=follower.tell,
+    first_stage = FirstStage(first)
+    workers = SimpleNamespace(
+        broadcast=first_stage.broadcast,
         await_ready=lambda: None,
-        close=follower.close,
+        close=first_stage.close,
         remove_folder=lambda: None,
     )
-    last = rank_executor(model, ranks[0], crew=crew)
+    last = rank_executor(model, ranks[0], workers=workers)
     both = MicroBatchExecutor(last, STAGES, VOCAB)
     yield Stages(Run(CONFIGURED, Driver(CONFIGURED, both)), [last, first])
     last.close()
@@ -131,12 +134,12 @@ class StandIn:
     """A graph: a step whose residual stream is in its stage's buffers."""
 
     step: DeviceStep
-    ends: StageEnds
+    ends: StageBuffers
     shape: StepShape
 
     @property
     def rank(self) -> int:
-        return self.ends.ranks.place.rank
+        return self.ends.ranks.rank_info.rank
 
     def replay(self) -> None:
         replays.append(self)
@@ -154,10 +157,10 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     rank: int | None = request.param
 
     def capture(self: Any, shape: StepShape, step: Any) -> None:
-        ends: StageEnds = step.model.ends
+        ends: StageBuffers = step.model.ends
         assert ends.is_held  # else the graph would exchange, and replays, too
         step(shape)  # as a capture does, but that nothing runs
-        if ends.ranks.place.rank == rank:
+        if ends.ranks.rank_info.rank == rank:
             raise RuntimeError("no graph")
         self.add(shape, StandIn(step, ends, shape))
         self.forget(shape)
@@ -231,7 +234,7 @@ def test_all_stages_pad_the_same_steps(layers: int) -> None:
     sizes = {"hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151_936}
     spec = parse_spec({**CONFIG, **sizes, "num_hidden_layers": layers})
     found = {
-        captured_tokens(spec.for_rank(Place(rank, Parallel(2, 2))), 8192)
+        captured_tokens(spec.for_rank(RankInfo(rank, Parallel(2, 2))), 8192)
         for rank in range(4)
     }
     assert len(found) == 1

@@ -45,7 +45,7 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     assert sizes[-1] >= rows * (1 + how.drafts)
     # A draft's forward is the difference of two times, which may be lost in noise.
     assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
-    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN["cpu"])
+    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN_SECONDS["cpu"])
     assert 0 < costs.seconds(1) < 10
     assert costs.beside == 0  # there are no graphs
 
@@ -65,16 +65,16 @@ def test_costs_are_those_measured(model: Model, monkeypatch: pytest.MonkeyPatch)
     config = evolve(CONFIG, speculation=how)
     draft = LoadedDraft(model.spec, model.weights)
     executor = make_executor(config, model.spec, model.weights, draft)
-    costs = step_costs(executor.rehearsals, how)
+    costs = step_costs(executor.dummy_runner, how)
     assert all(cost == size for size, cost in costs.verify)
     assert costs.draft == pytest.approx(0.5)
     seats = config.max_num_seqs
     for rows in (1, 4, seats):
         assert costs.drafted(rows) == pytest.approx(0.5 + (min(rows, seats) - 1) / 10)
     assert costs.fixed <= 2
-    by_host = step_costs(executor.rehearsals, HOW)
+    by_host = step_costs(executor.dummy_runner, HOW)
     assert by_host.draft == 0
-    turn = measured.TURN[executor.device.type]
+    turn = measured.TURN_SECONDS[executor.device.type]
     assert by_host.fixed == pytest.approx(costs.fixed + turn)
 
 
@@ -97,5 +97,5 @@ def test_steps_that_others_held_up_do_not_count(
 ) -> None:
     clock = iter([0, 9, 10, 17, 20, 23, 30, 38, 40, 49, 50, 54.0])  # the third is quick
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    rehearsals = make_executor(CONFIG, model.spec, model.weights).rehearsals
-    assert measured._seconds(rehearsals, StepShape(decode_rows=1, draws=1)) == 3
+    dummy_runner = make_executor(CONFIG, model.spec, model.weights).dummy_runner
+    assert measured._seconds(dummy_runner, StepShape(decode_rows=1, draws=1)) == 3

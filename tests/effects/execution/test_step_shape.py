@@ -7,14 +7,14 @@ from attrs import asdict, evolve
 
 from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
-    DECODE,
-    LONELY,
+    DECODE_DIVISIONS,
+    MAX_LONE_CHUNK_ROWS,
     StepShape,
     bucket_of,
+    max_lines,
     mixed_bucket_of,
-    most_lines,
 )
-from minfer.effects.models.layout.shapes import most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import HOST, Speculation
 
@@ -102,7 +102,7 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
             max_num_batched_tokens=budget,
             speculation=how,
         )
-        room, lines = most_drafts(config), most_lines(config)
+        room, lines = max_step_drafts(config), max_lines(config)
         for decode_rows in range(
             1, min(seqs, rows or seqs) + 1
         ):  # in more there are none
@@ -144,10 +144,17 @@ def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> No
 
 def test_a_lone_chunk_has_graphs_of_its_own_only_beside_few_rows() -> None:
     lone = StepShape(
-        decode_rows=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64
+        decode_rows=MAX_LONE_CHUNK_ROWS,
+        draws=MAX_LONE_CHUNK_ROWS + 1,
+        tokens=64,
+        chunks=1,
+        longest=64,
     )
     assert lone.padded().chunks == 1
-    assert evolve(lone, decode_rows=LONELY + 1).padded().chunks == CHUNK_SIZES[1]
+    assert (
+        evolve(lone, decode_rows=MAX_LONE_CHUNK_ROWS + 1).padded().chunks
+        == CHUNK_SIZES[1]
+    )
 
 
 @pytest.mark.parametrize("draws", [*range(1, 40), 100, 250])
@@ -156,11 +163,11 @@ def test_deferred_draws_are_padded_by_their_number_only(draws: int) -> None:
         decode_rows=0, draws=draws, filtered=True, scored=True, deferred_draws=True
     )
     padded = late.padded()
-    assert padded == evolve(late, draws=bucket_of(draws, DECODE))
-    assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE))
+    assert padded == evolve(late, draws=bucket_of(draws, DECODE_DIVISIONS))
+    assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE_DIVISIONS))
     assert padded.padded() == padded
     assert padded.fits(1)
-    assert padded.wants == late.wants
+    assert padded.sampling_needs == late.sampling_needs
 
 
 def test_deferred_draws_have_few_sizes() -> None:

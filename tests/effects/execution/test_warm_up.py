@@ -12,10 +12,10 @@ import torch
 
 from minfer.effects.execution.cuda import graphs
 from minfer.effects.execution.cuda.graphs import GraphCache
-from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import background
-from minfer.effects.execution.running.shortcuts import SPOILED
+from minfer.effects.execution.running.shortcuts import SPOILED_MESSAGE
 from minfer.effects.execution.warming import warm_up as module
 from minfer.effects.execution.warming.start_progress import GRAPHS, KERNELS, StartProgress
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("device_kind"),
     pytest.mark.parametrize("device_kind", ["cuda"], indirect=True),
 ]
-GREEDY = Wants(filtered=False, scored=False)
+GREEDY = SamplingNeeds(filtered=False, scored=False)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepShape]:
         self: Any, shape: StepShape, step: Callable[[StepShape], None]
     ) -> SimpleNamespace:
         made.append(shape)
-        graph = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
+        graph = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
         self.forget(shape)
         return graph
 
@@ -58,7 +58,7 @@ def run(model: Model) -> Run:
 def warm_up(run: Run, reports: list[StartProgress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
     return WarmUp(
-        executor.rehearsals, Readiness(reports.append, GREEDY, capturing=seconds)
+        executor.dummy_runner, Readiness(reports.append, GREEDY, capturing=seconds)
     )
 
 
@@ -67,13 +67,13 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
 
     def compiled(
         launch: Callable[[], None], report: Callable[[int], None]
-    ) -> kernels.Compiled:
+    ) -> kernels.CompileResult:
         launch()
         for done in (1, 2):
             report(done)
-        return kernels.Compiled(2, 1, 0.5, failed)
+        return kernels.CompileResult(2, 1, 0.5, failed)
 
-    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "compile_launches", compiled)
     monkeypatch.setattr(module, "launch_dummy_steps", lambda _: None)
 
 
@@ -103,7 +103,7 @@ def test_it_changes_nothing_but_what_is_ready(
     runner: Any = run.driver.executor.runner  # type: ignore[attr-defined]
     assert not runner.captures.launched  # nothing was missing
     # In the middle of a run, between two requests, it changes nothing either.
-    runner.captures.made.clear()
+    runner.captures.graphs.clear()
     warm_up(run, reports).before_ready()
     again = run.serve([requests(0)[1]])
     assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
@@ -114,7 +114,7 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     run: Run, captured: list[StepShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(monkeypatch)
-    monkeypatch.setattr(graphs, "WORTH", math.inf)
+    monkeypatch.setattr(graphs, "MIN_SPENT_CAPTURES", math.inf)
     work = warm_up(run, [], seconds=0)
     work.before_ready()
     assert not captured
@@ -123,11 +123,11 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     missed = runner.captures.wanted()
     assert missed
     assert not captured  # no step waited for that
-    while work.piece():
+    while work.capture_one():
         pass
     assert captured[: len(missed)] == missed
     assert len(captured) > 20
-    assert not work.piece()
+    assert not work.capture_one()
 
 
 def test_kernels_that_cannot_be_compiled_ahead_are_logged(
@@ -145,7 +145,7 @@ def test_kernels_that_cannot_be_compiled_ahead_are_logged(
         "2 kernels are left to their first use: product: no room",
     ]
     caplog.clear()
-    monkeypatch.setattr(kernels, "compiled", None)
+    monkeypatch.setattr(kernels, "compile_launches", None)
     work.prepare()
     assert len(caplog.messages) == 1
     assert "compiled one by one, as they are needed: TypeError" in caplog.messages[0]
@@ -180,7 +180,7 @@ def test_a_capture_that_fails_is_the_last(
     monkeypatch.setattr(GraphCache, "capture", capture)
     work = warm_up(run, [])
     work.before_ready()
-    assert not work.piece()
+    assert not work.capture_one()
     assert len(tried) == 1
     assert says in caplog.text
     executor: Any = run.driver.executor
@@ -199,13 +199,13 @@ def test_a_capture_that_was_spoiled_comes_again(
     def capture(self: Any, shape: StepShape, step: Any) -> Any:
         tried.append(shape)
         if len(tried) == 1:
-            raise RuntimeError(f"operation failed {SPOILED}")
+            raise RuntimeError(f"operation failed {SPOILED_MESSAGE}")
         return inner(self, shape, step)
 
     monkeypatch.setattr(GraphCache, "capture", capture)
     work = warm_up(run, [])
     work.before_ready()
-    while work.piece():
+    while work.capture_one():
         pass
     assert tried.count(tried[0]) == 2
     assert sorted(map(repr, captured)) == sorted(map(repr, {*tried}))
@@ -220,14 +220,14 @@ def test_a_rest_has_what_came_after_all_was_captured(
 ) -> None:
     """The work had ended, and its thread: unforeseen shapes start it again."""
     compiling(monkeypatch)
-    monkeypatch.setattr(background, "QUIET", 0.01)
-    monkeypatch.setattr(graphs, "WORTH", math.inf)
+    monkeypatch.setattr(background, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(graphs, "MIN_SPENT_CAPTURES", math.inf)
     executor: Any = run.driver.executor
     executor._warm_up(Readiness(capturing=60.0))
     thread = executor.background.thread
     thread.join(5)
     assert not thread.is_alive()
-    executor.runner.captures.made.clear()
+    executor.runner.captures.graphs.clear()
     captured.clear()
     run.serve(requests(0)[:1])
     end = time.monotonic() + 30
@@ -247,7 +247,7 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiling(monkeypatch)
-    monkeypatch.setattr(background, "QUIET", 0.01)
+    monkeypatch.setattr(background, "QUIET_SECONDS", 0.01)
     executor: Any = run.driver.executor
     reports = list[StartProgress]()
     executor._warm_up(Readiness(reports.append, capturing=0.0))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.masks import NoMasks, StepMasks
 from minfer.records.config import EngineConfig
@@ -185,7 +185,10 @@ def test_without_masks_deferred_rows_draw_what_they_would() -> None:
 
 def test_the_dry_executor_has_deferred_sampling_too() -> None:
     texts = [
-        serve(Driver(CONFIG, Dry([[5, 6], [7]])), request("a", needs_host_mask=lockstep))
+        serve(
+            Driver(CONFIG, DryExecutor([[5, 6], [7]])),
+            request("a", needs_host_mask=lockstep),
+        )
         for lockstep in (False, True)
     ]
     assert texts[0] == texts[1]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.device.device_rows import Wants
-from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.execution.device.device_rows import SamplingNeeds
+from minfer.effects.execution.dry_executor import DryExecutor
 from minfer.effects.execution.warming.start_progress import WEIGHTS, StartProgress
 from minfer.effects.execution.warming.warm_up import Readiness
 from minfer.effects.live.engine.open_engine import open_executor, open_journal
@@ -35,7 +35,7 @@ def prepared(folder: Path, **settings: Any) -> Setup:
 
 
 def test_the_executor_that_was_requested(folder: Path) -> None:
-    kinds = {"oracle": "Oracle", "dry": "Dry", "torch": "TorchExecutor"}
+    kinds = {"oracle": "Oracle", "dry": "DryExecutor", "torch": "TorchExecutor"}
     for name, kind in kinds.items():
         executor = open_executor(prepared(folder, executor=name), None)
         assert type(executor).__name__ == kind
@@ -48,7 +48,7 @@ def test_what_computes_nothing_knows_the_models_sizes(folder: Path) -> None:
     assert isinstance(oracle, Oracle)
     assert oracle.vocab == setup.spec.vocab_size
     dry = open_executor(prepared(folder, executor="dry"), Tokenizer(folder))
-    assert isinstance(dry, Dry)
+    assert isinstance(dry, DryExecutor)
 
 
 def test_weights_that_are_missing_are_named_unless_they_are_made_up(
@@ -99,7 +99,7 @@ def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch)
     setup = prepared(folder)
     for advice, filtered in (({}, False), ({"temperature": 0.7, "top_p": 0.8}, True)):
         open_executor(evolve(setup, default_params=advice), None, reported.append)
-        assert made[-1].likely == Wants(filtered=filtered, scored=False)
+        assert made[-1].likely == SamplingNeeds(filtered=filtered, scored=False)
         assert made[-1].report == reported.append
 
 

@@ -136,7 +136,7 @@ def test_beside_prompts_as_a_forward_of_their_own(
             yield forward
         in_parts.append(bool(plan.drafts and plan.fills) and len(kinds) == 2)
 
-    monkeypatch.setattr(ModelRunner, "parts_drafts", True)
+    monkeypatch.setattr(ModelRunner, "separates_drafts", True)
     monkeypatch.setattr(Packer, "forwards", counted)
     config = {"method": "draft_model", "num_speculative_tokens": 3}
     reported, tally = answers(config, requested, max_num_batched_tokens=12)

@@ -10,7 +10,7 @@ import httpx
 from attrs import define, field, frozen
 
 from minfer.effects.proxy.route_server import RouterServer
-from minfer.effects.proxy.router_application import Router
+from minfer.effects.proxy.router_application import RouterApplication
 from minfer.effects.proxy.router_options import RouterOptions
 from minfer.effects.serving.processes.server import HttpOptions, http_config, listen_at
 
@@ -135,7 +135,7 @@ def begin_events(to: asyncio.StreamWriter, first: bytes) -> None:
 class Routing:
     """A running router."""
 
-    router: Router
+    router: RouterApplication
     backends: list[Backend]
     http: httpx.AsyncClient
     port: int
@@ -157,7 +157,7 @@ class Routing:
 
     async def health(self, name: str) -> None:
         """Ask a backend now how it is."""
-        await self.router.watches[name].ask()
+        await self.router.watches[name].probe()
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +187,7 @@ async def routing(
     if late_sources is not None:
         options["kv_sources"] = late_sources(urls)
     settings = {"max_body": 2**25, **options}
-    router = Router(RouterOptions(backends=urls, **settings))
+    router = RouterApplication(RouterOptions(backends=urls, **settings))
     (listener,) = listen_at("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = http_config(router, HttpOptions(names=[]))

@@ -33,7 +33,7 @@ def request(name: str, tenant: str = "x", *blocks: int, tokens: int = 1000) -> A
 def dispatcher(
     *names: str, config: RouterConfig = SHARE, **more: Any
 ) -> BackendDispatcher:
-    settings = {"cache_blocks": 100, "most_waiting": 2, **more}
+    settings = {"cache_blocks": 100, "max_waiting": 2, **more}
     made = BackendDispatcher(config, **settings)
     for name in names:
         made.join(name)
@@ -120,7 +120,7 @@ def test_those_that_wait_are_bounded_and_may_leave() -> None:
 
 def test_users_of_a_tenant_take_turns() -> None:
     async def case() -> None:
-        made = dispatcher("a", most_waiting=9)
+        made = dispatcher("a", max_waiting=9)
         assert await made.place(request("other", "y", tokens=1000)) == "a"
         assert await made.place(request("first"), "p") == "a"
         placed = list[str]()
@@ -175,11 +175,11 @@ def test_a_request_moves_to_one_that_was_not_tried() -> None:
         made = dispatcher("a", "b", "c", config=RouterConfig(LeastLoaded()))
         one = request("1")
         assert await made.place(one) == "a"
-        assert made.elsewhere(one, ["a"]) == "b"
+        assert made.move(one, ["a"]) == "b"
         assert made.state.requests["1"] == "b"
         made.leave("b")
-        assert made.elsewhere(one, ["a", "b"]) == "c"
-        assert made.elsewhere(one, ["a", "b", "c"]) is None
+        assert made.move(one, ["a", "b"]) == "c"
+        assert made.move(one, ["a", "b", "c"]) is None
         made.end("1")
         assert not made.state.requests
 
@@ -196,7 +196,7 @@ def test_a_recorded_router_replays(tmp_path: Path, capsys: Any) -> None:
             if i % 3 == 0:
                 made.end(f"{i // 2}")
         made.leave("b")
-        made.elsewhere(request("19"), ["b"])
+        made.move(request("19"), ["b"])
         journal.close()
         return journal.path
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.proxy.backend_models import (
-    MAX_CONTEXT,
+    MAX_CONTEXT_TOKENS,
     BackendModels,
     ModelList,
     read_models,
@@ -105,7 +105,7 @@ def test_a_backend_that_names_no_model_may_have_any() -> None:
         ({"data": [{"id": "a", "max_model_len": 9}, {"id": "b"}]}, {"a", "b"}, 9),
         ({"data": [{"id": "a", "max_model_len": "9"}]}, {"a"}, 0),
         ({"data": [{"id": "a", "max_model_len": -9}]}, {"a"}, 0),
-        ({"data": [{"id": "a", "max_model_len": 2**62}]}, {"a"}, MAX_CONTEXT),
+        ({"data": [{"id": "a", "max_model_len": 2**62}]}, {"a"}, MAX_CONTEXT_TOKENS),
         (None, set(), 0),
         ([], set(), 0),
         ("a", set(), 0),

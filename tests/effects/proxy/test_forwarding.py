@@ -189,7 +189,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(url: str, start: bytes) -> 
 def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
     @run
     async def _() -> None:
-        async with routing(2, patience=0.05) as made:
+        async with routing(2, backend_timeout=0.05) as made:
 
             async def silent(seen: Seen, to: asyncio.StreamWriter) -> None:
                 if b"stream" in seen.body:
@@ -213,7 +213,7 @@ def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
 def test_a_head_has_to_be_whole_in_time(begin: bytes) -> None:
     @run
     async def _() -> None:
-        async with routing(1, patience=0.3) as made:
+        async with routing(1, backend_timeout=0.3) as made:
 
             async def drip(_: Seen, to: asyncio.StreamWriter) -> None:
                 to.write(begin)

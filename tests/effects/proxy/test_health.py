@@ -49,7 +49,7 @@ def test_silence_counts_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     @run
     async def _() -> None:
         async with routing(1) as made:
-            monkeypatch.setattr(health, "PATIENCE", 0.01)
+            monkeypatch.setattr(health, "PROBE_TIMEOUT_SECONDS", 0.01)
             (one,) = made.backends
             port = int(one.url.rsplit(":", 1)[1])
             await one.stop()
@@ -67,7 +67,7 @@ def test_silence_counts_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backends_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "INTERVAL", 0.01)
+    monkeypatch.setattr(health, "PROBE_INTERVAL_SECONDS", 0.01)
 
     @run
     async def _() -> None:

@@ -14,7 +14,7 @@ def test_an_answer_is_found_by_its_header_and_by_the_first_id_of_its_body() -> N
 
 
 def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homes, "REMEMBERED", 3)
+    monkeypatch.setattr(homes, "MAX_REMEMBERED_IDS", 3)
     known = Homes()
     for number in range(4):
         known.note(f"backend {number}", [(b"x-request-id", b"%d" % number)], b"")

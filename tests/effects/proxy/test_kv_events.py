@@ -87,10 +87,10 @@ def test_what_is_not_followed(more: dict[str, Any]) -> None:
 def test_a_block_shows_that_those_before_it_are_there() -> None:
     cache = ReportedCache("a", SIZE)
     cache.read(batch(stored(0, 1, 2), stored(30, 7)))
-    assert cache.missed() == CacheCleared("a")
+    assert cache.note_missed() == CacheCleared("a")
     assert cache.read(batch(stored(8, 3, after=2))) == [published(0, 4, 8, last=3)]
     assert {*cache.cached()} == {*keys(0, 4, 8)}
-    cache.restarted()
+    cache.note_restart()
     assert cache.read(batch(stored(12, 4, after=3))) == []
 
 

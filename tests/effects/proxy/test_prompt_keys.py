@@ -11,7 +11,7 @@ from minfer.effects.proxy.assumed_cache import AssumedCache
 from minfer.effects.proxy.prompt_keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
-    KEYED_BYTES,
+    MAX_KEYED_BYTES,
     PromptKeys,
     read_fields,
     text_keys,
@@ -90,22 +90,22 @@ def test_token_ids_are_blocks_of_ids() -> None:
 def test_what_is_no_request_has_no_keys_and_does_no_harm(body: bytes) -> None:
     fields = read_fields(body)
     assert text_keys(fields, body).keys == ()
-    assert (fields.whose, fields.session, fields.output) == ("", "", None)
+    assert (fields.user_id, fields.session, fields.output) == ("", "", None)
 
 
 def test_a_very_long_text_has_keys_for_its_beginning() -> None:
     found = keys_of(messages=[turn("user", "x" * 1000)] * 1500)
-    assert len(found.keys) == KEYED_BYTES // BLOCK_BYTES
+    assert len(found.keys) == MAX_KEYED_BYTES // BLOCK_BYTES
     assert found.tokens > 1500 * 1000 // 4
 
 
 def test_whose_request_it_is_and_how_much_it_may_write() -> None:
     fields = read_fields(b'{"metadata": {"user_id": "u"}, "max_tokens": 5}')
-    assert (fields.whose, fields.session, fields.output) == ("u", "u", 5)
+    assert (fields.user_id, fields.session, fields.output) == ("u", "u", 5)
     fields = read_fields(b'{"user": "u", "prompt_cache_key": "k", "max_tokens": 4096}')
-    assert (fields.whose, fields.session, fields.output) == ("u", "k", None)
+    assert (fields.user_id, fields.session, fields.output) == ("u", "k", None)
     fields = read_fields(b'{"safety_identifier": "s", "previous_response_id": "p"}')
-    assert (fields.whose, fields.previous) == ("s", "p")
+    assert (fields.user_id, fields.previous) == ("s", "p")
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=20), st.integers(1, 8))

@@ -23,7 +23,7 @@ from minfer.effects.proxy.prompt_reader import MAX_LOOP_TEXT_BYTES
 from minfer.effects.proxy.prompt_worker import PromptWorker
 from minfer.effects.proxy.token_keys import TokenKeys
 from minfer.effects.serving.input_workers.worker_messages import WorkerRequest
-from minfer.effects.serving.request_parsing.limits import LEAST_BODY
+from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.setup.folders import bundled_folder
 from tests.effects.proxy.fakes import Routing, routing, until
 
@@ -175,12 +175,12 @@ def cards(*contexts: int | None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("models", "most"),
     [
-        (cards(2048), LEAST_BODY),
+        (cards(2048), MIN_BODY_LIMIT_BYTES),
         (cards(None, 2**20), 8 * 2**20),
         (cards(2**62), 8 * 2**23),
-        (cards(), LEAST_BODY),
-        ({"data": "x"}, LEAST_BODY),
-        ({"error": "no key"}, LEAST_BODY),
+        (cards(), MIN_BODY_LIMIT_BYTES),
+        ({"data": "x"}, MIN_BODY_LIMIT_BYTES),
+        ({"error": "no key"}, MIN_BODY_LIMIT_BYTES),
     ],
 )
 def test_bodies_are_as_large_as_the_longest_context_allows(
@@ -197,19 +197,23 @@ def test_the_longest_context_of_all_backends_counts() -> None:
     async def _() -> None:
         async with routing(2, max_body=None, models=cards(2048)) as made:
             one, other = made.backends
-            assert made.router._bodies.max_bytes == LEAST_BODY
-            for context, most in ((2**20, 2**23), (2**21, 2**24), (2048, LEAST_BODY)):
+            assert made.router._bodies.max_bytes == MIN_BODY_LIMIT_BYTES
+            for context, most in (
+                (2**20, 2**23),
+                (2**21, 2**24),
+                (2048, MIN_BODY_LIMIT_BYTES),
+            ):
                 other.models, other.health = cards(context), 503
                 await made.health(other.url)
                 other.health = 200
                 await made.health(other.url)  # as after a restart
                 assert made.router._bodies.max_bytes == most
             del one
-            body = b" " * (LEAST_BODY + 1)
+            body = b" " * (MIN_BODY_LIMIT_BYTES + 1)
             answer = await post(made, body)
             assert answer.status_code == 413
             assert json.loads(answer.content)["error"]["message"] == (
-                f"the body has more than {LEAST_BODY} bytes"
+                f"the body has more than {MIN_BODY_LIMIT_BYTES} bytes"
             )
 
 

@@ -289,7 +289,7 @@ def test_bodies_are_bounded() -> None:
             assert answer.status_code == 413
             assert made.backends[0].seen == []
             await until(lambda: not made.router.live)
-            assert made.router._bodies.held == 0
+            assert made.router._bodies.held_bytes == 0
 
 
 def test_keys_are_checked_and_passed_on() -> None:

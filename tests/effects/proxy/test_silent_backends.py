@@ -28,8 +28,8 @@ async def hang(_: Seen, __: asyncio.StreamWriter) -> None:
 async def fall_silent(made: Routing, backend: Backend) -> None:
     """Have a backend leave as many questions unanswered as make it silent."""
     backend.health = 0
-    with mock.patch.object(health, "PATIENCE", 0.02):
-        for _ in range(health.MAX_SILENT):
+    with mock.patch.object(health, "PROBE_TIMEOUT_SECONDS", 0.02):
+        for _ in range(health.MAX_SILENT_PROBES):
             await made.health(backend.url)
 
 
@@ -40,7 +40,7 @@ async def until_sent(made: Routing, count: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_other_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "INTERVAL", 60.0)
+    monkeypatch.setattr(health, "PROBE_INTERVAL_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
@@ -125,7 +125,7 @@ def test_a_refusal_is_not_waited_for(
     *, endless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "REFUSAL_SECONDS", 0.1)
-    monkeypatch.setattr(forwarding, "REFUSAL_BYTES", 2**12)
+    monkeypatch.setattr(forwarding, "MAX_REFUSAL_BYTES", 2**12)
 
     async def refuse(_: Seen, to: asyncio.StreamWriter) -> None:
         to.write(
@@ -159,7 +159,7 @@ def test_the_body_of_an_error_is_bounded(
     *, status: int, endless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "ERROR_SECONDS", 1.0)
-    monkeypatch.setattr(forwarding, "ERROR_BYTES", 2**16)
+    monkeypatch.setattr(forwarding, "MAX_ERROR_BYTES", 2**16)
 
     async def drip(_: Seen, to: asyncio.StreamWriter) -> None:
         to.write(f"HTTP/1.1 {status} No\r\ncontent-length: 1000000000\r\n\r\n".encode())

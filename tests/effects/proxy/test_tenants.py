@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.proxy.tenants import TrustedProxies, read_proxies, tenant_of
-from minfer.effects.serving.access.api_keys import Key, Keys, digest
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import ConfigError
 from tests.effects.proxy.fakes import Routing, routing
@@ -29,7 +29,7 @@ def noted(made: Routing, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str
     return seen
 
 
-TEAMS = Keys((Key("team-a", digest(b"a")), Key("team-b", digest(b"b"))))
+TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 
 
 def test_a_tenant_is_the_name_of_its_key_however_that_is_sent(

@@ -14,7 +14,7 @@ from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving import answer_task as answer
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.intake import LONG
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES
 from minfer.effects.text.outputs import RequestOutput
 from minfer.simulation.oracle import Oracle
 from tests.effects.crowd import compared
@@ -73,7 +73,9 @@ def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
 @pytest.mark.long
 def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> None:
     with serving(folder, **SLOW) as served:
-        data = json.dumps({"prompt": "x" * (LONG + 1000), "max_tokens": 50_000}).encode()
+        data = json.dumps(
+            {"prompt": "x" * (LONG_BODY_BYTES + 1000), "max_tokens": 50_000}
+        ).encode()
         for sent in (None, 100, 0):
             asking(served, data, sent=sent).close()
         assert served.post("completions", prompt="x", max_tokens=2).status_code == 200
@@ -167,7 +169,7 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
 def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
     folder: str, stream: bool
 ) -> None:
-    service = {"bounds": ServerBounds(end_late=True)}
+    service = {"bounds": ServerBounds(enforce_deadlines=True)}
     with serving(folder, service=service, max_num_seqs=1, **SLOW) as served:
         link = asking(served, json.dumps(SLOWLY).encode())
         served.until(lambda: len(served.llm.worker.driver.state.running) == 1)
@@ -181,7 +183,7 @@ def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
 def test_an_engine_that_does_nothing_is_a_timeout(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "OVERDUE", 0.1)
+    monkeypatch.setattr(answer, "CANCEL_GRACE_SECONDS", 0.1)
     with limited(folder, request_timeout=0.2) as served:
         with served.after(steps=0):
             found = served.post("completions", **SLOWLY)
@@ -196,7 +198,7 @@ def test_an_engine_that_does_nothing_is_a_timeout(
 
 @pytest.mark.long
 def test_a_requests_own_deadline_ends_it_if_enforced(folder: str) -> None:
-    with limited(folder, end_late=True) as served:
+    with limited(folder, enforce_deadlines=True) as served:
         found = served.post("completions", **SLOWLY, deadline=0.2)
         assert found.json()["choices"][0]["finish_reason"] == "length"
         found = served.post("completions", prompt="x", max_tokens=3, deadline=60)
@@ -226,7 +228,7 @@ def test_one_request_of_many_prompts_leaves_seats_free(folder: str) -> None:
 def test_prompts_behind_others_are_tried_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    monkeypatch.setattr(answer, "AGAIN", 0.01)
+    monkeypatch.setattr(answer, "QUEUE_RETRY_SECONDS", 0.01)
     with serving(folder, max_num_seqs=2, **SLOW) as served:
         generate = served.llm.generate
         refused: list[str] = []

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.access.api_keys import Keys, digest, read_keys
+from minfer.effects.serving.access.api_keys import ApiKeys, digest, read_keys
 from minfer.values.checks import ConfigError
 
 
 def test_keys_of_the_command_line() -> None:
-    assert read_keys(["", ""], None) == Keys()
+    assert read_keys(["", ""], None) == ApiKeys()
     (one,) = read_keys(["secret"], None).known
     assert (one.name, one.digest) == ("key", digest(b"secret"))
     assert "secret" not in repr(one)

@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.access.api_keys import Key, Keys, digest
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.access.authentication import Caller, caller_of
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.records.messages import Submit
@@ -56,13 +56,13 @@ def test_an_api_key(folder: str) -> None:
         assert served.get("/metrics").status_code == 200
 
 
-TEAM = Key("team", digest(b"sk-t"), priority=-4)
-FREE = Key("free", digest(b"sk-f"))
+TEAM = ApiKey("team", digest(b"sk-t"), priority=-4)
+FREE = ApiKey("free", digest(b"sk-f"))
 
 
 @pytest.mark.long
 def test_a_key_gives_client_name_and_priority(folder: str) -> None:
-    bounds = ServerBounds(keys=Keys((TEAM, FREE)))
+    bounds = ServerBounds(keys=ApiKeys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
         for key, user in (("sk-t", "one user"), ("sk-f", "a user")):
             found = served.http.post(

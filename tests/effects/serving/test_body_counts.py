@@ -8,8 +8,8 @@ import pytest
 from minfer.effects.live.errors import TooLongError
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.body_counts import (
-    CONTAINERS,
-    ITEMS,
+    MAX_CONTAINERS,
+    MAX_LIST_ITEMS,
     BodyCounter,
 )
 
@@ -19,15 +19,15 @@ SOLO: Final = [{"role": "user", "content": "a, b"}]
 VALID: Final[dict[str, Any]] = {
     "a context of ids": {"prompt": [7] * 2047},
     "many prompts of ids": {"prompt": [[7] * 2000] * 100},
-    "many short prompts": {"prompt": [[7, 5]] * ITEMS},
+    "many short prompts": {"prompt": [[7, 5]] * MAX_LIST_ITEMS},
     "long numbers": {"prompt": [1.000000000000001e-300] * 2047},
     "a text of commas": {"prompt": "," * TEXT},
     "a text of quotes": {"prompt": '"' * TEXT},
     "a text of brackets": {"prompt": "[{" * (TEXT // 2)},
     "a text of emoji": {"prompt": "\U0001f600" * TEXT},
     "texts of commas": {"prompt": ["," * TEXT] * 10},
-    "messages": {"messages": SOLO * ITEMS},
-    "parts": {"messages": [{"role": "user", "content": SOLO * ITEMS}]},
+    "messages": {"messages": SOLO * MAX_LIST_ITEMS},
+    "parts": {"messages": [{"role": "user", "content": SOLO * MAX_LIST_ITEMS}]},
 }
 FAR: Final = "maximum context length is 2048 tokens"
 HOSTILE: Final[dict[str, tuple[Any, str]]] = {
@@ -88,6 +88,6 @@ def test_how_a_body_is_cut_does_not_matter() -> None:
 
 def test_lists_are_bounded() -> None:
     counter = BodyCounter(2048, TEXT)
-    counter.add(b"[" * CONTAINERS)
+    counter.add(b"[" * MAX_CONTAINERS)
     with pytest.raises(ApiError, match="lists and objects"):
         counter.add(b"{")

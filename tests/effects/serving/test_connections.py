@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import (
-    PART,
+    READ_BYTES,
     BoundedProtocol,
+    ConnectionLimits,
     Connections,
-    Patience,
     bounded,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
@@ -50,7 +50,7 @@ def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
     config = uvicorn.Config(
         app,
         loop="asyncio",  # as the server's
-        http=bounded(Patience(**patience)),
+        http=bounded(ConnectionLimits(**patience)),
         log_level="critical",
         lifespan="off",
         ws="none",
@@ -161,10 +161,10 @@ def test_few_bytes_of_a_body_in_chunks_are_parsed_at_once(
         chunks = b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n"
         sock.sendall(head % b"transfer-encoding: chunked" + chunks)
         receive_answer(sock)
-        assert max(sizes) <= PART
+        assert max(sizes) <= READ_BYTES
         sock.sendall(head % b"content-length: 1000000" + b"x" * 1_000_000)
         receive_answer(sock)
-        assert max(sizes) > PART, "others are read in large parts"
+        assert max(sizes) > READ_BYTES, "others are read in large parts"
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1])

@@ -179,7 +179,7 @@ def test_workers_render_as_the_server_does(folder: str) -> None:
     with serving(folder, **SWEET, **SETTINGS, service={"bounds": bounds}) as made:
         text = text_of(made, "tokenize", messages=LARGE)
         assert text.endswith("sweet")
-        assert made.service.intake.pool.pids
+        assert made.service.receiver.pool.pids
 
 
 def test_a_template_that_calls_makes_its_format_known(flavoured: Serving) -> None:

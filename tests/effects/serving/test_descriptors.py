@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from minfer.effects.serving.wire.descriptors import (
-    FULL,
-    SPARE,
-    Listener,
+    SPARE_DESCRIPTORS,
+    UNAVAILABLE_RESPONSE,
+    BoundedListener,
     raise_limit,
 )
 from tests.circles import claimed, long
@@ -91,7 +91,7 @@ def test_idle_connections_leave_one_for_health(
         assert 0 < len(readable) < count * 0.9
         if not tls:
             beyond = [link for link in links if link.fileno() in readable]
-            assert {link.recv(65536) for link in beyond} == {FULL}
+            assert {link.recv(65536) for link in beyond} == {UNAVAILABLE_RESPONSE}
         stack.close()
         end = time.monotonic() + SOON
         while (code := served(url)) != 200:
@@ -137,10 +137,10 @@ def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
                         link.sendall(request)
                 counts[name] = max(counts[name], len([*folder.iterdir()]) - before)
             end = time.monotonic() + 6 * SOON
-            while len([*folder.iterdir()]) > before + SPARE:
+            while len([*folder.iterdir()]) > before + SPARE_DESCRIPTORS:
                 assert time.monotonic() < end, "connections stay open"
                 time.sleep(0.05)
-        assert max(counts.values()) <= most + SPARE, counts
+        assert max(counts.values()) <= most + SPARE_DESCRIPTORS, counts
         assert served(made.url) == 200
 
 
@@ -151,9 +151,9 @@ def served(url: str) -> int:
 
 CHILD = """
 import os, resource, socket
-from minfer.effects.serving.wire.descriptors import Listener
+from minfer.effects.serving.wire.descriptors import BoundedListener
 
-listener = Listener.of(socket.create_server(("127.0.0.1", 0), backlog=100))
+listener = BoundedListener.of(socket.create_server(("127.0.0.1", 0), backlog=100))
 links = [socket.create_connection(listener.getsockname()) for _ in range(5)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 taken = []
@@ -185,7 +185,7 @@ def test_a_listener_without_descriptors_refuses_with_its_last() -> None:
 
 def test_a_listener_gives_all_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with Listener.of(socket.create_server(("127.0.0.1", 0))):
+    with BoundedListener.of(socket.create_server(("127.0.0.1", 0))):
         assert len(os.listdir("/proc/self/fd")) == before + 2
     assert len(os.listdir("/proc/self/fd")) == before
 

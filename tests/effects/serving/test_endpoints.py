@@ -25,7 +25,7 @@ from minfer.effects.serving.protocol import (
     PromptUsage,
 )
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams
@@ -58,13 +58,13 @@ class TelegramWriter:
         self.begun = False
         self.stamp = stamp
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        begin = [] if self.begun else [Event(self.stamp.id, "begin")]
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
+        begin = [] if self.begun else [StreamEvent(self.stamp.id, "begin")]
         self.begun = True
-        return [*begin, Event(json.dumps([choice, delta.text]), "words")]
+        return [*begin, StreamEvent(json.dumps([choice, delta.text]), "words")]
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
-        return [Event(str(served[0].metrics.output_tokens), "end")]
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
+        return [StreamEvent(str(served[0].metrics.output_tokens), "end")]
 
 
 def read(data: bytes) -> Telegram:
@@ -79,7 +79,7 @@ def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Ans
 
 
 def failure(error: ApiError) -> Failure:
-    return Failure(error.status, Event(f"STOP {error.param} STOP", "error"))
+    return Failure(error.status, StreamEvent(f"STOP {error.param} STOP", "error"))
 
 
 TELEGRAM: Final = Endpoint(

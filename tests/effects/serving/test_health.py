@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.client_errors import BROKEN
+from minfer.effects.serving.client_errors import ENGINE_STOPPED
 from tests.effects.served import events, serving
 from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_connections import until
@@ -31,7 +31,7 @@ def test_a_broken_engine_is_reported_and_unhealthy(
         assert (error["type"], error["code"]) == ("server_error", "engine_dead")
         health = served.get("/healthz")
         assert health.status_code == 503
-        assert health.json() == {"status": BROKEN}, (
+        assert health.json() == {"status": ENGINE_STOPPED}, (
             "no exception's text leaves the server"
         )
         # Another thread's: clients may hear of it first.

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.request_parsing.ignored_hints import (
     collect_ignored,
     log_ignored,
     note_ignored,
 )
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES
 from tests.effects.served import Serving
 
 HEADER = "x-minfer-ignored"
@@ -37,7 +37,7 @@ def test_a_request_without_them_has_no_header(bundled: Serving) -> None:
     assert HEADER not in answer.headers
 
 
-@pytest.mark.parametrize("length", [1, LONG + 1])
+@pytest.mark.parametrize("length", [1, LONG_BODY_BYTES + 1])
 def test_questions_have_it_too(bundled: Serving, length: int) -> None:
     system = [{**CACHED, "text": "x" * length}]
     answer = bundled.post(

@@ -16,8 +16,8 @@ from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
-    LEAST_BODY,
-    UNCOUNTED,
+    MIN_BODY_LIMIT_BYTES,
+    UNCOUNTED_BODY_BYTES,
     BodyMemory,
     Limits,
     largest_body,
@@ -27,7 +27,7 @@ from tests.effects.served import Serving
 from tests.effects.serving.raw_requests import HEAD, exchange, raw
 
 LIMITS = Limits(
-    body=LEAST_BODY, context=2048, text=40_000, max_running=16, max_waiting=64
+    body=MIN_BODY_LIMIT_BYTES, context=2048, text=40_000, max_running=16, max_waiting=64
 )
 
 
@@ -43,7 +43,7 @@ def request(n: int, prompts: int) -> GenerationRequest:
 
 @pytest.mark.long
 def test_the_largest_body_holds_a_context_of_ids() -> None:
-    assert largest_body(2048) == LEAST_BODY
+    assert largest_body(2048) == MIN_BODY_LIMIT_BYTES
     longest = 1_000_000
     assert len(json.dumps([151_000] * longest)) <= largest_body(longest)
 
@@ -196,23 +196,26 @@ def test_too_long_prompts_have_equal_errors_in_thread_and_worker(
 
 
 def test_one_request_never_has_all_seats() -> None:
-    assert LIMITS.window(1) == 14
-    assert LIMITS.window(4) == 3
-    assert LIMITS.window(128) == 1
-    assert evolve(LIMITS, max_waiting=5).window(1) == 5
-    assert evolve(LIMITS, max_running=1).window(1) == 1
+    assert LIMITS.max_running_prompts(1) == 14
+    assert LIMITS.max_running_prompts(4) == 3
+    assert LIMITS.max_running_prompts(128) == 1
+    assert evolve(LIMITS, max_waiting=5).max_running_prompts(1) == 5
+    assert evolve(LIMITS, max_running=1).max_running_prompts(1) == 1
 
 
 def test_bodies_are_counted_by_client() -> None:
-    holding = BodyMemory(most=4 * UNCOUNTED)
-    size = 2 * UNCOUNTED
+    holding = BodyMemory(max_bytes=4 * UNCOUNTED_BODY_BYTES)
+    size = 2 * UNCOUNTED_BODY_BYTES
     with holding.reserve("a", size):
         with pytest.raises(OverloadedError), holding.reserve("a", size):
             pass  # that would be more than its share
-        with holding.reserve("a", UNCOUNTED):
+        with holding.reserve("a", UNCOUNTED_BODY_BYTES):
             pass  # small ones are always taken
         with holding.reserve("b", size):
             assert holding.reserved == {"a": size, "b": size}
-            with pytest.raises(OverloadedError), holding.reserve("c", UNCOUNTED + 1):
+            with (
+                pytest.raises(OverloadedError),
+                holding.reserve("c", UNCOUNTED_BODY_BYTES + 1),
+            ):
                 pass
     assert holding.reserved == {}

@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.live.client import ReplicaState, Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving.observability import live_view
-from minfer.effects.serving.observability.live_view import Figures
+from minfer.effects.serving.observability.live_view import LiveFigures
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.records.config import EngineConfig
 from tests.effects.served import Serving, events, serving
@@ -43,12 +43,12 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def test_figures_of_a_snapshot() -> None:
     config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
-    found = Figures.of(snapshot(), config, started=20.0, illness="")
+    found = LiveFigures.of(snapshot(), config, started=20.0, health_error="")
     assert (found.uptime, found.health, found.rows) == (30.0, "ok", 8)
     assert (found.blocks_used, found.blocks_cached, found.blocks_free) == (30, 25, 45)
     assert (found.ttft.counts, found.itl.total) == ((3, 2, 1), 0.5)
     bare = snapshot(totals=Totals({}, {}), time=10.0)
-    ill = Figures.of(bare, config, started=20.0, illness="it broke")
+    ill = LiveFigures.of(bare, config, started=20.0, health_error="it broke")
     assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
     assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
     assert ill.counts["generation_tokens"] == 0
@@ -56,7 +56,9 @@ def test_figures_of_a_snapshot() -> None:
     one = ReplicaState(
         name="0", unready="", running=1, waiting=0, blocks=9, blocks_free=8
     )
-    two = Figures.of(snapshot(replicas=(one, one)), config, started=20.0, illness="")
+    two = LiveFigures.of(
+        snapshot(replicas=(one, one)), config, started=20.0, health_error=""
+    )
     assert (two.rows, two.replicas) == (16, (one, one))
 
 
@@ -65,7 +67,7 @@ def test_drafts_of_a_snapshot() -> None:
     name = "spec_decode_num_accepted_tokens"
     counts = {f"{ACCEPTED_AT}0": 9, f"{ACCEPTED_AT}1": 0, f"{ACCEPTED_AT}2": 3, name: 12}
     some = snapshot(totals=Totals(counts, {}))
-    found = Figures.of(some, config, started=20.0, illness="")
+    found = LiveFigures.of(some, config, started=20.0, health_error="")
     assert (found.accepted, found.counts[name]) == ((9, 0, 3), 12)
 
 
@@ -103,8 +105,8 @@ def test_bad_questions(served: Serving) -> None:
 def test_a_stream_goes_on_and_viewers_are_counted(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_view, "PERIOD", 0.02)
-    monkeypatch.setattr(live_view, "MOST", 1)
+    monkeypatch.setattr(live_view, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(live_view, "MAX_VIEWERS", 1)
     live = served.service.live
     with served.http.stream("GET", served.url + "/live") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -122,7 +124,7 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "MOST", 2)
+    monkeypatch.setattr(live_view, "MAX_VIEWERS", 2)
     fronts = SharedCounts.of(2)
     other = fronts.at(1).viewers
     other.set(2)
@@ -141,7 +143,7 @@ def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
     live, looks = served.service.live, list[float]()
     whole = live.figures
 
-    def figures() -> Figures:
+    def figures() -> LiveFigures:
         found = whole()
         looks.append(found.time)
         return found
@@ -161,7 +163,7 @@ def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
 
 @pytest.mark.long
 def test_a_server_that_stops_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "PERIOD", 0.02)
+    monkeypatch.setattr(live_view, "PERIOD_SECONDS", 0.02)
     with serving(**DRY) as served:
         with served.http.stream("GET", served.url + "/live") as answer:
             lines = answer.iter_lines()

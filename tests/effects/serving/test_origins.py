@@ -5,7 +5,11 @@ import asyncio
 import httpx
 import pytest
 
-from minfer.effects.serving.wire.origins import ALLOWED, AllowOrigins, foreign
+from minfer.effects.serving.wire.origins import (
+    ORIGINS_FIELD,
+    AllowOrigins,
+    is_cross_origin,
+)
 from tests.effects.served import Serving
 
 
@@ -22,7 +26,7 @@ from tests.effects.served import Serving
 )
 def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    assert foreign({"type": "http", "headers": raw}) is is_foreign
+    assert is_cross_origin({"type": "http", "headers": raw}) is is_foreign
 
 
 @pytest.mark.parametrize(
@@ -31,10 +35,14 @@ def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
 def test_origins_that_are_not_allowed_are_foreign(
     allowed: list[str], is_foreign: bool
 ) -> None:
-    scope = {"type": "http", "headers": [(b"origin", b"http://b")], ALLOWED: allowed}
-    assert foreign(scope) is is_foreign
+    scope = {
+        "type": "http",
+        "headers": [(b"origin", b"http://b")],
+        ORIGINS_FIELD: allowed,
+    }
+    assert is_cross_origin(scope) is is_foreign
     scope["headers"] = [(b"origin", b"http://a")]
-    assert not foreign(scope)
+    assert not is_cross_origin(scope)
 
 
 class Pages:

@@ -210,7 +210,7 @@ def test_errors_name_the_field_that_was_sent() -> None:
 def test_reasoning_of_no_known_format_is_bound_and_one_warning_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    calling._warn.cache_clear()
+    calling._warn_unknown_reasoning.cache_clear()
     for marker in ("<seed:think>", "<|start_reasoning|>", "[Thought]"):
         template = OPENS.replace("<think>", marker)
         with caplog.at_level(logging.WARNING):

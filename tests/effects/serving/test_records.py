@@ -114,7 +114,7 @@ def test_texts_are_not_kept(bundled: Serving) -> None:
 def test_the_oldest_are_forgotten(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "KEPT", 2)
+    monkeypatch.setattr(records, "MAX_ENDED_ANSWERS", 2)
     kept = bundled.service.records
     bundled.until(lambda: not kept.live)
     monkeypatch.setattr(kept, "_records", {})
@@ -134,7 +134,7 @@ def test_the_oldest_are_forgotten(
 def test_a_record_has_the_first_of_many_prompts(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "PARTS", 3)
+    monkeypatch.setattr(records, "MAX_PROMPTS", 3)
     answer = bundled.post("completions", prompt=["x"] * 5, max_tokens=1).json()
     assert len(ended(bundled, answer["id"], prompts=3)["prompts"]) == 3
 

@@ -86,7 +86,7 @@ def test_health_has_each_of_several(replicas: Any, ready: str | None) -> None:
 
     state: Any = State()
     health = Health(state, 9.0)
-    assert (health.illness(), health.unreadiness()) == ("", "")
+    assert (health.health_error(), health.unready_reason()) == ("", "")
     found: Any = health.replicas()
     assert found.get("ready") == ready
     each = found.get("replicas", ())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS, RequestIds
 from tests.effects.served import Serving
 
 PATHS = [
@@ -71,14 +71,15 @@ def headers_of(given: bytes | None, kind: str = "http.response.start") -> list[A
 
 
 @pytest.mark.parametrize(
-    "given", [b"", b"  ", b"a\nb", b"a\x00", "é".encode(), b"a" * (LONGEST + 1), None]
+    "given",
+    [b"", b"  ", b"a\nb", b"a\x00", "é".encode(), b"a" * (MAX_ID_CHARS + 1), None],
 )
 def test_what_is_not_sane_is_not_taken(given: bytes | None) -> None:
     (made,) = headers_of(given)
     assert made.startswith(b"req-")
 
 
-@pytest.mark.parametrize("given", [b"a", b"a" * LONGEST, b" ~{}\"' "])
+@pytest.mark.parametrize("given", [b"a", b"a" * MAX_ID_CHARS, b" ~{}\"' "])
 def test_what_is_sane_is_taken(given: bytes) -> None:
     assert headers_of(given) == [given.strip()]
 

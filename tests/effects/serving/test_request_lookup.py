@@ -13,7 +13,7 @@ import pytest
 from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_messages import RequestQuery
-from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.observability import records
@@ -120,7 +120,7 @@ class FixedRecords:
 def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookup, "PATIENCE", 0.05)
+    monkeypatch.setattr(lookup, "FRONT_REPLY_SECONDS", 0.05)
     emitted: list[Any] = []
     front_queries = RequestQueries()
     here: Any = FixedRecords({"a": {"id": "a"}})
@@ -185,9 +185,9 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
 def test_every_key_finds_its_own_though_all_choose_one_id(
     folder: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(records, "KEPT", count)
+    monkeypatch.setattr(records, "MAX_ENDED_ANSWERS", count)
     every = [f"key-{i}" for i in range(count)]
-    keys = Keys(tuple(Key(one, digest(one.encode())) for one in every))
+    keys = ApiKeys(tuple(ApiKey(one, digest(one.encode())) for one in every))
     settings = {**SLOW, "step": 0}
     with serving(
         folder, service={"bounds": ServerBounds(keys=keys)}, **settings

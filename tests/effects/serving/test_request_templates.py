@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from minfer.effects.serving import intake
+from minfer.effects.serving import request_receiver
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
-from minfer.effects.serving.intake import TEMPLATE_FIELD
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
+from minfer.effects.serving.request_receiver import TEMPLATE_FIELD
 from tests.effects.scripted import write_talker
 from tests.effects.served import Serving, serving
 
@@ -61,7 +61,7 @@ def trusting(folder: str) -> Iterator[Serving]:
     settings: dict[str, Any] = {"executor": "dry", "service": {"bounds": bounds}}
     with pytest.MonkeyPatch.context() as patch:
         limits = WorkerLimits(memory=2**27, cpu=0.7, nice=0)
-        patch.setattr(intake, "OF_TEMPLATES", limits)
+        patch.setattr(request_receiver, "TEMPLATE_LIMITS", limits)
         with serving(folder, num_gpu_blocks_override=600, **settings) as made:
             yield made
 
@@ -131,20 +131,20 @@ def test_they_render_as_in_transformers(trusting: Serving, folder: str) -> None:
 
 @pytest.mark.long
 def test_only_what_has_the_field_goes_to_their_workers(trusting: Serving) -> None:
-    intake = trusting.service.intake
-    pool = intake.template_pool
+    receiver = trusting.service.receiver
+    pool = receiver.template_pool
     assert pool is not None
     for slot in pool._slots:
-        assert slot.preparer is not None
-        start: Any = slot.preparer._start
+        assert slot.worker is not None
+        start: Any = slot.worker._start
         (facts,) = start.args
         assert facts.reasoning_key == b""  # which no template needs
         assert facts.names == ("tiny",)
     data = b'{"\\u0063hat_template": "x"}'
     every: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
-    taking = {one.path for one in every if intake._template_pool(one, data) is pool}
+    taking = {one.path for one in every if receiver._template_pool(one, data) is pool}
     assert taking == {"/v1/chat/completions", "/tokenize"}
-    assert all(intake._template_pool(one, b"{}") is None for one in every)
+    assert all(receiver._template_pool(one, b"{}") is None for one in every)
 
 
 @pytest.mark.long

@@ -28,16 +28,20 @@ def test_options_become_bounds(tmp_path: Path) -> None:
     )
     assert [key.name for key in made.keys.known] == ["key-1", "key-2", "a"]
     assert (made.workers, made.body_timeout, made.request_timeout) == (3, 4, 5)
-    assert made.end_late
-    assert (made.patience.connections, made.patience.header) == (6, 7)
+    assert made.enforce_deadlines
+    assert (made.connection_limits.connections, made.connection_limits.header) == (6, 7)
 
 
 def test_the_defaults() -> None:
     made = parse()
     assert made.keys.known == ()
     assert made.workers >= 1
-    assert (made.body_timeout, made.request_timeout, made.end_late) == (60, None, False)
-    assert made.patience.header == 10
+    assert (made.body_timeout, made.request_timeout, made.enforce_deadlines) == (
+        60,
+        None,
+        False,
+    )
+    assert made.connection_limits.header == 10
 
 
 def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from minfer.effects.serving.observability.live_view import MOST
+from minfer.effects.serving.observability.live_view import MAX_VIEWERS
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
 from tests.effects.serving.process_deaths import FRONTS, server
 
@@ -68,12 +68,16 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
                 live = client.stream("GET", f"{made.url}/live", headers=head)
                 return stack.enter_context(live).status_code
 
-            assert [views() for _ in range(MOST + 2)] == [200] * MOST + [503] * 2
+            assert [views() for _ in range(MAX_VIEWERS + 2)] == [200] * MAX_VIEWERS + [
+                503
+            ] * 2
             made.kill(FRONTS[0])
             until(lambda: FRONTS[0] in made.children())
             asyncio.run(made.until_ready())
-            before = [views() for _ in range(MOST)]
-            assert 0 < before.count(200) < MOST, "those of the front that died are free"
+            before = [views() for _ in range(MAX_VIEWERS)]
+            assert 0 < before.count(200) < MAX_VIEWERS, (
+                "those of the front that died are free"
+            )
         host, port = made.url.removeprefix("http://").split(":")
         until(lambda: status_of(made.url, "sk-f") == 200)
         time.sleep(0.3)  # for what was closed to be noticed

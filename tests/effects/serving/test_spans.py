@@ -101,10 +101,10 @@ def test_an_endpoint_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) ->
     check_endpoint("http://localhost:4318/v1/traces")
     with pytest.raises(ConfigError, match="localhost:4317: give a URL"):
         check_endpoint("localhost:4317")
-    monkeypatch.setattr(module, "_NEEDS", ("opentelemetry.no_such",))
+    monkeypatch.setattr(module, "_REQUIRED_MODULES", ("opentelemetry.no_such",))
     with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]'"):
         check_endpoint("http://localhost:4318/v1/traces")
-    monkeypatch.setattr(module, "_NEEDS", ("no_such.at_all",))
+    monkeypatch.setattr(module, "_REQUIRED_MODULES", ("no_such.at_all",))
     with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]'"):
         check_endpoint("http://localhost:4318/v1/traces")
     assert "no_such" not in sys.modules

@@ -61,7 +61,7 @@ def test_before_it_is_time_nothing_is_written(pipe: tuple[int, int]) -> None:
     times = [False]
     lines = LineWriter(writer, lambda: times[0])
     lines.put(lambda: "early")
-    time.sleep(3 * writing.PAUSE)
+    time.sleep(3 * writing.GATHER_SECONDS)
     with pytest.raises(BlockingIOError):
         os.read(reader, 10)
     times[0] = True
@@ -74,7 +74,7 @@ def test_unread_lines_are_dropped_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = pipe
-    monkeypatch.setattr(writing, "MOST", 3)
+    monkeypatch.setattr(writing, "MAX_WAITING_LINES", 3)
     times = [False]
     lines = LineWriter(writer, lambda: times[0])
     for number in range(5):

@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.access.tenants import Tenants
 from tests.effects.served import Serving, serving
@@ -19,19 +19,19 @@ from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_server import process
 
 
-def key(name: str, **more: Any) -> Key:
-    return Key(name, digest(name.encode()), **more)
+def key(name: str, **more: Any) -> ApiKey:
+    return ApiKey(name, digest(name.encode()), **more)
 
 
 ANN, ANNS, BOB = key("ann"), key("ann-2", tenant="ann"), key("bob")
 ADMIN = key("root", admin=True)
-KEYS = Keys((ANN, ANNS, BOB, ADMIN))
+KEYS = ApiKeys((ANN, ANNS, BOB, ADMIN))
 NAMES = ("ann", "bob")
 
 
 def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
-    new = Key("another", digest(b"another"), tenant="ann")
-    here, there = Tenants(KEYS, "s"), Tenants(Keys((new, BOB)), "s")
+    new = ApiKey("another", digest(b"another"), tenant="ann")
+    here, there = Tenants(KEYS, "s"), Tenants(ApiKeys((new, BOB)), "s")
     assert here.salt(ANN, b"") == here.salt(ANNS, b"") == there.salt(ANN, b"")
     owners, requested = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", here.salt(ANN, b""))
     every = [here.salt(*one) for one in itertools.product(owners, requested)]
@@ -70,8 +70,8 @@ def test_resets_are_kept_with_blocks_on_disk(tmp_path: Path) -> None:
 
 def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
     for tenants, one in (
-        (Tenants(Keys()), None),
-        (Tenants(Keys(KEYS.known, share_all=True)), ANN),
+        (Tenants(ApiKeys()), None),
+        (Tenants(ApiKeys(KEYS.known, share_all=True)), ANN),
     ):
         assert not tenants.separate
         assert [tenants.salt(one, requested) for requested in (b"", b"x")] == [b"", b"x"]
@@ -82,16 +82,16 @@ def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
     entries = [{"name": "key", "key": "z"}, {"name": "x", "key": "x", "tenant": "key"}]
     path.write_text(json.dumps(entries))
     first, second, third, fourth = read_keys(["a", "b"], path).known
-    tenants = Tenants(Keys((first, second, third, fourth)), "s")
+    tenants = Tenants(ApiKeys((first, second, third, fourth)), "s")
     salts = [tenants.salt(one, b"") for one in (first, second, third, fourth)]
     assert salts[0] == salts[1] != salts[2] == salts[3]
 
 
 def test_start_up_says_which_holds() -> None:
-    assert "shared by all: there are no API keys" in Tenants(Keys()).describe()
+    assert "shared by all: there are no API keys" in Tenants(ApiKeys()).describe()
     assert "each tenant (3), with a random secret" in Tenants(KEYS).describe()
     assert "the secret of --cache-secret" in Tenants(KEYS, "s").describe()
-    shared = Tenants(Keys(KEYS.known, share_all=True)).describe()
+    shared = Tenants(ApiKeys(KEYS.known, share_all=True)).describe()
     assert "shared by all tenants" in shared
 
 
@@ -178,7 +178,7 @@ def test_no_protocol_tells_a_tenant_what_another_has_sent(
 
 @pytest.mark.long
 def test_a_shared_cache_is_reset_only_by_an_admin() -> None:
-    keys = Keys(KEYS.known, share_all=True)
+    keys = ApiKeys(KEYS.known, share_all=True)
     with serving(
         service={"bounds": ServerBounds(keys=keys)}, **SLOW | {"step": 0}
     ) as served:

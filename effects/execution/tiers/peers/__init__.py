@@ -1,6 +1,6 @@
 """KV blocks that engines send each other.
 
-peer_plan      whom an engine sends to, and where it receives, as its settings say
+peer_plan      where an engine sends and receives blocks, by its settings
 peers          the keyed store of an engine that sends or receives blocks
 sender         sends blocks to one other engine
 block_receiver receives blocks from other engines

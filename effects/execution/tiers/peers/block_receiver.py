@@ -13,7 +13,7 @@ from attrs import define, field
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Grant,
-    Remote,
+    RemoteMemory,
     Starved,
     ToSender,
     Welcome,
@@ -28,7 +28,7 @@ from minfer.effects.net.framing import (
 )
 from minfer.effects.net.listener import Listener
 
-_WHOM: Final = "an engine that wants to send KV blocks"
+_PEER: Final = "an engine that wants to send KV blocks"
 _log = logging.getLogger("minfer.peers")
 
 
@@ -42,7 +42,7 @@ class BlockReceiver:
     layout: bytes
     secret: bytes
     sock: Socket
-    remote: Remote | None = None  # how the inbox is written to from other machines
+    remote: RemoteMemory | None = None  # how the inbox is written to from other machines
     _listener: Listener = field(init=False)
     _numbers: "itertools.count[int]" = field(init=False, factory=itertools.count)
     _open: dict[int, Socket] = field(init=False, factory=dict)
@@ -50,7 +50,7 @@ class BlockReceiver:
 
     def __attrs_post_init__(self) -> None:
         terms = terms_of(self.layout, self.secret)
-        self._listener = Listener(self.sock, terms, self._serve, _WHOM)
+        self._listener = Listener(self.sock, terms, self._serve, _PEER)
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -65,10 +65,10 @@ class BlockReceiver:
         """Close all connections."""
         self._closing = True
         self._listener.close()
-        for one in self._open.copy().values():
+        for sock in self._open.copy().values():
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def _serve(self, sock: Socket, name: str) -> None:
         """Receive from an engine that has proven the secret, until it ends."""

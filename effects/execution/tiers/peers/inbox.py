@@ -13,7 +13,7 @@ slot when it must not is noticed.
 Blocks that the engine computes itself meanwhile are never fetched, so the inbox fills up.
 Old blocks are evicted as soon as slots are needed, others once a sender has waited.
 
-A block that comes late is waited for as long as other blocks come, up to a bound: it may
+The engine waits for a block as long as other blocks arrive, up to a bound: the block may
 have been lost, and the blocks of other requests are fetched after it.
 """
 
@@ -32,12 +32,14 @@ from minfer.effects.execution.tiers.keyed_store import checksum_of
 from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
 from minfer.effects.net.framing import PeerError
 
-PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
-SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then
-LONGEST: Final = 10.0  # seconds that a block is waited for while others come
-OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
-SHARE: Final = 4  # a connection is granted at most 1/4 of all slots at a time
-FEW: Final = 4  # old blocks are evicted while it has less than 1/4 of these
+WAIT_SECONDS: Final = 2.0  # without any block, after which none is waited for
+# Instead, if the last block did not come, nor any other since then.
+SILENT_WAIT_SECONDS: Final = 0.25
+MAX_WAIT_SECONDS: Final = 10.0  # that a block is waited for while others come
+OLD_SECONDS: Final = 10.0  # after which a block will hardly be fetched any more
+# A connection is granted at most 1/4 of all slots at a time.
+CONNECTION_DIVISOR: Final = 4
+LOW_DIVISOR: Final = 4  # old blocks are evicted while it has less than 1/4 of its share
 
 
 class NotSentError(PeerError):
@@ -81,9 +83,9 @@ class Inbox:
     _changed: threading.Condition = field(init=False, factory=threading.Condition)
     _free: list[int] = field(init=False)
     # By key; the oldest first.
-    _here: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
+    _blocks: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
-    _last: float = field(init=False)  # when the last block came
+    _last_arrival: float = field(init=False)  # when the last block came
     # The last block that was waited for did not come, nor any since: senders may be gone.
     _silent: bool = field(init=False, default=False)
     _closed: bool = field(init=False, default=False)
@@ -97,10 +99,10 @@ class Inbox:
         self._map = mmap.mmap(self.descriptor, size)
         self.memory = memoryview(self._map)
         self._free = [*reversed(range(self.slots))]
-        self._last = self.clock()
+        self._last_arrival = self.clock()
 
     def slot(self, number: int, length: int) -> memoryview:
-        """The first `length` bytes of a slot."""
+        """Returns the first `length` bytes of a slot."""
         first = number * self.slot_bytes
         return self.memory[first : first + length]
 
@@ -115,13 +117,13 @@ class Inbox:
     def leave(self, connection: int) -> None:
         """Remove a connection: what it was about to fill is free."""
         with self._changed:
-            if (gone := self._connections.pop(connection, None)) is not None:
-                self._free += gone.slots
+            if (removed := self._connections.pop(connection, None)) is not None:
+                self._free += removed.slots
         self._grant_free()
 
     def granted(self, connection: int, slot: int, length: int) -> memoryview:
-        """The slot that a block is written to. Raises ValueError for one that is not the
-        connection's, or smaller.
+        """Returns the slot that a block is written to. Raises ValueError for one that is
+        not the connection's, or smaller.
         """
         with self._changed:
             slots = self._connections[connection].slots
@@ -141,10 +143,10 @@ class Inbox:
         with self._changed:
             self.granted(connection, slot, length)
             self._connections[connection].slots.remove(slot)
-            if (old := self._here.pop(key, None)) is not None:
+            if (old := self._blocks.pop(key, None)) is not None:
                 self._free.append(old.slot)
-            self._last, self._silent = self.clock(), False
-            self._here[key] = _Arrived(slot, length, checksum, self._last)
+            self._last_arrival, self._silent = self.clock(), False
+            self._blocks[key] = _Arrived(slot, length, checksum, self._last_arrival)
             self.received += 1
             self.received_bytes += length
             self._changed.notify_all()
@@ -153,70 +155,72 @@ class Inbox:
     def make_room(self, connection: int) -> None:
         """Evict the oldest block for a sender that waits for a slot."""
         with self._changed:
-            if connection in self._connections and not self._free and self._here:
+            if connection in self._connections and not self._free and self._blocks:
                 self._evict()
         self._grant_free()
 
     def _evict(self) -> None:
-        _, oldest = self._here.popitem(last=False)
+        _, oldest = self._blocks.popitem(last=False)
         self.evicted += 1
         self._free.append(oldest.slot)
 
-    def _evict_old(self, wanted: int) -> None:
-        """Evict old blocks until so many slots are free."""
-        old = self.clock() - OLD
-        while len(self._free) < wanted and self._here:
-            if next(iter(self._here.values())).since > old:
+    def _evict_old(self, num_slots: int) -> None:
+        """Evict old blocks until `num_slots` slots are free."""
+        latest = self.clock() - OLD_SECONDS
+        while len(self._free) < num_slots and self._blocks:
+            if next(iter(self._blocks.values())).since > latest:
                 break
             self._evict()
 
     def _grant_free(self) -> None:
         """Grant slots to the connections that have less than their share."""
-        due = list[tuple[Grant, tuple[int, ...]]]()
+        grants = list[tuple[Grant, tuple[int, ...]]]()
         with self._changed:
-            most = max(1, self.slots // SHARE)
-            few = max(1, most // FEW)
-            for one in self._connections.values():
-                self._evict_old(few - len(one.slots))
-                count = min(most - len(one.slots), len(self._free))
+            max_slots = max(1, self.slots // CONNECTION_DIVISOR)
+            min_slots = max(1, max_slots // LOW_DIVISOR)
+            for connection in self._connections.values():
+                self._evict_old(min_slots - len(connection.slots))
+                count = min(max_slots - len(connection.slots), len(self._free))
                 new = [self._free.pop() for _ in range(count)]
-                one.slots.update(new)
+                connection.slots.update(new)
                 if new:
-                    due.append((one.grant, tuple(new)))
-        for grant, slots in due:
+                    grants.append((connection.grant, tuple(new)))
+        for grant, slots in grants:
             grant(slots)
 
     # --- the engine ---------------------------------------------------------------------
 
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
-        found = self._wait(key)
+        block = self._wait(key)
         try:
-            if found.length != sum(map(len, contents)):
-                raise NotSentError(f"a block of {found.length} bytes came")
-            at, data = 0, self.slot(found.slot, found.length)
-            for part in contents:
-                copy_bytes(part, data[at : at + len(part)])
-                at += len(part)
+            if block.length != sum(map(len, contents)):
+                raise NotSentError(f"a block of {block.length} bytes came")
+            offset, data = 0, self.slot(block.slot, block.length)
+            for chunk in contents:
+                copy_bytes(chunk, data[offset : offset + len(chunk)])
+                offset += len(chunk)
         finally:
             with self._changed:
-                self._free.append(found.slot)
+                self._free.append(block.slot)
             self._grant_free()
-        if found.checksum not in (None, checksum_of(contents)):
+        if block.checksum not in (None, checksum_of(contents)):
             raise NotSentError("a block was changed on its way")
 
     def _wait(self, key: bytes) -> _Arrived:
         began = self.clock()
         with self._changed:
-            while (found := self._here.pop(key, None)) is None:
-                patience = SILENT if self._silent else PATIENCE
-                due = min(max(self._last, began) + patience, began + LONGEST)
-                left = due - self.clock()
+            while (block := self._blocks.pop(key, None)) is None:
+                patience = SILENT_WAIT_SECONDS if self._silent else WAIT_SECONDS
+                deadline = min(
+                    max(self._last_arrival, began) + patience, began + MAX_WAIT_SECONDS
+                )
+                left = deadline - self.clock()
                 if left <= 0 or self._closed:
                     self._silent = True
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)
-            return found
+            return block
 
     def close(self) -> None:
         """End all waits. The memory is released once no thread uses it."""

@@ -1,10 +1,10 @@
-"""What two engines say to each other on a connection that carries KV blocks.
+"""The messages of two engines on a connection that carries KV blocks.
 
     receiver                             sender
        | <---------- both prove that they know the secret: see `handshake`
        | Welcome ------------------------> |   with shared memory on one host
        | Grant --------------------------> |   slots that the sender may fill,
-       | <-------------------------- Block |   one each; more are granted meanwhile
+       | <---------------------- PeerBlock |   one each; more are granted meanwhile
        | ...                               |
        | <------------------------ Starved |   or the oldest block makes room
 
@@ -22,10 +22,10 @@ from msgspec import Struct
 from minfer.effects.net.framing import Socket, read_message
 from minfer.effects.net.handshake import Terms
 
-LARGEST: Final = 2**20  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**20
 
 
-class Remote(Struct, frozen=True):
+class RemoteMemory(Struct, frozen=True):
     """How the receiver's memory is written to through NIXL."""
 
     agent: bytes  # NIXL's own description
@@ -39,7 +39,7 @@ class Welcome(Struct, tag=True, frozen=True):
     slot_bytes: int
     # Whether a descriptor of it comes with this message.
     shared: bool
-    remote: Remote | None = None  # None: not through NIXL
+    remote: RemoteMemory | None = None  # None: not through NIXL
 
 
 class Grant(Struct, tag=True, frozen=True):
@@ -48,7 +48,7 @@ class Grant(Struct, tag=True, frozen=True):
     slots: tuple[int, ...]
 
 
-class Block(Struct, tag=True, frozen=True):
+class PeerBlock(Struct, tag="Block", frozen=True):
     """A block."""
 
     key: bytes
@@ -63,7 +63,7 @@ class Starved(Struct, tag=True, frozen=True):
 
 
 ToSender: TypeAlias = Welcome | Grant
-ToReceiver: TypeAlias = Block | Starved
+ToReceiver: TypeAlias = PeerBlock | Starved
 _to_sender: "Final[msgspec.msgpack.Decoder[ToSender]]" = msgspec.msgpack.Decoder(ToSender)
 _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Decoder(
     ToReceiver
@@ -71,7 +71,7 @@ _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Dec
 
 
 def terms_of(layout: bytes, secret: bytes) -> Terms:
-    """What sender and receiver have to have in common."""
+    """Returns what sender and receiver have to have in common."""
     return Terms(purpose="kv", version="2", layout=layout, secret=secret)
 
 
@@ -86,9 +86,9 @@ def read_to_sender(sock: Socket, first: bytes = b"") -> ToSender:
     """Read a message of the receiver, whose first bytes were read before. Raises
     PeerError and OSError.
     """
-    return read_message(sock, _to_sender, LARGEST, first=first)
+    return read_message(sock, _to_sender, MAX_MESSAGE_BYTES, first=first)
 
 
 def read_to_receiver(sock: Socket) -> ToReceiver:
     """Read a message of the sender. Raises PeerError and OSError."""
-    return read_message(sock, _to_receiver, LARGEST)
+    return read_message(sock, _to_receiver, MAX_MESSAGE_BYTES)

@@ -36,9 +36,9 @@ class PeerPlan:
     @property
     def is_local(self) -> bool:
         """Whether all engines that exchange blocks are on this machine."""
-        every = (*self.listens, *self.sends.values())
+        addresses = (*self.listens, *self.sends.values())
         outside = self.dials or self.sock is not None
-        return not outside and all(isinstance(one, Path) for one in every)
+        return not outside and all(isinstance(address, Path) for address in addresses)
 
 
 def of_rank(address: Address, rank: int) -> Address:
@@ -61,11 +61,11 @@ def plan_to(plan: PeerPlan) -> dict[str, Any]:
     }
 
 
-def plan_from(found: Mapping[str, Any]) -> PeerPlan:
+def plan_from(data: Mapping[str, Any]) -> PeerPlan:
     """Returns the plan that `plan_to` wrote."""
     read = {
-        "secret": bytes.fromhex(found["secret"]),
-        "sends": {name: Path(path) for name, path in found["sends"].items()},
-        "listens": tuple(map(Path, found["listens"])),
+        "secret": bytes.fromhex(data["secret"]),
+        "sends": {name: Path(path) for name, path in data["sends"].items()},
+        "listens": tuple(map(Path, data["listens"])),
     }
-    return PeerPlan(**{**found, **read})
+    return PeerPlan(**{**data, **read})

@@ -31,13 +31,14 @@ from minfer.effects.net.addresses import listen_at, read_port
 from minfer.effects.net.framing import PeerError
 
 _log = logging.getLogger("minfer.peers")
-MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
-INBOX: Final = 2 << 30  # bytes of an inbox, where that is neither too few slots nor many:
-FEWEST: Final = 16  # slots of an inbox, at least
-MOST: Final = 4096  # slots of an inbox, at most
+MAX_WANTED_KEYS: Final = 1 << 17  # keys that wait to be sent
+# Where that is neither too few slots nor too many:
+INBOX_BYTES: Final = 2 << 30
+MIN_INBOX_SLOTS: Final = 16
+MAX_INBOX_SLOTS: Final = 4096
 # Seconds after the last failure to reach an engine that has no address in the plan, until
 # it counts as gone: it has another address when it starts again.
-GONE: Final = 60.0
+GONE_SECONDS: Final = 60.0
 # Names of counts: of blocks, bytes and seconds.
 SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
 SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
@@ -55,14 +56,16 @@ class Peers:
     groups: int  # of layers, with keys of their own
     slices: HeadSlices = WHOLE_BLOCK
     rank: int = 0
-    tell: Callable[[Keys, str], None] | None = None  # has other ranks want the same
+    broadcast: Callable[[Keys, str], None] | None = None  # has other ranks want the same
     inbox: Inbox | None = field(init=False, default=None)
     _remote: RemoteInbox | None = field(init=False, default=None)
     _layout: bytes = field(init=False, default=b"")
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
-    _past: Counter[str] = field(init=False, factory=Counter)  # of senders dropped
+    _dropped_counts: Counter[str] = field(
+        init=False, factory=Counter
+    )  # of senders dropped
     _listeners: list[BlockReceiver] = field(init=False, factory=list)
     _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
@@ -80,7 +83,7 @@ class Peers:
             for rank in range(plan.decode_ranks)
         }
         if plan.listens or plan.sock is not None:
-            slots = max(FEWEST, min(INBOX // block_bytes, MOST))
+            slots = max(MIN_INBOX_SLOTS, min(INBOX_BYTES // block_bytes, MAX_INBOX_SLOTS))
             inbox = self.inbox = Inbox(slots, block_bytes)
             if plan.nixl:
                 try:
@@ -88,13 +91,13 @@ class Peers:
                 except WriteError as error:
                     _log.warning("KV blocks come over TCP alone: %s", error)
             remote = None if self._remote is None else self._remote.remote
-            socks = [listen_at(of_rank(one, self.rank)) for one in plan.listens]
+            socks = [listen_at(of_rank(address, self.rank)) for address in plan.listens]
             if plan.sock is not None:
                 socks.append(plan.sock)
             for sock in socks:
-                one = BlockReceiver(inbox, layout, plan.secret, sock, remote)
-                one.start()
-                self._listeners.append(one)
+                receiver = BlockReceiver(inbox, layout, plan.secret, sock, remote)
+                receiver.start()
+                self._listeners.append(receiver)
 
     def check_stores(self) -> None:
         """As `KeyedStore` says: never raises, as each receiver is tried by itself."""
@@ -106,17 +109,17 @@ class Peers:
 
     def want(self, keys: Keys, engine: str) -> None:
         """As `KeyedStore` says."""
-        if self.tell is not None:
-            self.tell(keys, engine)
+        if self.broadcast is not None:
+            self.broadcast(keys, engine)
         with self._lock:
             for name in self._names(keys):
                 self._wanted[name] = self._wanted.get(name, frozenset()) | {engine}
                 self._wanted.move_to_end(name)
-            while len(self._wanted) > MOST_WANTED:
+            while len(self._wanted) > MAX_WANTED_KEYS:
                 self._wanted.popitem(last=False)
 
     def _names(self, keys: Keys) -> Iterator[Key]:
-        """The keys of what this rank sends of blocks."""
+        """Yields the keys of the slices of blocks that this rank sends."""
         for group in range(self.groups):
             for key in group_keys(keys, group):
                 for number in self.slices.sent:
@@ -149,24 +152,25 @@ class Peers:
                 address = read_port(engine)
             except ValueError as error:
                 raise PeerError(f"blocks cannot be sent: {error}") from None
-            gone = self._drop_gone()
+            gone_senders = self._drop_gone()
             sender = Sender(address, self._layout, plan.secret, plan.name)
             self._senders[engine, rank] = sender
-        for dropped in gone:
+        for dropped in gone_senders:
             dropped.close()
         return sender
 
     def _drop_gone(self) -> list[Sender]:
         """Drop the senders to engines that are gone; returns them."""
-        gone = {
-            at: sender
-            for at, sender in self._senders.items()
-            if at[0] not in self.plan.sends and sender.has_been_broken(GONE)
+        gone_senders = {
+            engine_rank: sender
+            for engine_rank, sender in self._senders.items()
+            if engine_rank[0] not in self.plan.sends
+            and sender.has_been_broken(GONE_SECONDS)
         }
-        for at in gone:
-            del self._senders[at]
-        self._past += _counts(gone.values())
-        return [*gone.values()]
+        for engine_rank in gone_senders:
+            del self._senders[engine_rank]
+        self._dropped_counts += _counts(gone_senders.values())
+        return [*gone_senders.values()]
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that another engine sends; waits for it. Raises PeerError."""
@@ -185,7 +189,7 @@ class Peers:
         """As `KeyedStore` says."""
         with self._lock:
             box = self.inbox
-            sent = self._past + _counts(self._senders.values())
+            sent = self._dropped_counts + _counts(self._senders.values())
         return {
             SENT: sent[SENT],
             SENT_BYTES: sent[SENT_BYTES],
@@ -210,8 +214,10 @@ class Peers:
 
 
 def _counts(senders: Iterable[Sender]) -> Counter[str]:
-    """What senders have sent so far, and could not send."""
-    found = Counter[str]()
-    for one in senders:
-        found.update({SENT: one.sent, SENT_BYTES: one.sent_bytes, UNSENT: one.dropped})
-    return found
+    """Returns what senders have sent so far, and could not send."""
+    counts = Counter[str]()
+    for sender in senders:
+        counts.update(
+            {SENT: sender.sent, SENT_BYTES: sender.sent_bytes, UNSENT: sender.dropped}
+        )
+    return counts

@@ -17,15 +17,15 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.peer_messages import Remote, copy_bytes
-from minfer.effects.net.addresses import CUT
+from minfer.effects.execution.tiers.peers.peer_messages import RemoteMemory, copy_bytes
+from minfer.effects.net.addresses import DEAD_PEER_SECONDS
 from minfer.effects.net.framing import PeerError
 
 PACKAGE: Final = "nixl-cu13"
 MODULE: Final = "nixl_cu13._api"
-_KIND: Final = "DRAM"
-_BUFFERS: Final = 4  # blocks that are on their way at once
-_POLL: Final = 2e-5  # seconds between two looks
+_MEMORY_TYPE: Final = "DRAM"
+_NUM_BUFFERS: Final = 4  # blocks that are on their way at once
+_POLL_SECONDS: Final = 2e-5  # between two checks of a transfer's state
 
 
 class WriteError(PeerError):
@@ -60,8 +60,8 @@ def _address(memory: memoryview) -> int:
 
 def _register(agent: Any, memory: memoryview) -> Any:
     """Have NIXL know memory; returns its record of that."""
-    where = [(_address(memory), len(memory), 0, "")]
-    return agent.register_memory(where, mem_type=_KIND)
+    regions = [(_address(memory), len(memory), 0, "")]
+    return agent.register_memory(regions, mem_type=_MEMORY_TYPE)
 
 
 @define(eq=False)
@@ -69,26 +69,28 @@ class RemoteInbox:
     """The receiver's side; `memory` is the inbox's."""
 
     memory: memoryview
-    remote: Remote = field(init=False)  # what senders must know to write to it
+    remote: RemoteMemory = field(init=False)  # what senders must know to write to it
     _agent: Any = field(init=False)
-    _known: Any = field(init=False)
+    _registration: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Raises WriteError."""
         self._agent = _agent()
-        self._known = _register(self._agent, self.memory)
-        self.remote = Remote(self._agent.get_agent_metadata(), _address(self.memory))
+        self._registration = _register(self._agent, self.memory)
+        self.remote = RemoteMemory(
+            self._agent.get_agent_metadata(), _address(self.memory)
+        )
 
     def close(self) -> None:
         """Have nothing written any more."""
-        self._agent.deregister_memory(self._known)
+        self._agent.deregister_memory(self._registration)
 
 
 @define(eq=False)
 class RemoteWriter:
     """The sender's side of a connection; methods may be called from any thread."""
 
-    remote: Remote
+    remote: RemoteMemory
     slot_bytes: int
     _agent: Any = field(init=False)
     _name: str = field(init=False)
@@ -101,10 +103,10 @@ class RemoteWriter:
         """Raises WriteError."""
         self._agent = _agent()
         try:
-            for _ in range(_BUFFERS):
-                one = memoryview(bytearray(self.slot_bytes))
-                _register(self._agent, one)
-                self._buffers.put((one, _address(one)))
+            for _ in range(_NUM_BUFFERS):
+                buffer = memoryview(bytearray(self.slot_bytes))
+                _register(self._agent, buffer)
+                self._buffers.put((buffer, _address(buffer)))
             self._name = self._agent.add_remote_agent(self.remote.agent)
         except Exception as error:  # as above
             raise WriteError(f"NIXL cannot be used: {error!r}") from None
@@ -112,32 +114,38 @@ class RemoteWriter:
     def write(self, slot: int, contents: Sequence[memoryview]) -> None:
         """Write a block to a slot. Raises WriteError."""
         try:
-            buffer, at = self._buffers.get(timeout=CUT)
+            buffer, address = self._buffers.get(timeout=DEAD_PEER_SECONDS)
         except queue.Empty:
             raise WriteError("NIXL has failed: all blocks are on their way") from None
         length = 0
-        for part in contents:
-            copy_bytes(buffer[length : length + len(part)], part)
-            length += len(part)
-        to = self.remote.at + slot * self.slot_bytes
+        for chunk in contents:
+            copy_bytes(buffer[length : length + len(chunk)], chunk)
+            length += len(chunk)
+        target = self.remote.at + slot * self.slot_bytes
         try:
-            self._write(at, to, length)
+            self._write(address, target, length)
         except WriteError:
             raise
         except Exception as error:  # as above
             raise WriteError(f"NIXL has failed: {error!r}") from None
         # Not after an error: the buffer may still be read from then.
-        self._buffers.put((buffer, at))
+        self._buffers.put((buffer, address))
 
-    def _write(self, at: int, to: int, length: int) -> None:
-        agent, end = self._agent, time.monotonic() + CUT
+    def _write(self, source: int, target: int, length: int) -> None:
+        agent, end = self._agent, time.monotonic() + DEAD_PEER_SECONDS
         with self._lock:
-            mine = agent.get_xfer_descs([(at, length, 0)], mem_type=_KIND)
-            theirs = agent.get_xfer_descs([(to, length, 0)], mem_type=_KIND)
-            handle = agent.initialize_xfer("WRITE", mine, theirs, self._name)
+            local_regions = agent.get_xfer_descs(
+                [(source, length, 0)], mem_type=_MEMORY_TYPE
+            )
+            remote_regions = agent.get_xfer_descs(
+                [(target, length, 0)], mem_type=_MEMORY_TYPE
+            )
+            handle = agent.initialize_xfer(
+                "WRITE", local_regions, remote_regions, self._name
+            )
             state = agent.transfer(handle)
         while state == "PROC" and time.monotonic() < end:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
             with self._lock:
                 state = agent.check_xfer_state(handle)
         if state != "DONE":

@@ -15,8 +15,8 @@ from attrs import define, field
 
 from minfer.effects.execution.tiers.keyed_store import checksum_of
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    Block,
     Grant,
+    PeerBlock,
     Starved,
     Welcome,
     copy_bytes,
@@ -24,17 +24,19 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     terms_of,
 )
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, WriteError
-from minfer.effects.net.addresses import Address, where
+from minfer.effects.net.addresses import Address, address_text
 from minfer.effects.net.framing import PeerError, Socket, framed
-from minfer.effects.net.handshake import GREETING
+from minfer.effects.net.handshake import HANDSHAKE_SECONDS
 from minfer.effects.net.listener import connect
 
-PATIENCE: Final = 0.5  # seconds that a block waits for a slot, before `Starved` and after
-RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
-FULL: Final = 5.0  # seconds after a wait in vain in which no block waits for a slot
+# A block waits for a slot, before `Starved` and again after it.
+SLOT_WAIT_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 1.0  # after a failure, in which blocks are not sent
+# After a wait without a slot, in which no other block waits for one.
+FULL_SECONDS: Final = 5.0
 # A receiver that is stopped reads nothing, for a while or for ever: seconds, and
 # microseconds, as the system has them.
-_WRITING: Final = struct.pack("@ll", 5, 0)
+_SEND_TIMEOUT: Final = struct.pack("@ll", 5, 0)
 _log = logging.getLogger("minfer.peers")
 
 
@@ -51,7 +53,7 @@ class _Connected:
     memory: memoryview | None  # of the receiver, if it is shared
     writer: RemoteWriter | None  # to the receiver's memory, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
-    full: float = -FULL  # when a block last waited for a slot in vain
+    full: float = -FULL_SECONDS  # when a block last waited and got no slot
     sending: int = 0  # threads that send a block
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
@@ -59,22 +61,22 @@ class _Connected:
 
     def listen(self) -> None:
         """Take granted slots until the connection is over."""
-        why = "another message than granted slots came"
+        reason = "another message than granted slots came"
         try:
             while isinstance(message := read_to_sender(self.sock), Grant):
                 with self.changed:
                     self.slots += message.slots
                     self.changed.notify_all()
         except (PeerError, OSError) as error:
-            why = str(error)
-        self.end(why)
+            reason = str(error)
+        self.end(reason)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Close the connection, once no thread writes to the receiver's memory: it grants
         the slots to others then.
         """
         with self.changed:
-            self.error = self.error or why
+            self.error = self.error or reason
             self.changed.notify_all()
             if not self.sending:
                 self._close()
@@ -85,15 +87,15 @@ class _Connected:
         self.sock.close()
 
     def take_slot(self) -> int:
-        """Returns a slot; waits for one, unless that was in vain lately, as blocks for
-        other engines are sent after this one. Raises PeerError and OSError.
+        """Returns a slot; waits for one, unless a block has got none lately, as blocks
+        for other engines are sent after this one. Raises PeerError and OSError.
         """
-        patient = time.monotonic() >= self.full + FULL
-        slot = self._wait_for_slot(PATIENCE if patient else 0.0)
-        if slot is None and patient:
+        may_wait = time.monotonic() >= self.full + FULL_SECONDS
+        slot = self._wait_for_slot(SLOT_WAIT_SECONDS if may_wait else 0.0)
+        if slot is None and may_wait:
             with self.writing:
                 self.sock.sendall(framed(Starved()))
-            if (slot := self._wait_for_slot(PATIENCE)) is None:
+            if (slot := self._wait_for_slot(SLOT_WAIT_SECONDS)) is None:
                 self.full = time.monotonic()
         if slot is None:
             raise NoSlotError("it has no room for blocks")
@@ -123,24 +125,24 @@ class _Connected:
         if length > self.slot_bytes:
             raise PeerError(f"a block of {length} bytes; a slot has {self.slot_bytes}")
         if self.memory is not None:
-            at = slot * self.slot_bytes
-            for part in contents:
-                copy_bytes(self.memory[at : at + len(part)], part)
-                at += len(part)
+            offset = slot * self.slot_bytes
+            for chunk in contents:
+                copy_bytes(self.memory[offset : offset + len(chunk)], chunk)
+                offset += len(chunk)
             with self.writing:
-                self.sock.sendall(framed(Block(key, slot, length, None)))
+                self.sock.sendall(framed(PeerBlock(key, slot, length, None)))
             return length
         checksum = checksum_of(contents)
         if self.writer is not None:
             self.writer.write(slot, contents)
             with self.writing:
-                self.sock.sendall(framed(Block(key, slot, length, checksum)))
+                self.sock.sendall(framed(PeerBlock(key, slot, length, checksum)))
             return length
-        head = framed(Block(key, slot, length, checksum, follows=True))
+        head = framed(PeerBlock(key, slot, length, checksum, follows=True))
         with self.writing:
             self.sock.sendall(head)
-            for part in contents:
-                self.sock.sendall(part)
+            for chunk in contents:
+                self.sock.sendall(chunk)
         return length
 
 
@@ -158,8 +160,10 @@ class Sender:
     _connected: _Connected | None = field(init=False, default=None)
     _opening: threading.Lock = field(init=False, factory=threading.Lock)
     _counting: threading.Lock = field(init=False, factory=threading.Lock)
-    _failed: float = field(init=False, default=-RETRY)  # when a connection failed last
-    _why: str = field(init=False, default="")  # it failed
+    _failed: float = field(
+        init=False, default=-RETRY_SECONDS
+    )  # when a connection failed last
+    _reason: str = field(init=False, default="")  # it failed
     _plain: bool = field(init=False, default=False)  # NIXL has failed, or is not there
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> None:
@@ -172,7 +176,7 @@ class Sender:
             self._plain = self._plain or isinstance(error, WriteError)
             if not isinstance(error, NoSlotError):
                 self._fail(str(error))
-            raise PeerError(f"{where(self.address)}: {error}") from None
+            raise PeerError(f"{address_text(self.address)}: {error}") from None
         with self._counting:
             self.sent += 1
             self.sent_bytes += length
@@ -182,7 +186,7 @@ class Sender:
         no other attempt for so long.
         """
         connected = self._connected
-        broken = self._why if connected is None else connected.error
+        broken = self._reason if connected is None else connected.error
         return bool(broken) and time.monotonic() >= self._failed + seconds
 
     def close(self) -> None:
@@ -196,50 +200,52 @@ class Sender:
         with self._opening:
             if self._connected is not None and not self._connected.error:
                 return self._connected
-            if time.monotonic() < self._failed + RETRY:
-                raise PeerError(self._why or "it was closed")
+            if time.monotonic() < self._failed + RETRY_SECONDS:
+                raise PeerError(self._reason or "it was closed")
             self._connected = self._connect()
             threading.Thread(
                 target=self._connected.listen, name="minfer-kv-send", daemon=True
             ).start()
             return self._connected
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         with self._opening:
-            if time.monotonic() >= self._failed + RETRY:
-                self._failed, self._why = time.monotonic(), why
+            if time.monotonic() >= self._failed + RETRY_SECONDS:
+                self._failed, self._reason = time.monotonic(), reason
                 _log.warning(
-                    "KV blocks cannot be sent to %s: %s", where(self.address), why
+                    "KV blocks cannot be sent to %s: %s",
+                    address_text(self.address),
+                    reason,
                 )
             if self._connected is not None:
-                self._connected.end(why)
+                self._connected.end(reason)
 
     def _connect(self) -> _Connected:
-        """Raises PeerError and OSError."""
+        """Open a connection. Raises PeerError and OSError."""
         sock = connect(self.address, terms_of(self.layout, self.secret), self.name)
         try:
-            sock.settimeout(GREETING)
-            connected = self._welcomed(sock)
+            sock.settimeout(HANDSHAKE_SECONDS)
+            connected = self._read_welcome(sock)
         except BaseException:
             sock.close()
             raise
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _WRITING)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         return connected
 
-    def _welcomed(self, sock: Socket) -> _Connected:
+    def _read_welcome(self, sock: Socket) -> _Connected:
         """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
         welcome, descriptors = _read_with_descriptors(sock)
         try:
-            return self._opened(sock, welcome, descriptors)
+            return self._from_welcome(sock, welcome, descriptors)
         finally:
-            for one in descriptors:
-                os.close(one)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
-    def _opened(
+    def _from_welcome(
         self, sock: Socket, welcome: object, descriptors: Sequence[int]
     ) -> _Connected:
-        """Raises PeerError and OSError."""
+        """Returns the connection that a welcome opens. Raises PeerError and OSError."""
         if not isinstance(welcome, Welcome):
             raise PeerError("it is no engine that takes KV blocks")
         memory, writer = None, None
@@ -263,9 +269,9 @@ def _read_with_descriptors(sock: Socket) -> tuple[object, list[int]]:
         return read_to_sender(sock), []
     first, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     try:
-        said = read_to_sender(sock, first)
+        message = read_to_sender(sock, first)
     except BaseException:
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise
-    return said, descriptors
+    return message, descriptors

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from minfer import SamplingParams
-from minfer.effects.execution.ranks import crew, joining
+from minfer.effects.execution.ranks import joining, worker_group
 from minfer.effects.execution.ranks.joining import Joined, RankListener, find_rank_0
 from minfer.effects.execution.ranks.rank_folder import (
-    SOCKET,
-    STORE,
+    SOCKET_NAME,
+    STORE_NAME,
     RankStartError,
     new_rank_folder,
     rank_folder_path,
 )
 from minfer.effects.execution.ranks.rank_messages import (
     Alive,
-    Prepared,
+    RankPrepared,
     Ready,
     read_settings,
 )
@@ -77,7 +77,7 @@ def test_what_ranks_cannot_do_is_refused_before_they_start(
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(DeviceError, match="4 ranks need a GPU each"):
-        device._least_free(4)
+        device._min_free_memory(4)
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "LATE", 0.1)
+    monkeypatch.setattr(worker_group, "JOIN_SECONDS", 0.1)
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_ranks_that_cannot_start_are_named_and_none_is_left(
 
 @pytest.mark.long
 def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "SILENCE", 2.0)
+    monkeypatch.setattr(joining, "SILENCE_SECONDS", 2.0)
     endless = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     for how in (signal.SIGKILL, signal.SIGSTOP):
         llm = engine(tensor_parallel_size=2)
@@ -144,7 +144,7 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
 def prepared(link: Socket) -> None:
     """Get the settings, and send what a rank sends."""
     assert read_settings(link).values == {"model": "m"}
-    link.sendall(framed(Alive()) + framed(Prepared(7, {"version": "v"})))
+    link.sendall(framed(Alive()) + framed(RankPrepared(7, {"version": "v"})))
 
 
 def next_joined(listener: RankListener) -> Joined:
@@ -158,13 +158,16 @@ def test_a_rank_gets_the_settings_and_joins(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with (
         closing(RankListener(tmp_path, {"model": "m"})) as listener,
-        closing(dial(tmp_path / SOCKET)),  # it says nothing, and keeps no rank out
+        closing(dial(tmp_path / SOCKET_NAME)),  # it says nothing, and keeps no rank out
     ):
         assert not listener.joined()
         with closing(find_rank_0(tmp_path, 1)) as link:
             prepared(link)
             joined = next_joined(listener)
-            assert (joined.rank, joined.said) == (1, Prepared(7, {"version": "v"}))
+            assert (joined.rank, joined.prepared) == (
+                1,
+                RankPrepared(7, {"version": "v"}),
+            )
             joined.link.close()
 
 
@@ -189,7 +192,7 @@ def test_a_rank_waits_for_a_rank_0_that_starts_later(tmp_path: Path) -> None:
         later = pool.submit(find_rank_0, folder, 1)
         time.sleep(0.1)
         folder.mkdir(mode=0o700)
-        listen_at(folder / SOCKET).close()
+        listen_at(folder / SOCKET_NAME).close()
         time.sleep(0.1)
         with (
             closing(RankListener(folder, {"model": "m"})) as listener,
@@ -202,7 +205,7 @@ def test_a_rank_waits_for_a_rank_0_that_starts_later(tmp_path: Path) -> None:
 def test_a_rank_0_that_does_not_start_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "LATE", 0.1)
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 0.1)
     with pytest.raises(RankStartError, match=f"rank 0 does not listen in {tmp_path}"):
         find_rank_0(tmp_path / "none", 1)
 
@@ -283,7 +286,7 @@ def test_torch_s_store_has_nothing_of_minfer_s(
     with closing(engine(tensor_parallel_size=2)):
         [folder] = tmp_path.glob("minfer-*")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        data = (folder / STORE).read_bytes()
+        data = (folder / STORE_NAME).read_bytes()
     assert b"//cpu//" in data
     for text in (b"minfer", b"model", b"tensor_parallel_size"):
         assert text not in data

@@ -45,7 +45,7 @@ def edited(talker: Serving, *edits: dict[str, Any], uses: int = 5) -> tuple[str,
     """The prompt after edits, and what they have done."""
     fields = {"messages": conversation(uses), "tools": TOOLS}
     request = body(**fields, context_management={"edits": list(edits)})
-    found = request.edited(talker.llm)
+    found = request.render_edited(talker.llm)
     assert talker.llm.tokenizer is not None
     text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
     removed = sum(one["cleared_input_tokens"] for one in found.applied)
@@ -188,7 +188,7 @@ def test_results_of_tool_uses_with_one_id_are_kept_together(talker: Serving) -> 
         block |= {name: "t1" for name in ("id", "tool_use_id") if name in block}
     edit = {**CLEAR, **above(1), "keep": {"type": "tool_uses", "value": 1}}
     request = body(messages=messages, tools=TOOLS, context_management={"edits": [edit]})
-    found = request.edited(talker.llm)
+    found = request.render_edited(talker.llm)
     assert talker.llm.tokenizer is not None
     text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
     assert [f"result {number}" in text for number in range(3)] == [False, True, True]

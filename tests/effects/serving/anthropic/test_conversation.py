@@ -25,7 +25,7 @@ class Listener:
 
 def rendered(**fields: Any) -> Listener:
     model = Listener()
-    edited = body(**fields).edited(model)  # type: ignore[arg-type]  # all it needs
+    edited = body(**fields).render_edited(model)  # type: ignore[arg-type]  # all it needs
     assert edited.ids == [1, 2, 3]
     return model
 

@@ -28,16 +28,16 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"type": "auto"}, CallRequirements()),
         (
             {"type": "auto", "disable_parallel_tool_use": True},
-            CallRequirements(several=False),
+            CallRequirements(parallel=False),
         ),
-        ({"type": "any"}, CallRequirements(must=True)),
+        ({"type": "any"}, CallRequirements(required=True)),
         (
             {"type": "any", "disable_parallel_tool_use": True},
-            CallRequirements(must=True, several=False),
+            CallRequirements(required=True, parallel=False),
         ),
         (
             {"type": "tool", "name": "f"},
-            CallRequirements(must=True, only=frozenset("f"), several=False),
+            CallRequirements(required=True, only=frozenset("f"), parallel=False),
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_removed_tool_cannot_be_called(kinds: list[str], offered: bool) -> Non
     made = body(tools=[TOOL, other], messages=messages)
     names = ["f", "g"] if offered else ["g"]
     assert [tool.name for tool in made.offers] == names
-    assert [tool.where for tool in made.offers][-1] == "tools[1]"
+    assert [tool.field_path for tool in made.offers][-1] == "tools[1]"
     if not offered:
         only = {"type": "tool", "name": "f"}
         removed = {"tools": [TOOL, other], "messages": messages}

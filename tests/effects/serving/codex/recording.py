@@ -93,8 +93,8 @@ def filled(value: Any, place: str = "") -> Any:
 @contextlib.contextmanager
 def recorded(server: Serving) -> Iterator[list[dict[str, Any]]]:
     """The bodies that a server gets meanwhile."""
-    intake: Any = server.service.intake
-    receive = intake._receive
+    receiver: Any = server.service.receiver
+    receive = receiver._receive_body
     bodies: list[dict[str, Any]] = []
 
     async def keep(connection: Any) -> bytes:
@@ -102,8 +102,8 @@ def recorded(server: Serving) -> Iterator[list[dict[str, Any]]]:
         bodies.append(json.loads(data))
         return data
 
-    intake._receive = keep
+    receiver._receive_body = keep
     try:
         yield bodies
     finally:
-        intake._receive = receive
+        receiver._receive_body = receive

@@ -12,10 +12,10 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.task import ModelFacts, PreparedRequest
 from minfer.effects.serving.input_workers.worker_limits import (
-    OF_TEMPLATES,
-    ORDINARY,
+    DEFAULT_LIMITS,
+    TEMPLATE_LIMITS,
     WorkerLimits,
 )
 from minfer.effects.serving.openai.completions import ENDPOINT
@@ -31,9 +31,9 @@ RECIPE = ModelFacts(
 BODY = b'{"prompt": [5]}'
 
 
-async def prepared(one: Process) -> Prepared:
+async def prepared(one: Process) -> PreparedRequest:
     result = await one.work(ENDPOINT.path, BODY)
-    assert isinstance(result, Prepared)
+    assert isinstance(result, PreparedRequest)
     return result
 
 
@@ -68,11 +68,11 @@ def test_it_prepares_until_it_is_killed() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("limits", [None, OF_TEMPLATES])
+@pytest.mark.parametrize("limits", [None, TEMPLATE_LIMITS])
 def test_its_priority_is_lower_also_where_sessions_have_priorities(
     limits: WorkerLimits | None,
 ) -> None:
-    wanted = limits or ORDINARY
+    wanted = limits or DEFAULT_LIMITS
     expected = os.nice(0) + wanted.nice
 
     async def whole() -> None:
@@ -82,7 +82,7 @@ def test_its_priority_is_lower_also_where_sessions_have_priorities(
         group = Path(f"/proc/{one.pid}/autogroup")
         if group.exists():
             assert group.read_text().endswith(
-                f"nice {(limits or ORDINARY).session_nice}\n"
+                f"nice {(limits or DEFAULT_LIMITS).session_nice}\n"
             )
         one.kill()
 

@@ -16,7 +16,7 @@ from minfer.effects.serving.input_workers.task import ModelFacts
 from minfer.effects.serving.input_workers.worker_loop import serve
 from minfer.effects.serving.input_workers.worker_main import InputWorker
 from minfer.effects.serving.input_workers.worker_messages import (
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     WorkerReply,
     WorkerRequest,
     decode_reply,
@@ -110,7 +110,7 @@ def test_it_ends_when_it_has_grown(
     with ours, theirs:
         thread = threading.Thread(target=serve, args=(theirs, worker))
         thread.start()
-        reader = FrameReader(LARGEST)
+        reader = FrameReader(MAX_MESSAGE_BYTES)
         (ready,) = reader.feed(ours.recv(1000))
         assert decode_reply(ready) == WorkerReply()
         for growth, last in ((2**40, False), (-(2**50), True)):

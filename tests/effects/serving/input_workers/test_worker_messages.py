@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.input_workers.task import Prepared, QueryAnswer
+from minfer.effects.serving.input_workers.task import PreparedRequest, QueryResult
 from minfer.effects.serving.input_workers.worker_messages import (
     Refusal,
     WorkerReply,
@@ -36,9 +36,9 @@ REQUEST = GenerationRequest(
 
 
 def test_a_request_is_the_same_on_the_other_side() -> None:
-    reply = WorkerReply(prepared=Prepared(model="m", request=REQUEST))
+    reply = WorkerReply(prepared=PreparedRequest(model="m", request=REQUEST))
     assert decode_reply(encode(reply)) == reply
-    answered = WorkerReply(answer=QueryAnswer(json="{}", ignored=("a_hint",)))
+    answered = WorkerReply(answer=QueryResult(json="{}", ignored=("a_hint",)))
     assert decode_reply(encode(answered)) == answered
     refused = WorkerReply(
         refusal=Refusal(message="no", param="n", code=None, status=400), last=True

@@ -18,9 +18,9 @@ from minfer.effects.live.errors import EngineDeadError, TooLongError
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers import process
 from minfer.effects.serving.input_workers import worker_pool as module
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.task import ModelFacts, PreparedRequest
 from minfer.effects.serving.input_workers.worker_messages import WorkerReply, decode_reply
-from minfer.effects.serving.input_workers.worker_pool import SMALL, WorkerPool
+from minfer.effects.serving.input_workers.worker_pool import SMALL_BODY_BYTES, WorkerPool
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.tokens.tokenize import QUERY_ENDPOINT as TOKENIZE
@@ -125,7 +125,7 @@ def test_a_worker_that_dies_takes_one_body_along(llm: AsyncLLM) -> None:
 def test_a_disconnect_ends_the_work_on_its_body(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.05)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
 
     async def leave(pool: WorkerPool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
@@ -153,7 +153,7 @@ def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
         await asyncio.gather(*(pool.prepare(ENDPOINT, body(), "x") for _ in range(4)))
         _, large = pool.pids
         os.kill(large, signal.SIGSTOP)
-        text = body(prompt="a b " * (SMALL // 4))
+        text = body(prompt="a b " * (SMALL_BODY_BYTES // 4))
         slow = [
             asyncio.ensure_future(pool.prepare(ENDPOINT, text, "greedy"))
             for _ in range(3)
@@ -194,7 +194,7 @@ def test_without_any_worker_there_are_threads(
     monkeypatch.setattr("minfer.effects.serving.input_workers.process.MODULE", "no.such")
 
     async def none(pool: WorkerPool) -> None:
-        result: Prepared = await pool.prepare(ENDPOINT, body(), "a")
+        result: PreparedRequest = await pool.prepare(ENDPOINT, body(), "a")
         assert result.model == "m"
         assert pool.pids == []
 

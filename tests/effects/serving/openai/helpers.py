@@ -17,7 +17,7 @@ from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.protocol import AnswerWriter, PromptUsage
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, Logprob, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsing
@@ -84,7 +84,7 @@ def served(prompt: int, output: int, cached: int) -> list[PromptUsage]:
     ]
 
 
-def read(events: Iterable[Event]) -> list[Any]:
+def read(events: Iterable[StreamEvent]) -> list[Any]:
     """What events say; none has a name."""
     assert not any(event.name for event in events)
     emitted = [event.data for event in events]

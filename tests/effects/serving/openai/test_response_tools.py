@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
@@ -165,7 +165,7 @@ def test_additional_tools_are_offered_too(server: Serving) -> None:
     changed = {**more, "tools": [{**FUNCTION, "description": "Now."}]}
     offered = body(tools=[FUNCTION], input=[more, HI, changed]).offered
     assert [tool.name for tool in offered] == ["run", "agents__spawn", "agents__send"]
-    assert offered[0].where == "input[2].tools[0]"
+    assert offered[0].field_path == "input[2].tools[0]"
     assert offered[0].tool.description == "Now."
     shown = prompt_of(server, tools=[FUNCTION], input=[more, HI])
     assert "agents__send" in shown
@@ -490,7 +490,7 @@ def test_processes_that_prepare_large_bodies_have_the_key(tmp_path: Path) -> Non
     bounds = ServerBounds(workers=1)
     with agent_server(tmp_path / "m", template, bounds=bounds) as pooled:
         item = answer(pooled, THINKS, **KEEPS)["output"][0]
-        long = {**HI, "content": "x" * LONG}
+        long = {**HI, "content": "x" * LONG_BODY_BYTES}
         with script(pooled, [THINKS]):
             fields = {"input": [HI, item, long], "tools": TOOLS, **KEEPS}
             found = pooled.post("responses", model="tiny", **fields)

@@ -12,14 +12,14 @@ from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.records.request import SamplingParams
 from tests.effects.serving.openai.helpers import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def written(stream: bool, *texts: str, end: str) -> list[Event]:
+def written(stream: bool, *texts: str, end: str) -> list[StreamEvent]:
     """All events of a response whose text comes in these pieces."""
     request = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1]),),

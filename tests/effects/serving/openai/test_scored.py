@@ -229,7 +229,7 @@ def test_the_best_of_several(client: OpenAI) -> None:
 def test_an_answer_may_not_grow_beyond_memory(
     client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fields, "MAX_SCORES", 24)
+    monkeypatch.setattr(fields, "MAX_PROMPT_LOGPROBS", 24)
     body: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
     for more, param in (
         ({"echo": True, "logprobs": 4}, "logprobs"),

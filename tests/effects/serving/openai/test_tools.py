@@ -85,28 +85,30 @@ def test_tools_as_templates_take_them() -> None:
     ("choice", "several", "wish"),
     [
         (None, True, CallRequirements()),
-        ("auto", False, CallRequirements(several=False)),
-        ("required", True, CallRequirements(must=True)),
+        ("auto", False, CallRequirements(parallel=False)),
+        ("required", True, CallRequirements(required=True)),
         (
             NAMED,
             True,
-            CallRequirements(must=True, only=frozenset(["add"]), several=False),
+            CallRequirements(required=True, only=frozenset(["add"]), parallel=False),
         ),
         (some(ADD), True, CallRequirements(only=frozenset(["add"]))),
         (
             some(ADD, NOW, mode="required"),
             False,
-            CallRequirements(must=True, only=frozenset(["add", "now"]), several=False),
+            CallRequirements(
+                required=True, only=frozenset(["add", "now"]), parallel=False
+            ),
         ),
     ],
 )
 def test_call_requirements(choice: Any, several: bool, wish: CallRequirements) -> None:
     body = chat(tools=[ADD, NOW], tool_choice=choice)
-    assert call_requirements(body.tool_choice, several=several) == wish
+    assert call_requirements(body.tool_choice, parallel=several) == wish
 
 
 def test_tools_as_they_are_offered() -> None:
     first, second = offered_tools(chat(tools=tool(strict=True)).offered)
     assert (first.parameters, first.strict) == (SCHEMA, False)
     assert first.param == "tools[0].function.parameters"
-    assert (second.parameters, second.strict, second.where) == (None, True, WHERE)
+    assert (second.parameters, second.strict, second.field_path) == (None, True, WHERE)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minfer.effects.serving.page.files import FILES, INDEX, PATHS
+from minfer.effects.serving.page.files import FILES, INDEX, PAGE_PATHS
 from tests.effects.served import Serving, serving
 from tests.effects.serving.page.visits import DRY
 
@@ -18,7 +18,7 @@ def test_every_file_that_one_names_is_served() -> None:
         for name in OWN.findall(file.data.decode()):
             if not name.startswith("data:"):
                 named.add(f"{folder}/{name.removeprefix('./')}")
-    assert named | {"/"} == set(PATHS), INDEX
+    assert named | {"/"} == set(PAGE_PATHS), INDEX
 
 
 def test_nothing_is_named_that_is_elsewhere() -> None:
@@ -58,6 +58,6 @@ def test_nothing_else_is_served(dry: Serving, path: str) -> None:
 @pytest.mark.long
 def test_the_files_need_no_key_and_all_else_does() -> None:
     with serving(service={"api_key": "secret"}, **DRY) as served:
-        assert {served.get(path).status_code for path in PATHS} == {200}
+        assert {served.get(path).status_code for path in PAGE_PATHS} == {200}
         for path in ("/live", "/live?once=1", "/v1/models", "/page/secret"):
             assert served.get(path).status_code == 401

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minfer.effects.serving.page.files import HERE, INDEX
+from minfer.effects.serving.page.files import INDEX, PAGE_FOLDER
 from minfer.effects.serving.page.icon import ICON, KIND, PATH
 from tests.effects.served import serving
 from tests.effects.serving.page.visits import DRY
@@ -20,7 +20,7 @@ def test_it_is_a_picture() -> None:
 
 def test_the_page_names_it() -> None:
     url = f"data:{KIND},{quote(ICON, safe=_AS_IT_IS)}"
-    assert url in (HERE / INDEX).read_text().replace("&#x27;", "'")
+    assert url in (PAGE_FOLDER / INDEX).read_text().replace("&#x27;", "'")
 
 
 @pytest.mark.long

@@ -46,12 +46,12 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
 def test_an_unhealthy_server_is_shown(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "live")
     chromium.wait("document.querySelector('#health').dataset.state === 'well'")
-    dry.service.live._illness = lambda: "requests wait, and no step for 61 s"
+    dry.service.live._health_error = lambda: "requests wait, and no step for 61 s"
     try:
         chromium.wait("document.querySelector('#health').dataset.state === 'ill'")
         assert text(chromium, "#health span") == ["requests wait, and no step for 61 s"]
     finally:
-        dry.service.live._illness = dry.service.health.illness
+        dry.service.live._health_error = dry.service.health.health_error
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.wire.coding import PIECE, Decoder
+from minfer.effects.serving.wire.coding import MAX_DECODED_BYTES, Decoder
 from tests.effects.served import Serving
 from tests.effects.serving.raw_requests import raw
 from tests.effects.serving.transports.test_post import come
@@ -29,7 +29,7 @@ CODED = {
 def decoded(coding: str, *parts: bytes) -> bytes:
     decoder = Decoder(coding)
     decode = [decoded for part in parts for decoded in decoder.decode(part)]
-    assert all(len(decoded) <= PIECE for decoded in decode)
+    assert all(len(decoded) <= MAX_DECODED_BYTES for decoded in decode)
     decoder.end()
     return b"".join(decode)
 

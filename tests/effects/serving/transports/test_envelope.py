@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.envelope import (
-    LONGEST_ID,
+    MAX_MESSAGE_ID_CHARS,
     CancelMessage,
     RequestMessage,
     open_message,
@@ -32,12 +32,14 @@ def test_of_a_request_that_is_to_end() -> None:
     assert open_message('{"cancel": ""}').parse() == CancelMessage("")
 
 
-@pytest.mark.parametrize("size", [LONGEST_ID, LONGEST_ID + 1, 50_000])
+@pytest.mark.parametrize("size", [MAX_MESSAGE_ID_CHARS, MAX_MESSAGE_ID_CHARS + 1, 50_000])
 @pytest.mark.parametrize("letter", ["x", "😀"])
 @pytest.mark.parametrize("escaped", [False, True])
 def test_ids_are_short(size: int, letter: str, *, escaped: bool) -> None:
     text = json.dumps({"id": letter * size, "body": {}}, ensure_ascii=escaped)
-    assert open_message(text).name == (letter * size if size <= LONGEST_ID else "")
+    assert open_message(text).name == (
+        letter * size if size <= MAX_MESSAGE_ID_CHARS else ""
+    )
 
 
 NO_OBJECT: dict[str, tuple[str | None, str]] = {
@@ -84,7 +86,7 @@ def test_invalid_messages(emitted: Any, name: str | None, words: str) -> None:
 def test_a_long_name_of_a_field_is_cut() -> None:
     with pytest.raises(ApiError) as caught:
         open_message(json.dumps({"x" * LARGE: 1})).parse()
-    assert len(str(caught.value)) < 2 * LONGEST_ID
+    assert len(str(caught.value)) < 2 * MAX_MESSAGE_ID_CHARS
 
 
 def quickest(what: Callable[[], object]) -> float:

@@ -9,9 +9,9 @@ import pytest
 from minfer.effects.serving.wire.http import HttpTransport
 from minfer.effects.serving.wire.plain_body import PlainBody
 from minfer.effects.serving.wire.sse import EventStream
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
-BUSY = Failure(503, Event('{"error":"é"}'), retry_after=1)
+BUSY = Failure(503, StreamEvent('{"error":"é"}'), retry_after=1)
 Script = Callable[[HttpTransport], Coroutine[Any, Any, None]]
 
 
@@ -42,8 +42,8 @@ def test_the_head_goes_out_once_and_the_last_part_ends_it(
     kind: type[HttpTransport], media: bytes, part: bytes
 ) -> None:
     async def twice(transport: HttpTransport) -> None:
-        await transport.write([Event("{}")], last=False)
-        await transport.write([Event("{}")], last=True)
+        await transport.write([StreamEvent("{}")], last=False)
+        await transport.write([StreamEvent("{}")], last=True)
 
     unheld = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     head = [
@@ -74,7 +74,7 @@ def test_a_failure_before_anything_is_a_response(kind: type[HttpTransport]) -> N
 @pytest.mark.parametrize("kind", [PlainBody, EventStream])
 def test_an_answer_and_a_failure_name_ignored_fields(kind: type[HttpTransport]) -> None:
     async def answers(transport: HttpTransport) -> None:
-        await transport.write([Event("{}")], last=True)
+        await transport.write([StreamEvent("{}")], last=True)
 
     for script in (answers, lambda transport: transport.fail(BUSY)):
         start, _ = sent_by(kind, script, ("store", "a_hint"))
@@ -83,7 +83,7 @@ def test_an_answer_and_a_failure_name_ignored_fields(kind: type[HttpTransport]) 
 
 def test_a_failure_after_the_head_is_the_last_part() -> None:
     async def fails(transport: HttpTransport) -> None:
-        await transport.write([Event("{}")], last=False)
+        await transport.write([StreamEvent("{}")], last=False)
         await transport.fail(BUSY)
 
     last = sent_by(EventStream, fails)[-1]

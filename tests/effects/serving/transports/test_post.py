@@ -58,8 +58,8 @@ def test_a_body_that_is_not_taken(
 
 
 def test_a_body_that_comes_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post, "PATIENCE", 0.05)
-    monkeypatch.setattr(post, "PACE", 100)  # bytes a second
+    monkeypatch.setattr(post, "MAX_LAG_SECONDS", 0.05)
+    monkeypatch.setattr(post, "MIN_BYTES_PER_SECOND", 100)  # bytes a second
 
     async def dripped(pause: float) -> bytes:
         left = 9

@@ -15,11 +15,11 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from minfer.effects.serving.wire.socket_protocol import (
-    LARGE,
-    PART,
+    LARGE_READ_BYTES,
+    READ_BYTES,
     SocketProtocol,
 )
-from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
+from minfer.effects.serving.wire.transport import Connection, StreamEvent, ignore_part
 from minfer.effects.serving.wire.websocket import socket_route
 
 HANDSHAKE = (
@@ -178,7 +178,7 @@ async def size(connection: Connection) -> None:
     """Answers with the size of the body."""
     data = await connection.read(2**22, ignore_part)
     transport = connection.transport(stream=True, name="x")
-    await transport.write([Event(json.dumps({"size": len(data)}))], last=True)
+    await transport.write([StreamEvent(json.dumps({"size": len(data)}))], last=True)
 
 
 @contextlib.asynccontextmanager
@@ -225,14 +225,14 @@ FLOODS: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("name", FLOODS)
 def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
     flood, answers = FLOODS[name]
-    count = 3 * PART // len(flood)
+    count = 3 * READ_BYTES // len(flood)
 
     async def conversation() -> None:
         async with open_socket() as peer:
             peer.wire.takes = False
             rest = await peer.send(flood * count)
-            assert peer.fed <= 2 * PART
-            assert len(peer.wire.unsent) <= 2 * PART
+            assert peer.fed <= 2 * READ_BYTES
+            assert len(peer.wire.unsent) <= 2 * READ_BYTES
             assert len(peer.protocol.tasks) <= 2
             peer.wire.take()
             for _ in range(100):
@@ -387,10 +387,10 @@ def test_a_large_frame_is_read_in_large_parts_and_small_ones_are_not() -> None:
 
             peer.protocol.buffer_updated = noted  # type: ignore[assignment, method-assign]
             await peer.send(frame(Opcode.TEXT, body))
-            assert LARGE * len(sizes) < 1.3 * len(body)
+            assert LARGE_READ_BYTES * len(sizes) < 1.3 * len(body)
             sizes.clear()
             await peer.send(FLOODS["no request"][0] * 300)
-            assert max(sizes) == PART
+            assert max(sizes) == READ_BYTES
 
     asyncio.run(conversation())
 

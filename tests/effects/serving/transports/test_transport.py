@@ -15,7 +15,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ROUTES
-from minfer.effects.serving.wire.transport import Event, Failure, Handler, Watcher
+from minfer.effects.serving.wire.transport import Failure, Handler, StreamEvent, Watcher
 
 # --- what would be a transport's module ------------------------------------------------
 
@@ -62,7 +62,7 @@ class Socket:
         assert stream
         return self
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         for event in events:
             await self.send({"type": "websocket.send", "text": event.data})
         if last:

@@ -12,8 +12,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.serving.wire import websocket
-from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
-from minfer.effects.serving.wire.websocket import Socket
+from minfer.effects.serving.wire.transport import Connection, StreamEvent, ignore_part
+from minfer.effects.serving.wire.websocket import SocketSession
 from tests.effects.served import Serving, serving
 from tests.effects.serving.raw_requests import NEIGHBOUR
 
@@ -210,7 +210,7 @@ def test_an_id_must_be_free(slow: Serving) -> None:
 
 
 def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "MAX_OPEN", 2)
+    monkeypatch.setattr(websocket, "MAX_OPEN_REQUESTS", 2)
     with socket(slow) as link:
         for name in "abc":
             ask(link, name, "completions", **{**ENDLESS, "stream": False})
@@ -296,7 +296,7 @@ async def echo(connection: Connection) -> None:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")
     for number in range(3):
-        event = Event(json.dumps({"part": number}))
+        event = StreamEvent(json.dumps({"part": number}))
         await transport.write([event], last=number == 2)
 
 
@@ -304,7 +304,7 @@ async def echo(connection: Connection) -> None:
 async def served_by(client: Client) -> AsyncIterator[None]:
     client.says.put_nowait({"type": "websocket.connect"})
     task = asyncio.create_task(
-        Socket({"echo": echo}, SCOPE, client.receive, client.send).serve()
+        SocketSession({"echo": echo}, SCOPE, client.receive, client.send).serve()
     )
     await client.accepted.wait()
     yield

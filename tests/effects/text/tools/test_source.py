@@ -2,7 +2,7 @@
 
 from minfer.effects.text.tools.source import (
     Reading,
-    TextSource,
+    StreamedText,
     peek_any,
     peek_char,
     take_until,
@@ -19,7 +19,7 @@ def step(reading: Reading[str]) -> str | None:
 
 
 def test_what_was_taken_is_kept_if_requested() -> None:
-    source = TextSource()
+    source = StreamedText()
     source.push("abcd")
     source.take(1)
     source.keep("<")
@@ -30,7 +30,7 @@ def test_what_was_taken_is_kept_if_requested() -> None:
 
 
 def test_words_ahead() -> None:
-    source = TextSource()
+    source = StreamedText()
     reading = peek_any(source, ["<a>", "<bb>"])
     assert step(reading) is None
     source.push("<b")
@@ -42,7 +42,7 @@ def test_words_ahead() -> None:
 
 
 def test_words_ahead_of_an_end() -> None:
-    source = TextSource()
+    source = StreamedText()
     source.push("<b", final=True)
     assert step(peek_any(source, ["<bb>"])) == ""
     source.take(2)
@@ -56,7 +56,7 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
         ([">", ">>a"], ">>b", ">"),
     ):
         for pieces in ([text], [*text]):
-            source = TextSource()
+            source = StreamedText()
             reading = take_until(source, markers, lambda _: None)
             results = []
             for piece in pieces:
@@ -70,7 +70,7 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
 
 
 def test_until_a_marker() -> None:
-    source = TextSource()
+    source = StreamedText()
     emitted: list[str] = []
     reading = take_until(source, ["<a>", "<ab>"], emitted.append)
     source.push("x<<a")

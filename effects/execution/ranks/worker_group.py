@@ -2,10 +2,10 @@
 
     start_processes   of the other ranks, if torchrun has not started them
     await_joined      each has connected, with the same version and weights
-    watch             a thread for each: a rank that ends, or is silent for `SILENCE`
-                      seconds, is the end of the engine. All others are killed, as sums
-                      may wait for it
-    tell              items, in one order for all ranks, whichever threads tell them
+    watch             a thread for each: a rank that ends, or is silent for
+                      `SILENCE_SECONDS`, is the end of the engine. All others are killed,
+                      as sums may wait for it
+    broadcast         items, in one order for all ranks, whichever threads send them
 
 The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
 
@@ -28,12 +28,12 @@ from attrs import define, field
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
-    LATE,
-    SILENCE,
+    JOIN_SECONDS,
+    SILENCE_SECONDS,
     Joined,
     RankListener,
 )
-from minfer.effects.execution.ranks.rank_folder import FOLLOWS, RankStartError
+from minfer.effects.execution.ranks.rank_folder import FOLDER_VARIABLE, RankStartError
 from minfer.effects.execution.ranks.rank_messages import (
     Broken,
     FromRank,
@@ -46,7 +46,7 @@ from minfer.effects.net.child import Child, spawn_child
 from minfer.effects.net.framing import PeerError, Socket, frame
 from minfer.records.messages import Lost, Moved
 
-BEAT: Final = 1.0  # seconds between two words of a rank
+HEARTBEAT_SECONDS: Final = 1.0  # between two messages of a rank
 
 _log = logging.getLogger("minfer.executor")
 
@@ -58,8 +58,8 @@ class RankError(ExecutorError):
 
 
 @define(eq=False)
-class Follower:
-    """Another rank's process."""
+class RankWorker:
+    """The process of another rank, as rank 0 sees it."""
 
     rank: int
     process: Child | None = None  # None: torchrun's
@@ -67,7 +67,7 @@ class Follower:
     link: Socket | None = None
     ready: threading.Event = field(factory=threading.Event)
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send a framed item. Raises OSError."""
         if self.link is not None:
             self.link.sendall(data)
@@ -89,7 +89,7 @@ class Transfers:
 
     ranks: int
     lock: threading.Lock = field(factory=threading.Lock)
-    # By number: ranks that are not done, the first loss, and whom to report to.
+    # By number: how many ranks are not done, the first loss, and what to call at the end.
     open: dict[int, "tuple[int, Lost | None, ReportEnd]"] = field(factory=dict)
 
     def begin(self, number: int, report: ReportEnd) -> ReportEnd:
@@ -101,18 +101,18 @@ class Transfers:
     def note(self, end: Moved | Lost) -> None:
         """Note that one rank is done."""
         with self.lock:
-            left, lost, report = self.open[end.number]
+            num_pending, lost, report = self.open[end.number]
             lost = lost or (end if isinstance(end, Lost) else None)
-            if left > 1:
-                self.open[end.number] = (left - 1, lost, report)
+            if num_pending > 1:
+                self.open[end.number] = (num_pending - 1, lost, report)
                 return
             del self.open[end.number]
         report(lost or end)
 
 
 @define(eq=False)
-class Crew:
-    """The other ranks of an engine.
+class WorkerGroup:
+    """The worker processes of an engine: the ranks other than 0.
 
     If one of them is lost, all of `on_loss` are called, in order, once, and from any
     thread. Two places fill it: `start_ranks` (live/engine/ranks.py), once this process
@@ -122,20 +122,20 @@ class Crew:
     """
 
     count: int  # of ranks, with rank 0
-    about: Mapping[str, str]  # what all ranks must have alike: versions, weights
-    followers: list[Follower] = field(init=False)
+    versions: Mapping[str, str]  # of minfer and the weights: the same on all ranks
+    workers: list[RankWorker] = field(init=False)
     transfers: Transfers = field(init=False)
     on_loss: list[Callable[[], None]] = field(factory=list)
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
     # Held until all ranks were sent an item.
-    telling: threading.Lock = field(factory=threading.Lock)
+    broadcasting: threading.Lock = field(factory=threading.Lock)
     # What removes the folder in which ranks meet.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        self.followers = [Follower(rank) for rank in range(1, self.count)]
+        self.workers = [RankWorker(rank) for rank in range(1, self.count)]
         self.transfers = Transfers(self.count)
 
     # --- starting -----------------------------------------------------------------------
@@ -146,65 +146,67 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises OSError.
         """
-        for one, more in zip(self.followers, environments, strict=True):
-            own = {"RANK": str(one.rank), FOLLOWS: str(folder)}
-            one.process = spawn_child("minfer", variables={**own, **more})
+        for worker, extra_variables in zip(self.workers, environments, strict=True):
+            rank_variables = {"RANK": str(worker.rank), FOLDER_VARIABLE: str(folder)}
+            worker.process = spawn_child(
+                "minfer", variables={**rank_variables, **extra_variables}
+            )
 
     def await_joined(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has another version or other weights.
         """
-        end = time.monotonic() + LATE
-        waiting = {one.rank for one in self.followers}
-        while waiting:
+        deadline = time.monotonic() + JOIN_SECONDS
+        missing_ranks = {worker.rank for worker in self.workers}
+        while missing_ranks:
             if joined := listener.joined():
                 self._accept(joined)
-                waiting.discard(joined.rank)
-            for one in self.followers:
-                code = None if one.process is None else one.process.poll()
-                if code is not None:
+                missing_ranks.discard(joined.rank)
+            for worker in self.workers:
+                exit_code = None if worker.process is None else worker.process.poll()
+                if exit_code is not None:
                     raise RankStartError(
-                        f"rank {one.rank} ended with {code} before it joined; its error "
-                        f"is above"
+                        f"rank {worker.rank} ended with {exit_code} before it joined; "
+                        f"its error is above"
                     )
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RankStartError(
-                    f"rank {min(waiting)} has not joined within {LATE:.0f} s; look for "
-                    f"its error, and start it again"
+                    f"rank {min(missing_ranks)} has not joined within "
+                    f"{JOIN_SECONDS:.0f} s; look for its error, and start it again"
                 )
 
     def _accept(self, joined: Joined) -> None:
         """Take a rank that has joined. Raises RankStartError for another engine's."""
-        rank, about = joined.rank, joined.said.about
-        one = next((f for f in self.followers if f.rank == rank), None)
-        if one is None or one.link is not None:
+        rank, reported = joined.rank, joined.prepared.about
+        worker = next((w for w in self.workers if w.rank == rank), None)
+        if worker is None or worker.link is not None:
             joined.link.close()
             return
-        one.link = joined.link
-        for name, value in self.about.items():
-            if about.get(name) != value:
+        worker.link = joined.link
+        for name, version in self.versions.items():
+            if reported.get(name) != version:
                 raise RankStartError(
-                    f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
-                    f"{value}; start all ranks with the same"
+                    f"rank {rank} has another {name}, {reported.get(name)}, than rank 0, "
+                    f"{version}; start all ranks with the same"
                 )
-        one.number = joined.said.process
+        worker.number = joined.prepared.process
 
     # --- running ------------------------------------------------------------------------
 
     def await_ready(self) -> None:
         """Wait until all ranks have their weights and caches. Raises RankStartError."""
-        for one in self.followers:
-            while not self.lost and not one.ready.wait(0.2):
+        for worker in self.workers:
+            while not self.lost and not worker.ready.wait(0.2):
                 pass
         if self.lost:
             raise RankStartError(self.lost)
 
     def watch(self) -> None:
         """Watch all ranks, each in a thread, until they end."""
-        for one in self.followers:
-            name = f"minfer-rank-{one.rank}"
+        for worker in self.workers:
+            name = f"minfer-rank-{worker.rank}"
             threading.Thread(
-                target=self._watch, args=(one, one.link), name=name, daemon=True
+                target=self._watch, args=(worker, worker.link), name=name, daemon=True
             ).start()
 
     def check(self) -> None:
@@ -212,54 +214,58 @@ class Crew:
         if self.lost:
             raise RankError(self.lost)
 
-    def tell(self, item: Item) -> None:
-        """Have all ranks do something next, in any thread. Raises RankError."""
+    def broadcast(self, item: Item) -> None:
+        """Send all other ranks the item that they do next, from any thread. Raises
+        RankError.
+        """
         self.check()
         data = frame(item_to(item))
-        with self.telling:
-            for one in self.followers:
+        with self.broadcasting:
+            for worker in self.workers:
                 try:
-                    one.tell(data)
+                    worker.send(data)
                 except OSError as error:
-                    self._lose(one, f"its connection is closed ({error})")
+                    self._handle_loss(worker, f"its connection is closed ({error})")
                     self.check()
 
-    def _watch(self, one: Follower, link: Socket) -> None:
+    def _watch(self, worker: RankWorker, link: Socket) -> None:
         """Read a rank's messages until it ends."""
         try:
             while True:
-                self._read(one, read_from_rank(link))
+                self._read(worker, read_from_rank(link))
         except BlockingIOError:  # each read has its time: see `RankListener`
-            why = f"it has been silent for {SILENCE:.0f} s"
+            reason = f"it has been silent for {SILENCE_SECONDS:.0f} s"
         except (PeerError, OSError):
-            code = None if one.process is None else one.process.wait(1.0)
-            why = "it has ended" + ("" if code is None else _how(code))
-        self._lose(one, why)
+            exit_code = None if worker.process is None else worker.process.wait(1.0)
+            reason = "it has ended" + ("" if exit_code is None else _exit_text(exit_code))
+        self._handle_loss(worker, reason)
 
-    def _read(self, one: Follower, message: FromRank) -> None:
+    def _read(self, worker: RankWorker, message: FromRank) -> None:
         match message:
             case Ready():
-                one.ready.set()
-            case TransferEnded(number, why):
-                self.transfers.note(Moved(number) if why is None else Lost(number, why))
-            case Broken(why):
-                self._lose(one, why)
+                worker.ready.set()
+            case TransferEnded(number, reason):
+                self.transfers.note(
+                    Moved(number) if reason is None else Lost(number, reason)
+                )
+            case Broken(reason):
+                self._handle_loss(worker, reason)
 
-    def _lose(self, one: Follower, why: str) -> None:
-        """End the engine, as one rank is lost."""
+    def _handle_loss(self, worker: RankWorker, reason: str) -> None:
+        """End the engine after the loss of a rank."""
         with self.lock:
             if self.lost or self.closing:
                 return
-            self.lost = f"rank {one.rank} of {self.count} is lost: {why}"
+            self.lost = f"rank {worker.rank} of {self.count} is lost: {reason}"
         self.kill()
         _log.error("%s", self.lost)
-        for call in self.on_loss:
-            call()
+        for callback in self.on_loss:
+            callback()
 
     def kill(self) -> None:
         """End all other ranks at once."""
-        for one in self.followers:
-            one.kill()
+        for worker in self.workers:
+            worker.kill()
 
     def abandon(self) -> None:
         """End all other ranks at once, and wait for their ends."""
@@ -267,15 +273,18 @@ class Crew:
         self.close()
 
     def close(self) -> None:
-        """Wait until the other ranks, which were told to, have ended."""
+        """Wait until the other ranks, which have got `Close`, have ended."""
         with self.lock:
             self.closing = True
-        for one in self.followers:
-            if one.process is not None and one.process.wait(SILENCE) is None:
-                one.kill()
-                one.process.wait()
-            if one.link is not None:
-                one.link.close()
+        for worker in self.workers:
+            if (
+                worker.process is not None
+                and worker.process.wait(SILENCE_SECONDS) is None
+            ):
+                worker.kill()
+                worker.process.wait()
+            if worker.link is not None:
+                worker.link.close()
 
     def remove_folder(self) -> None:
         """Remove the folder, once this process has left torch.distributed: while NCCL
@@ -285,5 +294,9 @@ class Crew:
         self.resources.close()
 
 
-def _how(code: int) -> str:
-    return f" with {code}" if code >= 0 else f" by {signal.Signals(-code).name}"
+def _exit_text(exit_code: int) -> str:
+    return (
+        f" with {exit_code}"
+        if exit_code >= 0
+        else f" by {signal.Signals(-exit_code).name}"
+    )

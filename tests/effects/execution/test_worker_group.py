@@ -6,8 +6,8 @@ from threading import Thread
 
 import pytest
 
-from minfer.effects.execution.ranks.crew import Crew, Follower
 from minfer.effects.execution.ranks.items import Collect, Item, Want, item_from, item_to
+from minfer.effects.execution.ranks.worker_group import RankWorker, WorkerGroup
 from minfer.effects.net.framing import FrameReader, frame
 
 LARGEST = 2**20
@@ -19,21 +19,21 @@ def test_all_ranks_get_items_in_one_order_whichever_threads_tell_them(
     """Another thread has an item after the first rank has got the one before."""
     want, collect = Want((b"key",), "engine"), Collect()
     with ExitStack() as stack:
-        crew, ends = Crew(3, {}), list[socket.socket]()
-        for one in crew.followers:
+        workers, ends = WorkerGroup(3, {}), list[socket.socket]()
+        for one in workers.workers:
             one.link, end = map(stack.enter_context, socket.socketpair())
             ends.append(end)
-        other = Thread(target=lambda: crew.tell(want))
-        send = Follower.tell
+        other = Thread(target=lambda: workers.broadcast(want))
+        send = RankWorker.send
 
-        def sent(one: Follower, data: bytes) -> None:
+        def sent(one: RankWorker, data: bytes) -> None:
             send(one, data)
             if one.rank == 1 and data == frame(item_to(collect)):
                 other.start()
                 other.join(0.2)  # as long as it would need, if it did not wait
 
-        monkeypatch.setattr(Follower, "tell", sent)
-        crew.tell(collect)
+        monkeypatch.setattr(RankWorker, "send", sent)
+        workers.broadcast(collect)
         other.join()
         assert [received(end, 2) for end in ends] == [[collect, want]] * 2
 

@@ -1,4 +1,5 @@
-"""The parts of a step that attention's kernels take, the same for all kinds of attention.
+"""The segments of a step, each for one launch of an attention kernel, the same for all
+kinds of attention.
 
 The packed tokens are, in order: decode rows' last tokens, those of rows with drafts
 first; drafts; prefill chunks.
@@ -14,8 +15,8 @@ from minfer.kernels.attention import DraftLayout
 
 
 @frozen(eq=False)
-class DecodePart:
-    """Rows of one query each."""
+class DecodeSegment:
+    """Decode rows of one query each."""
 
     tokens: slice  # of the packed ones
     rows: Tensor
@@ -24,7 +25,7 @@ class DecodePart:
 
 
 @frozen(eq=False)
-class ChunkPart:
+class ChunkSegment:
     """Rows of several queries: prefill chunks, or last tokens with their drafts."""
 
     tokens: slice  # of the packed ones, from which offsets count
@@ -37,32 +38,34 @@ class ChunkPart:
     draft_layout: DraftLayout | None = None  # None: prefill chunks
 
 
-def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
-    """Yields the parts of decode rows: those with drafts, and the others, if any."""
+def decode_segments(batch: Batch, splits: int) -> Iterator[DecodeSegment | ChunkSegment]:
+    """Yields the segments of decode rows: those with drafts, and the others, if any."""
     decode_inputs = len(batch.rows)
-    alone = slice(0, decode_inputs)
+    plain_rows = slice(0, decode_inputs)
     if (drafts := batch.verified) is not None:
         verified = len(drafts.starts)
-        alone = slice(verified, drafts.decode_rows)
-        yield ChunkPart(
+        plain_rows = slice(verified, drafts.decode_rows)
+        yield ChunkSegment(
             slice(0, decode_inputs),
             batch.rows[:verified],
             drafts.starts,
             drafts.counts,
             drafts.firsts,
-            drafts.most,
+            drafts.max_count,
             splits,
             DraftLayout(skip=drafts.decode_rows, stride=verified),
         )
-    if alone.start < alone.stop:
-        yield DecodePart(alone, batch.rows[alone], batch.contexts[alone], splits)
+    if plain_rows.start < plain_rows.stop:
+        yield DecodeSegment(
+            plain_rows, batch.rows[plain_rows], batch.contexts[plain_rows], splits
+        )
 
 
-def prefill_parts(batch: Batch) -> Iterator[ChunkPart]:
+def prefill_segments(batch: Batch) -> Iterator[ChunkSegment]:
     """Yields the prefill chunks, if any."""
     if (chunks := batch.chunks) is not None:
         dequantized = chunks.dequantized
-        yield ChunkPart(
+        yield ChunkSegment(
             slice(0, len(batch.tokens)),
             chunks.rows if dequantized is None else dequantized.own_rows,
             chunks.starts,

@@ -1,4 +1,4 @@
-"""Intake: from a body on a connection to a request that could run at once.
+"""RequestReceiver: from a body on a connection to a request that could run at once.
 
     announced --> reserved --> received, and counted part by part --> prepared
        413        503        408                  400             400, 413
@@ -23,12 +23,12 @@ from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
-    QueryAnswer,
+    PreparedRequest,
+    QueryResult,
     answer,
     prepare,
 )
-from minfer.effects.serving.input_workers.worker_limits import OF_TEMPLATES
+from minfer.effects.serving.input_workers.worker_limits import TEMPLATE_LIMITS
 from minfer.effects.serving.input_workers.worker_pool import BodyRefusals, WorkerPool
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, QueryEndpoint
 from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
@@ -41,16 +41,18 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.policies.fair_queue import FairQueue
 from minfer.sampling.structured import StructuredOutputs
 
-LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
+LONG_BODY_BYTES: Final = 4096  # of a body that is prepared away from the event loop
 # Others are, too, where their schemas may take tens of milliseconds to translate: with
 # look-aheads, patterns of names, or parts that must exclude each other, whether these are
 # written with escapes or not.
-SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])")
+SLOW_SCHEMA: Final = re.compile(
+    rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])"
+)
 # A body that brings a chat template: the name of the field, written with escapes or not.
-_TEMPLATE: Final = "chat_template"
+_TEMPLATE_NAME: Final = "chat_template"
 TEMPLATE_FIELD: Final = re.compile(rb'"chat_template"|\\u00[4-7]')
 TEMPLATE_WORKERS: Final = 2
-TEMPLATE_SECONDS: Final = 10.0
+TEMPLATE_TIMEOUT_SECONDS: Final = 10.0
 TEMPLATE_REFUSALS: Final = BodyRefusals(
     too_long="chat_template: this template takes too long; correct it, or send less",
     too_heavy="chat_template: this template takes too much time or memory; correct it, "
@@ -61,7 +63,7 @@ TEMPLATE_REFUSALS: Final = BodyRefusals(
 Result = TypeVar("Result")
 
 
-class Intake:
+class RequestReceiver:
     """Receives and prepares bodies."""
 
     def __init__(
@@ -76,32 +78,34 @@ class Intake:
         self._body_memory = BodyMemory()
         # Under a policy with priorities before fairness, each client would use the first.
         self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
-        recipe = ModelFacts.of(llm, tuple(models.names))
-        self.pool = WorkerPool(recipe, llm, models, state.pool, workers=bounds.workers)
+        facts = ModelFacts.of(llm, tuple(models.names))
+        self.pool = WorkerPool(facts, llm, models, state.pool, workers=bounds.workers)
         self.template_pool: WorkerPool | None = None
         if bounds.trust_request_chat_template:
             self.template_pool = WorkerPool(
-                # Without secrets: who escaped the sandbox would have them.
-                attrs.evolve(recipe, request_templates=OF_TEMPLATES, reasoning_key=b""),
+                # Without secrets: a template that escaped the sandbox would have them.
+                attrs.evolve(facts, request_templates=TEMPLATE_LIMITS, reasoning_key=b""),
                 llm,
                 models,
                 state.pool,
                 workers=TEMPLATE_WORKERS,
-                limit=TEMPLATE_SECONDS,
+                limit=TEMPLATE_TIMEOUT_SECONDS,
                 refusals=TEMPLATE_REFUSALS,
             )
 
-    async def take(self, endpoint: Endpoint, connection: Connection) -> Prepared:
+    async def receive(
+        self, endpoint: Endpoint, connection: Connection
+    ) -> PreparedRequest:
         """Receive and prepare one body. Raises ClientDisconnect, ApiError, and the errors
         of `to_api_error`.
         """
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
-            data = await self._receive(connection)
+            data = await self._receive_body(connection)
             if (pool := self._template_pool(endpoint, data)) is not None:
                 work = pool.prepare(endpoint, data, caller.name, _tenant(caller))
                 prepared = await _while_connected(connection, work)
-            elif len(data) <= LONG and SLOW.search(data) is None:
+            elif len(data) <= LONG_BODY_BYTES and SLOW_SCHEMA.search(data) is None:
                 prepared = prepare(endpoint, data, self._state.llm, self._models)
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
@@ -117,23 +121,23 @@ class Intake:
         self._limits.check_length(prepared.request, endpoint.prompt_field)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
         prompts = tuple(
-            attrs.evolve(one, salt=self._tenants.salt(caller.key, one.salt))
-            for one in prepared.request.prompts
+            attrs.evolve(prompt, salt=self._tenants.salt(caller.key, prompt.salt))
+            for prompt in prepared.request.prompts
         )
         request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
         return attrs.evolve(prepared, request=request)
 
     async def answer_query(
         self, query: QueryEndpoint, connection: Connection
-    ) -> QueryAnswer:
-        """The answer to a question. Raises as `take` does."""
+    ) -> QueryResult:
+        """The answer to a question. Raises as `receive` does."""
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
-            data = await self._receive(connection)
+            data = await self._receive_body(connection)
             if (pool := self._template_pool(query, data)) is not None:
                 work = pool.answer(query, data, caller.name, _tenant(caller))
                 answered = await _while_connected(connection, work)
-            elif len(data) <= LONG:
+            elif len(data) <= LONG_BODY_BYTES:
                 answered = answer(query, data, self._state.llm, self._models)
             else:
                 work = self.pool.answer(query, data, caller.name)
@@ -159,10 +163,14 @@ class Intake:
         if error is None:
             return request
         param = client_field(requested.param, request.constraint_field)
-        for part in request.parts:
-            part_error = await self._compile_error(part.constraint, client)
+        for part_constraint in request.parts:
+            part_error = await self._compile_error(part_constraint.constraint, client)
             if part_error is not None:
-                error, param, requested = part_error, part.field, part.constraint
+                error, param, requested = (
+                    part_error,
+                    part_constraint.field,
+                    part_constraint.constraint,
+                )
                 break
         reason = str(error).removeprefix(f"{requested.param}: ")
         raise RequestError(f"{param}: {reason}", param=param)
@@ -173,8 +181,8 @@ class Intake:
         """Why a constraint cannot be compiled; None if it can."""
         grammars = self._state.llm.grammars
         if not grammars.is_compiled(requested) and grammars.is_full_for(client):
-            why = "too many constraints wait to be compiled; try again later"
-            raise OverloadedError(why)
+            message = "too many constraints wait to be compiled; try again later"
+            raise OverloadedError(message)
         compiling = asyncio.wrap_future(grammars.begin(requested, client))
         try:
             await compiling  # if this is cancelled, that is cancelled, too
@@ -196,27 +204,31 @@ class Intake:
         """
         if self.template_pool is None or target.body is None:
             return None
-        takes = _TEMPLATE in target.body.model_fields
-        return self.template_pool if takes and TEMPLATE_FIELD.search(data) else None
+        has_template_field = _TEMPLATE_NAME in target.body.model_fields
+        return (
+            self.template_pool
+            if has_template_field and TEMPLATE_FIELD.search(data)
+            else None
+        )
 
     def _reserve_memory(
         self, caller: Caller, connection: Connection
     ) -> contextlib.AbstractContextManager[None]:
         """Count a body as its client's meanwhile. Raises OverloadedError."""
-        most = self._limits.body
+        max_bytes = self._limits.body
         return self._body_memory.reserve(
-            caller.name, min(connection.announced_size(most), most)
+            caller.name, min(connection.announced_size(max_bytes), max_bytes)
         )
 
-    async def _receive(self, connection: Connection) -> bytes:
+    async def _receive_body(self, connection: Connection) -> bytes:
         body_counter = self._limits.body_counter()
         watch = ignore_part if body_counter is None else body_counter.add
         try:
             async with asyncio.timeout(self._seconds):
                 return await connection.read(self._limits.body, watch)
         except TimeoutError:
-            why = f"the body did not come within {self._seconds:g} s"
-            raise ApiError(why, status=408) from None
+            message = f"the body did not come within {self._seconds:g} s"
+            raise ApiError(message, status=408) from None
 
 
 async def _while_connected(

@@ -16,20 +16,20 @@ from websockets.sync.client import connect
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.serving.access.api_keys import Key
+from minfer.effects.serving.access.api_keys import ApiKey
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.intake import LONG, Intake
-from minfer.effects.serving.intake import SLOW as LATER
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
 from minfer.effects.serving.request_parsing.limits import (
-    BODY_MEMORY,
-    CLIENT_SHARE,
-    UNCOUNTED,
+    BODY_MEMORY_BYTES,
+    CLIENT_SHARE_DIVISOR,
+    UNCOUNTED_BODY_BYTES,
     Limits,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES, RequestReceiver
+from minfer.effects.serving.request_receiver import SLOW_SCHEMA as LATER
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
@@ -97,16 +97,16 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     async def whole() -> Any:
         made = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         try:
-            return await intake.take(ENDPOINT, sent)
+            return await receiver.receive(ENDPOINT, sent)
         finally:
-            intake.close()
+            receiver.close()
 
     return asyncio.run(whole())
 
 
-@pytest.mark.parametrize("length", [1, LONG + 1])
+@pytest.mark.parametrize("length", [1, LONG_BODY_BYTES + 1])
 def test_a_client_is_known_by_its_address_or_its_own_name(
     llm: AsyncLLM, length: int
 ) -> None:
@@ -122,13 +122,13 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
         ("priority", None, -5, -5),
         ("fair", None, -5, 0),
         ("fair", None, 5, 5),
-        ("fair", Key("k", b""), -5, 0),
-        ("fair", Key("k", b""), 5, 5),
-        ("fair", Key("k", b"", priority=-2), 5, -2),
+        ("fair", ApiKey("k", b""), -5, 0),
+        ("fair", ApiKey("k", b""), 5, 5),
+        ("fair", ApiKey("k", b"", priority=-2), 5, -2),
     ],
 )
 def test_under_fair_only_a_key_makes_more_urgent_than_others(
-    policy: str, key: Key | None, requested: int, level: int
+    policy: str, key: ApiKey | None, requested: int, level: int
 ) -> None:
     sent = Sent(body(priority=requested))
     if key is not None:
@@ -144,7 +144,7 @@ def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
 
 
 def test_a_disconnect_while_the_body_is_prepared(llm: AsyncLLM) -> None:
-    sent = Sent(body(cache_salt="x" * LONG))
+    sent = Sent(body(cache_salt="x" * LONG_BODY_BYTES))
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
         taken(llm, sent, workers=1)
@@ -196,20 +196,20 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
     async def whole() -> None:
         made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         share = grammars.MAX_WAITING // grammars.CLIENT_SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.COMPILE_THREADS)]
-        doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
+        doing = [asyncio.ensure_future(receiver.receive(ENDPOINT, one)) for one in sent]
         async with asyncio.timeout(60):
             while len(slowly.clients) < grammars.COMPILE_THREADS or not store.is_full_for(
                 "10.0.0.7"
             ):
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
-            await intake.take(ENDPOINT, constrained("one more"))
+            await receiver.receive(ENDPOINT, constrained("one more"))
         other = constrained("other")
         other.scope["client"] = ("10.0.0.8", 1)
-        doing.append(asyncio.ensure_future(intake.take(ENDPOINT, other)))
+        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other)))
         for one in sent:
             one.gone.set()
         await asyncio.wait(doing[:-1])
@@ -219,7 +219,7 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         assert sorted(slowly.clients) == ["other", "x0", "x1"]
         for left in doing[:-1]:
             assert isinstance(left.exception(), ClientDisconnect)
-        intake.close()
+        receiver.close()
 
     with patch.object(llm, "grammars", store):
         asyncio.run(whole())
@@ -249,7 +249,7 @@ def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
         turns = pooled.turns[before:]
         return next(e.request for taken, _ in turns for e in taken if type(e) is Submit)
 
-    text = "a b c " * LONG
+    text = "a b c " * LONG_BODY_BYTES
     assert pooled.llm.tokenizer is not None
     ids = pooled.llm.tokenizer.encode(text)
     large = submitted(prompt=text, seed=5)
@@ -315,7 +315,7 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
         got += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
-    assert parsed[0] <= LONG
+    assert parsed[0] <= LONG_BODY_BYTES
     assert "".join(got) == "".join(quiet)
 
 
@@ -340,31 +340,34 @@ def test_nor_is_a_large_message_on_a_socket(
         got += [event["choices"][0]["text"] for event in stream]
     assert (record["id"], record["status"]) == ("a", 400)
     assert len(parsed) == 1  # the neighbour's
-    assert parsed[0] <= LONG
+    assert parsed[0] <= LONG_BODY_BYTES
     assert "".join(got) == "".join(quiet)
 
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    emitted = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
+    emitted = RequestMessage(
+        "a", "completions", body(cache_salt="x" * UNCOUNTED_BODY_BYTES)
+    )
 
     async def whole() -> None:
         made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
         try:
             with (
-                intake._body_memory.reserve(
-                    "10.0.0.7", BODY_MEMORY // CLIENT_SHARE - UNCOUNTED
+                receiver._body_memory.reserve(
+                    "10.0.0.7",
+                    BODY_MEMORY_BYTES // CLIENT_SHARE_DIVISOR - UNCOUNTED_BODY_BYTES,
                 ),
                 pytest.raises(OverloadedError, match="too many large bodies"),
             ):
-                await intake.take(ENDPOINT, channel)
-            await intake.take(ENDPOINT, channel)
+                await receiver.receive(ENDPOINT, channel)
+            await receiver.receive(ENDPOINT, channel)
             assert channel.announced_size(0) == 0, "it is kept while it is answered"
         finally:
-            intake.close()
+            receiver.close()
 
     asyncio.run(whole())
 

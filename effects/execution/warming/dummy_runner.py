@@ -14,43 +14,43 @@ from minfer.effects.execution.ranks.items import Capture, DummyStep, Item, Repla
 from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.own_model import OwnModel
-from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 
-Tell = Callable[[Item], None]  # has other ranks do something next
+Broadcast = Callable[[Item], None]  # has other ranks do something next
 
 
 @define(eq=False)
-class Rehearsals:
-    """Runs them on a runner, while no other step is in flight."""
+class DummyRunner:
+    """Runs these on a model runner, while no other step is in flight."""
 
     runner: ModelRunner
-    tell: Tell | None = None  # None: other ranks are told nothing
+    broadcast: Broadcast | None = None  # None: nothing is sent to other ranks
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def on_one_rank(self) -> Iterator[None]:
         """Run dummy steps on this rank alone; their results are meaningless."""
-        tell, self.tell = self.tell, None
+        broadcast, self.broadcast = self.broadcast, None
         try:
             with self.runner.ranks.silent():
                 yield
         finally:
-            self.tell = tell
+            self.broadcast = broadcast
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
         """Cut the models short, for steps that only need to launch each kernel."""
-        whole: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
-            (one, one.model)
-            for one in (self.runner.step, self.runner.draft)
-            if one is not None and isinstance(one.model, OwnModel)
+        models: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
+            (owner, owner.model)
+            for owner in (self.runner.step, self.runner.draft)
+            if owner is not None and isinstance(owner.model, OwnModel)
         ]
         try:
-            for one, model in whole:
-                one.model = model.with_few_layers()
+            for owner, model in models:
+                owner.model = model.with_few_layers()
             yield
         finally:
-            for one, model in whole:
-                one.model = model
+            for owner, model in models:
+                owner.model = model
 
     def dummy_step(self, shape: StepShape) -> None:
         """Run a dummy step: it changes no row."""
@@ -70,7 +70,7 @@ class Rehearsals:
         """
         self._announce(Capture(shape))
         runner = self.runner
-        with runner.ends.held():
+        with runner.stage_buffers.held():
             with self.few_layers():
                 self._dummy_step(shape)
             runner.shortcuts.capture()
@@ -80,10 +80,10 @@ class Rehearsals:
         """Returns a function that runs a dummy step of a shape, by a graph where such
         steps have one.
         """
-        shape = self.runner.with_splits(self.runner.padded(shape), CONTEXT)
+        shape = self.runner.with_splits(self.runner.padded(shape), MIN_CONTEXT_TOKENS)
         if not self.runner.may_be_captured(shape):
             return lambda: self.dummy_step(shape)
-        if shape not in self.runner.captures.made:
+        if shape not in self.runner.captures.graphs:
             self.capture(shape)
         self.dummy_step(shape)  # fills the graph's inputs with the scratch row
         return lambda: self.replay(shape)
@@ -94,12 +94,12 @@ class Rehearsals:
         runner, rows = self.runner, self.runner.rows
         rows.batch.fill_(rows.scratch)
         rows.sampling_split.fill_(rows.scratch)
-        if (graph := runner.captures.made.get(shape)) is None:  # on this rank
+        if (graph := runner.captures.graphs.get(shape)) is None:  # on this rank
             self._dummy_step(shape)
         else:
-            runner.ends.replay(graph, shape.inputs)
+            runner.stage_buffers.replay(graph, shape.inputs)
 
     def _announce(self, item: Item) -> None:
-        """Have the other ranks do the same, unless they are told nothing."""
-        if self.tell is not None:
-            self.tell(item)
+        """Have the other ranks do the same, if items are sent to them."""
+        if self.broadcast is not None:
+            self.broadcast(item)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from attrs import define, field
 
-from minfer.effects.execution.follow import follow
+from minfer.effects.execution.rank_loop import run_rank_loop
 from minfer.effects.execution.ranks.items import (
     Close,
     Collect,
@@ -56,9 +56,9 @@ def followed(items: Sequence[Item]) -> list[object]:
     executor: Any = Failing()
     each = iter([*items, Close()])
     leader: Any = SimpleNamespace(
-        items=lambda: SimpleNamespace(next=lambda: next(each)), say=lambda _: None
+        items=lambda: SimpleNamespace(next=lambda: next(each)), send=lambda _: None
     )
-    follow(executor, leader)
+    run_rank_loop(executor, leader)
     done: list[object] = executor.done
     return done
 

@@ -1,5 +1,5 @@
-"""Where the residual stream enters and leaves a pipeline stage: inside of CUDA graphs and
-outside.
+"""The buffers of a pipeline stage: the residual stream enters and leaves the stage's CUDA
+graphs there.
 
 A graph of a stage has its own layers alone. It reads the residual stream from one buffer
 and writes it to another; what the stages exchange is launched before and after it, in the
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 
 
 class Graph(Protocol):
@@ -29,25 +29,27 @@ class Graph(Protocol):
 
 
 @define(eq=False)
-class StageEnds:
-    """The ends of a rank's stage, at which the model receives and sends."""
+class StageBuffers:
+    """The residual stream at the begin and the end of a rank's stage, where the model
+    receives and sends it.
+    """
 
-    ranks: Ranks
+    ranks: Communicator
     entering: Tensor  # [tokens, hidden]: graphs read it; no tokens in the first stage
     leaving: Tensor  # [tokens, hidden]: graphs write it; no tokens in the last stage
     is_held: bool = False  # whether the buffers are used, and nothing is exchanged
 
     @classmethod
     def of(
-        cls, ranks: Ranks, spec: ModelSpec, tokens: int, device: torch.device
-    ) -> "StageEnds":
-        """Returns the ends for graphs of up to so many inputs."""
-        place, dtype = ranks.place, torch_dtype(spec.dtype)
+        cls, ranks: Communicator, spec: ModelSpec, tokens: int, device: torch.device
+    ) -> "StageBuffers":
+        """Returns the buffers for graphs of up to `tokens` inputs."""
+        rank_info, dtype = ranks.rank_info, torch_dtype(spec.dtype)
         entering, leaving = (
             torch.zeros(
                 0 if ends else tokens, spec.hidden_size, dtype=dtype, device=device
             )
-            for ends in (place.is_first_stage, place.is_last_stage)
+            for ends in (rank_info.is_first_stage, rank_info.is_last_stage)
         )
         return cls(ranks, entering, leaving)
 
@@ -73,10 +75,10 @@ class StageEnds:
             self.ranks.send(hidden)
 
     def replay(self, graph: Graph, tokens: int) -> None:
-        """Run a graph with so many inputs, and exchange what a step without one does."""
-        place = self.ranks.place
-        if tokens and not place.is_first_stage:
+        """Run a graph with `tokens` inputs, and exchange what a step without one does."""
+        rank_info = self.ranks.rank_info
+        if tokens and not rank_info.is_first_stage:
             self.ranks.receive(tokens, self.entering[:tokens])
         graph.replay()
-        if tokens and not place.is_last_stage:
+        if tokens and not rank_info.is_last_stage:
             self.ranks.send(self.leaving[:tokens])

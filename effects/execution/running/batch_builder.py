@@ -15,14 +15,14 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.models.architecture.batch import Batch, Chunks, Verified
+from minfer.effects.models.architecture.batch import Batch, PrefillChunks, VerifiedRows
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
 
 TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
-OWNERS: Final = 2
+OWNER_LINE: Final = 2
 
 
 @frozen(eq=False)
@@ -37,8 +37,8 @@ class StepRows:
     @property
     def decode_inputs(self) -> int:
         """Inputs that are not prefill tokens."""
-        more = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
-        return len(self.decode_rows) + more
+        num_extra = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
+        return len(self.decode_rows) + num_extra
 
     @property
     def extra(self) -> Tensor | None:
@@ -52,11 +52,11 @@ class StepRows:
         """[fed] the device rows of all inputs that are not prefill tokens."""
         if self.extra_inputs is None:
             return self.decode_rows
-        return torch.cat((self.decode_rows, self.extra_inputs[OWNERS]))
+        return torch.cat((self.decode_rows, self.extra_inputs[OWNER_LINE]))
 
 
 @define(eq=False)
-class Feeder:
+class BatchBuilder:
     """Builds the batches of one device's rows."""
 
     backend: Backend
@@ -83,11 +83,11 @@ class Feeder:
         step: StepRows,
         decode_inputs: StepInputs,
         sample: Tensor | None,
-        chunks: Chunks | None,
+        chunks: PrefillChunks | None,
         *,
         splits: tuple[int, ...],
         fused: bool = False,
-        verified: Verified | None = None,
+        verified: VerifiedRows | None = None,
     ) -> Batch:
         """Returns the batch of a step with these inputs; `sample` and `verified` are as
         in `Batch`.
@@ -104,17 +104,17 @@ class Feeder:
             splits=splits,
             fused=fused,
             verified=verified,
-            real=self._real(decode_inputs),
+            real=self._real_inputs(decode_inputs),
         )
 
-    def _real(self, decode_inputs: StepInputs) -> Tensor | None:
+    def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""
         if not self.padding_from:
             return None
         return decode_inputs.slots[0] < self.padding_from
 
 
-def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
+def logit_inputs(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
     """Returns the inputs whose logits are needed: those sampled from, then drafts; None:
     all, in order.
     """
@@ -131,15 +131,15 @@ def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
 
 def verified_of(
     shape: StepShape, drafts: DraftWords[Tensor], decode_inputs: StepInputs
-) -> Verified:
+) -> VerifiedRows:
     """Returns the layout of a step's drafts, given its inputs."""
     count = shape.verified
-    return Verified(
+    return VerifiedRows(
         decode_rows=shape.decode_rows,
         starts=decode_inputs.positions[:count],
         counts=drafts.counts + 1,
         firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
-        most=1 + shape.drafts,
+        max_count=1 + shape.drafts,
     )
 
 
@@ -149,9 +149,9 @@ def chunks_of(
     flash: tuple[FlashWork | None, ...] = (),
     expanded: ExpandedWork | None = None,
     dequantized: DequantizedWork | None = None,
-) -> Chunks:
+) -> PrefillChunks:
     """Returns the prefill chunks."""
     rows, starts, counts, offsets = prefill.chunks
-    return Chunks(
+    return PrefillChunks(
         rows, starts, counts, offsets, shape.longest, flash, expanded, dequantized
     )

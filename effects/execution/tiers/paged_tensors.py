@@ -17,26 +17,31 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.kernels.cache_numbers import as_bytes
 
-PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
+# Of a buffer on the device, for all tensors together; or one page.
+PIECE_BYTES: Final = 1 << 24
 # The dimension of caches, and of their scales, that is key heads, if they keep heads.
-HEADS: Final = 4
-WORD: Final = torch.int64  # what a cache is copied in
+HEADS_DIM: Final = 4
+COPY_DTYPE: Final = torch.int64  # what a cache is copied in
 
 
 @frozen(eq=False)
-class Part:
+class PagedTensor:
     """One tensor of the caches, page by page."""
 
     device: Tensor  # [pages, ...], a view of the cache, in words where they fit
     host: HostPages
 
     @classmethod
-    def of(cls, tensor: Tensor, dim: int, pages: int) -> "Part":
-        """Returns the part of a tensor whose dimension `dim` is pages, with as many
-        `pages` in host memory.
+    def of(cls, tensor: Tensor, dim: int, pages: int) -> "PagedTensor":
+        """Returns a tensor page by page, whose dimension `dim` is pages, with `pages`
+        pages in host memory.
         """
         line = tensor.shape[-1] * tensor.element_size()
-        words = tensor.view(WORD) if line % WORD.itemsize == 0 else as_bytes(tensor)
+        words = (
+            tensor.view(COPY_DTYPE)
+            if line % COPY_DTYPE.itemsize == 0
+            else as_bytes(tensor)
+        )
         view = words.movedim(dim, 0)
         shape = tuple(view.shape[1:])
         return cls(view, HostPages(pages, shape, view.dtype, tensor.is_cuda))
@@ -47,15 +52,15 @@ class Part:
         return self.device[0].numel() * self.device.element_size()
 
 
-def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
-    """Returns the tensors of a cache, with so many pages in host memory; in equal slices
+def paged_tensors_of(cache: Cache, pages: int, slices: int) -> list[PagedTensor]:
+    """Returns the tensors of a cache, with `pages` pages in host memory; in equal slices
     of key heads, one after the other.
     """
     tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
     if slices > 1:  # never of latents
-        split = [tensor.chunk(slices, HEADS) for tensor in tensors]
-        tensors = [one for each in zip(*split, strict=True) for one in each]
-    return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
+        split = [tensor.chunk(slices, HEADS_DIM) for tensor in tensors]
+        tensors = [tensor for group in zip(*split, strict=True) for tensor in group]
+    return [PagedTensor.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
 
 @frozen(eq=False)
@@ -66,23 +71,26 @@ class Track:
     stream: torch.cuda.Stream | None
 
     @classmethod
-    def of(cls, part: Part, pages: int) -> "Track":
-        """Returns a buffer of so many pages."""
-        shape = (pages, *part.device.shape[1:])
-        return cls(part.device.new_empty(shape), new_stream(part.device.device))
+    def of(cls, tensor: PagedTensor, pages: int) -> "Track":
+        """Returns a buffer of `pages` pages."""
+        shape = (pages, *tensor.device.shape[1:])
+        return cls(tensor.device.new_empty(shape), new_stream(tensor.device.device))
 
-    def copy(self, part: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
+    def copy(
+        self, tensor: PagedTensor, pages: Tensor, on_host: Pages, *, loads: bool
+    ) -> None:
         """Launch the copy of a piece between `pages` of the device and of the host."""
         buffer = self.buffer[: len(on_host)]
         with on(self.stream):
             if not loads:
-                torch.index_select(part.device, 0, pages, out=buffer)
-            for at, first, last in part.host.runs(on_host):
-                here, there = buffer[at : at + last - first], part.host.run(first, last)
-                target, source = (here, there) if loads else (there, here)
+                torch.index_select(tensor.device, 0, pages, out=buffer)
+            for offset, first, last in tensor.host.runs(on_host):
+                buffered = buffer[offset : offset + last - first]
+                host = tensor.host.run(first, last)
+                target, source = (buffered, host) if loads else (host, buffered)
                 target.copy_(source, non_blocking=True)
             if loads:
-                part.device.index_copy_(0, pages, buffer)
+                tensor.device.index_copy_(0, pages, buffer)
 
     def wait(self) -> None:
         """Wait until all copies through the buffer are done."""
@@ -90,6 +98,6 @@ class Track:
             self.stream.synchronize()
 
 
-def pages_a_piece(parts: Sequence[Part]) -> int:
-    """How many pages fit into `PIECE` bytes: one at least."""
-    return max(1, PIECE // sum(part.page_bytes for part in parts))
+def pages_per_piece(tensors: Sequence[PagedTensor]) -> int:
+    """Returns how many pages fit into `PIECE_BYTES`: one at least."""
+    return max(1, PIECE_BYTES // sum(tensor.page_bytes for tensor in tensors))

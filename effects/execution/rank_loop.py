@@ -1,4 +1,4 @@
-"""A rank other than 0: it does what rank 0 tells it, in the same order.
+"""A rank other than 0: it does what rank 0 broadcasts, in the same order.
 
 Its executor is of the same kind as rank 0's. Results are waited for and dropped, as rank
 0 has the same; an error that rank 0 does not have too ends this process, and so the
@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.execution.ranks.crew import BEAT
 from minfer.effects.execution.ranks.items import (
     Capture,
     Close,
@@ -33,15 +32,16 @@ from minfer.effects.execution.ranks.items import (
 )
 from minfer.effects.execution.ranks.joining import find_rank_0
 from minfer.effects.execution.ranks.rank_messages import (
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     Alive,
     Broken,
     FromRank,
-    Prepared,
+    RankPrepared,
     Ready,
     TransferEnded,
     read_settings,
 )
+from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.net.framing import PeerError, Socket, framed, read_frame
 from minfer.records.messages import Failed, Lost, Moved
@@ -56,7 +56,7 @@ class Leader:
     lock: threading.Lock = field(factory=threading.Lock)  # held while sending
 
     @classmethod
-    def found(cls, folder: Path, rank: int) -> "Leader":
+    def connect(cls, folder: Path, rank: int) -> "Leader":
         """Connect to the rank 0 that made the folder. Raises RankStartError, PeerError
         and OSError.
         """
@@ -65,21 +65,23 @@ class Leader:
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
 
-    def join(self, about: Mapping[str, str]) -> None:
-        """Say which engine this rank has prepared. Raises OSError."""
-        self.say(Prepared(os.getpid(), dict(about)))
+    def join(self, versions: Mapping[str, str]) -> None:
+        """Report the versions of the engine that this rank has prepared. Raises
+        OSError.
+        """
+        self.send(RankPrepared(os.getpid(), dict(versions)))
 
-    def say(self, message: FromRank) -> None:
+    def send(self, message: FromRank) -> None:
         """Send a message. Raises OSError."""
         with self.lock:
             self.link.sendall(framed(message))
 
     def _beat(self) -> None:
-        """Say that this process runs, until rank 0 has ended."""
-        over = threading.Event()
-        while not over.wait(BEAT):
+        """Send heartbeats until rank 0 has ended."""
+        ended = threading.Event()
+        while not ended.wait(HEARTBEAT_SECONDS):
             try:
-                self.say(Alive())
+                self.send(Alive())
             except OSError:
                 os._exit(1)
 
@@ -105,7 +107,7 @@ class Items:
     def _read(self) -> None:
         while True:
             try:
-                item = item_from(read_frame(self._link, LARGEST))
+                item = item_from(read_frame(self._link, MAX_MESSAGE_BYTES))
             except (PeerError, OSError):
                 os._exit(1)  # rank 0 has ended
             self._queue.put(item)
@@ -113,20 +115,20 @@ class Items:
                 return
 
 
-def follow(executor: TorchExecutor, leader: Leader) -> None:
-    """Do what rank 0 says, until it says that this is the end. Raises what a step
-    raises, and RuntimeError for one that failed on this rank alone.
+def run_rank_loop(executor: TorchExecutor, leader: Leader) -> None:
+    """Run the items of rank 0 until `Close`. Raises what a step raises, and RuntimeError
+    for a step that failed on this rank alone.
     """
 
     def report(end: Moved | Lost) -> None:
-        why = end.error if isinstance(end, Lost) else None
-        leader.say(TransferEnded(end.number, why))
+        reason = end.error if isinstance(end, Lost) else None
+        leader.send(TransferEnded(end.number, reason))
 
     items = leader.items()
-    leader.say(Ready())
+    leader.send(Ready())
     failed: Failed | None = None
     while not isinstance(item := items.next(), Close):
-        if isinstance(item, Want):  # told by another thread, so between any two others
+        if isinstance(item, Want):  # sent by another thread, so between any two others
             executor.want(item.keys, item.engine)
             continue
         if failed is not None and not isinstance(item, Discard):
@@ -139,12 +141,12 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
             case Swap(command) | Store(command) | Fetch(command):
                 executor.move(command, report)
             case Launch() | Sample() | Discard():
-                _follow_plan(executor, item)
+                _apply_plan_item(executor, item)
             case DummyStep() | Capture() | Replay():
-                _follow_step(executor, item)
+                _apply_step_item(executor, item)
 
 
-def _follow_plan(executor: TorchExecutor, item: Launch | Sample | Discard) -> None:
+def _apply_plan_item(executor: TorchExecutor, item: Launch | Sample | Discard) -> None:
     match item:
         case Launch(plan):
             executor.launch(plan)
@@ -154,18 +156,18 @@ def _follow_plan(executor: TorchExecutor, item: Launch | Sample | Discard) -> No
             executor.discard()
 
 
-def _follow_step(executor: TorchExecutor, item: DummyStep | Capture | Replay) -> None:
+def _apply_step_item(executor: TorchExecutor, item: DummyStep | Capture | Replay) -> None:
     match item:
         case DummyStep(shape):
             with executor.between_steps():
-                executor.rehearsals.dummy_step(shape)
+                executor.dummy_runner.dummy_step(shape)
         case Capture(shape):
             executor.capture(shape)
         case Replay(shape):
             with executor.between_steps():
-                executor.rehearsals.replay(shape)
+                executor.dummy_runner.replay(shape)
 
 
 def fail(leader: Leader, error: BaseException) -> None:
-    """Tell rank 0 why this rank ends."""
-    leader.say(Broken(str(error) or repr(error)))
+    """Report to rank 0 why this rank ends."""
+    leader.send(Broken(str(error) or repr(error)))
