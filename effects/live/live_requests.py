@@ -63,7 +63,7 @@ class LiveRequest:
     request: Request
     read: bool = False  # something reads its outputs
     arrived: float = 0.0  # at its client
-    stored: int = 0  # leading blocks of its prompt that the keyed tier has
+    stored: int = 0  # leading blocks of its prompt that the external store has
     session: str = ""  # requests of a session continue each other; none, if empty
     # Where it was sent, and why, where there are several engines: the last one has it.
     sendings: list[Sending] = field(factory=list)

@@ -29,8 +29,7 @@ from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.records.plan import LAST
-from minfer.records.request import SamplingParams
+from minfer.records.request import LAST, SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools

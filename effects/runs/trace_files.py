@@ -256,7 +256,7 @@ def _journal(path: Path, max_requests: int | None) -> ArrivalTrace:
 
 @define
 class _Fetches:
-    """The time of a run's transfers from its keyed tier."""
+    """The time of a run's transfers from its external store."""
 
     begun: dict[int, tuple[float, int]] = field(factory=dict)  # since when, and pages
     seconds: float = 0.0
@@ -274,11 +274,11 @@ class _Fetches:
                 self.begun[command.number] = now, len(flattened(command.pages))
 
     def priced(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with what a page took, if its keyed tier has no costs: those
-        of another engine are not measured beforehand.
+        """The configuration with what a page took, if its external store has no costs:
+        those of another engine are not measured beforehand.
         """
-        keyed = config.keyed
-        if keyed is None or keyed.page_seconds or not self.pages:
+        store = config.external_store
+        if store is None or store.page_seconds or not self.pages:
             return config
-        costs = evolve(keyed, page_seconds=self.seconds / self.pages)
-        return evolve(config, keyed=costs)
+        costs = evolve(store, page_seconds=self.seconds / self.pages)
+        return evolve(config, external_store=costs)

@@ -147,7 +147,7 @@ class Prefixes:
         it.
         """
         run = state.running
-        gen = dict(zip(run.ids, run.run_ids, strict=True)).get(me.id, state.next_gen)
+        gen = dict(zip(run.ids, run.run_ids, strict=True)).get(me.id, state.next_run_id)
         for i, its in enumerate(run.run_ids):
             if its < gen:
                 yield self._runs(state, i)

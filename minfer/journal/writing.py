@@ -144,7 +144,9 @@ def _is_of_numbers(one: TokenLogprobs) -> bool:
 def searched_rows(state: EngineState, plan: Plan) -> list[int]:
     """The rows of a plan that are beams of searches, by their places in its columns."""
     run = state.running
-    beams = compress(run.run_ids, [seq.request.search is not None for seq in run.seqs])
+    beams = compress(
+        run.run_ids, [seq.request.continuation.beam_round is not None for seq in run.seqs]
+    )
     found = frozenset(beams)
     return [at for at, gen in enumerate(plan.run_ids) if gen in found] if found else []
 

@@ -194,7 +194,7 @@ class Window(Ageing):
         arrival.
         """
         rank, _ = super().rank(None, request, time)
-        if request.place is not None:
+        if request.continues:
             return rank, state
         limit = 0.0 if request.priority <= self.urgent else self.wait
         deadline = min(state.due, time + min(limit, self.part * request.deadline))
@@ -224,7 +224,7 @@ class Window(Ageing):
         self, state: Gathering, request: Request, output: int, ran: bool
     ) -> Gathering:
         """Uncount a sample that ended before it ran."""
-        if ran or not state.fresh or request.place is not None:  # not counted, either
+        if ran or not state.fresh or request.continues:  # not counted, either
             return state
         return evolve(state, fresh=state.fresh - 1)
 
@@ -252,9 +252,7 @@ class Static(FirstCome):
         return load.time if may_join or not load.running else math.inf
 
     def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
-        if (
-            load.running and request.place is not None
-        ):  # a later round of a member's search
+        if load.running and request.continues:  # a later round of a member's search
             return state
         return (state[0], state[1] + 1) if load.running else (load.time, 1)
 

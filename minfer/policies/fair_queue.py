@@ -164,4 +164,4 @@ def _prompt_cost(request: Request) -> int:
     """Tokens of a prompt; none for a later round of a search, whose prompt is paid
     for.
     """
-    return len(request.prompt) if request.place is None else 0
+    return 0 if request.continues else len(request.prompt)

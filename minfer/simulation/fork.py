@@ -307,7 +307,11 @@ def rekeyed(request: Request, was: int, size: int) -> Request:
     """A request for an engine with blocks of `size` tokens, no longer `was`: without
     keys, which that engine computes.
     """
-    return evolve(request, keys=(), stored=request.stored * was // size)
+    transfer = request.kv_transfer
+    if transfer is not None:
+        stored = transfer.num_stored_blocks * was // size
+        transfer = evolve(transfer, num_stored_blocks=stored)
+    return evolve(request, keys=(), kv_transfer=transfer)
 
 
 @frozen

@@ -91,7 +91,7 @@ def new_account(
 ) -> SampleAccount:
     """The account of a sample that was just submitted."""
     last_index = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
-    if request.ends_with_prompt:  # it never gets the token after its prompt
+    if request.prompt_only is not None:  # it never gets the token after its prompt
         last_index = len(request.prompt)
     return SampleAccount(
         request, sample, request.prompt + request.output, last_index, now

@@ -158,7 +158,7 @@ class Books:
             raise InvariantError("lifetime", f"{account.id} runs without a seat")
         self.move(account, Cause.RESTARTED)
         self.seats.pop(old.run_id, None)
-        kv = 0 if account.request.begins_anew else old.kv  # all of it is recomputed
+        kv = 0 if account.request.recomputes_prompt else old.kv  # all of it is recomputed
         account.seat = Seat(
             account=account,
             run_id=NOT_SEEN,
@@ -173,7 +173,7 @@ class Books:
         """The tables after a restart: blocks that were released behind a window would be
         missing if all is recomputed.
         """
-        if not (account.request.begins_anew and self.config.by_chunk):
+        if not (account.request.recomputes_prompt and self.config.by_chunk):
             return old.tables
         pairs = zip(old.tables, self.config.groups, strict=True)
         return tuple(() if group.window else table for table, group in pairs)

@@ -33,7 +33,7 @@ class BlockContents:
     from_start: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
     # What was computed, of blocks that are in any tier, or on their way to one; with a
-    # keyed store, of all.
+    # external store, of all.
     computed: dict[Key, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
@@ -61,10 +61,10 @@ class BlockContents:
         self._forget(books, after)
 
     def _forget(self, books: Books, after: EngineState) -> None:
-        """Forget what no tier has any more; with a keyed store nothing, as it keeps
+        """Forget what no tier has any more; with an external store nothing, as it keeps
         blocks that the engine has forgotten, and may report them again.
         """
-        if books.config.keyed is not None:
+        if books.config.external_store is not None:
             return
         host = after.tiers.host
         present = {key for one in after.tiers.transfers for key in one.keys}
@@ -113,7 +113,7 @@ class BlockContents:
     ) -> None:
         """Learn what a sequence has computed of the partial last block of its prompt."""
         request, full = seat.account.request, seat.kv // size
-        if request.tails is None or seat.kv != len(request.prompt):
+        if request.continuation.tail_keys is None or seat.kv != len(request.prompt):
             return
         pages = tuple(seat.tables[g][full * group.pages : (full + 1) * group.pages])
         keys = block_keys(request.root, request.prompt, size)

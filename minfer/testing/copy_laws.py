@@ -70,9 +70,10 @@ def _copies_of(
     full = all(copy.count == admission.copied for copy in own)
     source_of = {copy.target: copy.source for copy in own}
     copied_pages = [source_of[page] for page in targets]
-    if account.request.tails is not None:
+    tails = account.request.continuation.tail_keys
+    if tails is not None:
         nodes = after.blocks.prefix.nodes
-        keys = [group_key(account.request.tails[0], g) for g in range(len(config.groups))]
+        keys = [group_key(tails[0], g) for g in range(len(config.groups))]
         # It may have been evicted since.
         is_cached = all(key in nodes for key in keys)
         is_tail = not is_cached or [*pages_of(after.blocks.prefix, keys)] == copied_pages

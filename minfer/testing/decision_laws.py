@@ -127,7 +127,7 @@ class _Reader:
             "reason",
             f"{admission}: {num_tokens} are known",
         )
-        first = account.stage is Stage.WAITING and account.request.place is None
+        first = account.stage is Stage.WAITING and not account.request.continues
         prompt = len(account.request.prompt) if first else 0
         share = (min(admission.hit, prompt), prompt)
         require(

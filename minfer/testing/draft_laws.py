@@ -142,7 +142,7 @@ def _may_draft(spec_config: Speculation, account: SampleAccount) -> bool:
     """
     request = account.request
     bound = request.needs_host_mask and spec_config.drafter != HOST
-    return not (bound or request.pooling) and request.max_tokens > 0
+    return not bound and request.prompt_only is None
 
 
 def _num_proposed(spec_config: Speculation, account: SampleAccount) -> int:

@@ -45,18 +45,16 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     """Whether a request may enter the waiting queue, behind `waiting` samples."""
     prompt, size = len(request.prompt), config.block_size
     max_length = min(prompt + request.max_tokens, config.max_model_len)
-    whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
-    if request.pooling or not request.max_tokens:
+    whole = 1 <= prompt < config.max_model_len
+    if request.prompt_only is not None:
         max_length = prompt + 1
-        alone = request.n == 1 and not (request.output or request.needs_host_mask)
-        whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
-    whole = whole and (request.tails is None or request.max_tokens <= 1)
+        whole = 1 <= prompt <= config.max_model_len
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     fits_cache = pages_at_once(config, -(-(max_length - 1) // size)) <= config.num_blocks
     has_room = prompt + len(request.output) < max_length
     tokens = (*request.prompt, *request.output)
     in_vocabulary = all(0 <= token < config.vocab_size for token in tokens)
-    taken = request.place is not None or request.taken
+    taken = request.continues or request.taken
     queue_has_room = waiting + request.n <= config.max_waiting or taken
     return (
         whole and samples and fits_cache and has_room and in_vocabulary and queue_has_room

@@ -17,6 +17,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
 from minfer.records.sequence import COLUMNS, Running
 from minfer.records.state import EngineState
+from minfer.records.tiers import TransferKind
 from minfer.testing.accounts import held_blocks
 from minfer.values.tickets import words_of
 
@@ -94,7 +95,7 @@ def _check_partition(config: EngineConfig, state: EngineState) -> None:
     free = free_pages(pool)
     private = [private_pages(config, run, i) for i in range(len(run))]
     private += [[*fence.private] for fence in state.fences]
-    private += [[*one.targets] for one in state.tiers.transfers if one.loads]
+    private += [[*one.targets] for one in state.tiers.transfers if one.kind.to_device]
     published = [node.pages for node in every_node(state.blocks.prefix).values()]
     places = Counter([*free, *chain(*private), *chain(*published)])
     require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
@@ -112,7 +113,7 @@ def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     held = [held_keys(config, seq_chain, g) for seq_chain in run.chains for g in groups]
     held += [fence.published for fence in state.fences]
     held += [
-        one.held_parents if one.loads else one.held_leaves
+        one.held_parents if one.kind.to_device else one.held_leaves
         for one in state.tiers.transfers
     ]
     return [*chain(*held)]
@@ -178,8 +179,12 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     """
     tiers, host = state.tiers, state.tiers.host
     given = (host is not None) == (config.host is not None)
-    keyed = bool(tiers.known or tiers.wanted or tiers.stores(keyed=True))
-    given = given and (not keyed or config.keyed is not None)
+    external = bool(
+        tiers.external_keys
+        or tiers.push_keys
+        or tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
+    )
+    given = given and (not external or config.external_store is not None)
     require(given, "tiers", "a tier that the configuration lacks, or none that it has")
     numbers = [one.number for one in tiers.transfers]
     ordered = numbers == sorted({*numbers}) and all(
@@ -192,12 +197,12 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "blocks for a request that has ended",
     )
     require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
-    for queue in (tiers.unstored, tiers.unsaved):
+    for queue in (tiers.host_queue, tiers.external_queue):
         counted = len([*queue]) == len(queue) <= config.num_blocks
         require(counted, "tiers", f"{len(queue)} blocks wait to be stored")
     for tier, stores in (
-        (config.host, tiers.stores(keyed=False)),
-        (config.keyed, tiers.stores(keyed=True)),
+        (config.host, tiers.transfers_of(TransferKind.STORE_TO_HOST)),
+        (config.external_store, tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)),
     ):
         keys = [key for one in stores for key in one.keys]
         require(len(keys) == len({*keys}), "tiers", "a block is stored twice")
@@ -206,7 +211,7 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         require(moving <= max_pages, "tiers", f"{moving} pages are being stored")
     if host is None or config.host is None:
         return
-    stores = tiers.stores(keyed=False)
+    stores = tiers.transfers_of(TransferKind.STORE_TO_HOST)
     pool, published = host.pool, every_node(host.prefix).values()
     free = free_pages(pool)
     written = chain(*(one.targets for one in stores))
@@ -216,11 +221,9 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     is_complete = set(places) == set(range(config.host.pages))
     require(is_complete, "partition", "a page of the host tier is lost")
     require(len(free) == pool.free, "partition", "free pages of the host tier")
-    holders = [
-        one.held_leaves if one.loads else one.held_parents
-        for one in tiers.transfers
-        if not one.keyed
-    ]
+    holders = [one.held_parents for one in tiers.transfers_of(TransferKind.STORE_TO_HOST)]
+    loads = tiers.transfers_of(TransferKind.LOAD_FROM_HOST)
+    holders += [one.held_leaves for one in loads]
     _check_forest(host.prefix, [*chain(*holders)])
 
 
@@ -236,7 +239,7 @@ def _check_columns(config: EngineConfig, state: EngineState) -> None:
     require(
         rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared"
     )
-    run_ids = {run_id for run_id in run.run_ids if run_id < state.next_gen}
+    run_ids = {run_id for run_id in run.run_ids if run_id < state.next_run_id}
     require(len(run_ids) == len(run), "generations", "not unique, or from the future")
     in_prefill = any(
         start < base
@@ -303,7 +306,7 @@ def _check_published(
     require(
         computed, "publish after write", f"{seq_chain.sealed} blocks at {num_computed}"
     )
-    anew = run.seqs[i].request.begins_anew
+    anew = run.seqs[i].request.recomputes_prompt
     held = [
         held_blocks(config, group, range(seq_chain.sealed[g]), seq_chain.low[g])
         for g, group in enumerate(config.groups)

@@ -145,7 +145,7 @@ def _check_opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
             "open",
             f"row {plan.rows[index]} is pooled as {new_row.pooling!r}",
         )
-        from_start = not account.request.begins_anew or plan.starts[index] == 0
+        from_start = not account.request.recomputes_prompt or plan.starts[index] == 0
         require(
             from_start,
             "open",

@@ -28,7 +28,9 @@ def size_limits(
     blocks, waiting = after.blocks, len(after.waiting)
     samples, rows = waiting + len(after.running), config.max_num_seqs
     host = config.host.pages if config.host is not None else 0
-    known = config.keyed.known if config.keyed is not None else 0
+    known = (
+        config.external_store.max_known_keys if config.external_store is not None else 0
+    )
     return {
         "blocks.pool.spare": blocks.free,
         "blocks.pool.freed": sum(map(bool, blocks.pool.freed.values())),  # none is empty
@@ -53,12 +55,12 @@ def size_limits(
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
         "tiers.transfers": 2 * config.num_blocks + host,
-        "tiers.unstored.runs": len(after.tiers.unstored),  # none is empty
-        "tiers.unsaved.runs": len(after.tiers.unsaved),
-        "tiers.known.young": known // 2,
-        "tiers.known.old": known // 2,
-        "tiers.wanted.young": known // 2,
-        "tiers.wanted.old": known // 2,
+        "tiers.host_queue.runs": len(after.tiers.host_queue),  # none is empty
+        "tiers.external_queue.runs": len(after.tiers.external_queue),
+        "tiers.external_keys.young": known // 2,
+        "tiers.external_keys.old": known // 2,
+        "tiers.push_keys.young": known // 2,
+        "tiers.push_keys.old": known // 2,
         **{
             f"policy.{name}": limit
             for name, limit in policy_limits(after, samples).items()

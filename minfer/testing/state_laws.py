@@ -138,7 +138,7 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     for i, run_id in enumerate(run.run_ids):
         chain, num_due = run.chains[i], books.filled.get(run_id, 0) // size
         (sealed,) = chain.sealed
-        if sealed >= num_due or run.seqs[i].request.begins_anew:
+        if sealed >= num_due or run.seqs[i].request.recomputes_prompt:
             continue
         twin = [*chain.keys[sealed : sealed + 1]]
         is_cached = any(key in nodes for key in twin for nodes in cached)

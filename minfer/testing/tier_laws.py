@@ -23,7 +23,7 @@ from minfer.records.messages import (
     TransferCommand,
 )
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import Transfer
+from minfer.records.tiers import Transfer, TransferKind
 from minfer.testing.books import Books
 from minfer.testing.invariants import require
 
@@ -44,20 +44,23 @@ def check_transfers(
             _moves(command, transfer, turn.state)
         else:
             _by_key(command, transfer, turn.state)
-        if transfer.loads:
+        if transfer.kind.to_device:
             _loads(transfer, turn.state)
     if not any(isinstance(one, Lost) for one in events):
         done = [one.number for one in events if isinstance(one, Moved)]
         ended = [one for one in before.tiers.transfers if one.number in done]
         for one in ended:
-            if one.loads or not one.keyed:
+            if one.kind is not TransferKind.STORE_TO_EXTERNAL:
                 _arrived(one, turn.state)
-        stored = [one for one in ended if one.keyed and not one.loads]
-        if books.config.keyed is not None and not books.config.keyed.sends:
+        stored = [one for one in ended if one.kind is TransferKind.STORE_TO_EXTERNAL]
+        if (
+            books.config.external_store is not None
+            and not books.config.external_store.push_only
+        ):
             _known(events, stored, turn.state)
     transfers = [after[command.number] for command in begun]
     _reasons(turn, transfers)
-    _keeps_hits(books.config, turn, [one for one in transfers if one.loads])
+    _keeps_hits(books.config, turn, [one for one in transfers if one.kind.to_device])
 
 
 def _blocks_of(state: EngineState, *, device: bool) -> Blocks:
@@ -70,31 +73,28 @@ def _moves(move: Move, transfer: Transfer, now: EngineState) -> None:
     """Check that a transfer reads the blocks of its keys, each behind the one before, and
     writes nothing that has content.
     """
-    way = (move.loads, False) == (transfer.loads, transfer.keyed)
-    require(way, "tiers", "a transfer the other way")
+    require(move.kind is transfer.kind, "tiers", "a transfer the other way")
     right = move.targets == transfer.targets
     require(right and len(move.sources) == len(move.targets), "tiers", "other pages")
-    source = _blocks_of(now, device=not move.loads).prefix
+    source = _blocks_of(now, device=not move.kind.to_device).prefix
     _reads(source, transfer, move.sources)
-    _writes_new(_blocks_of(now, device=move.loads).prefix, transfer)
+    _writes_new(_blocks_of(now, device=move.kind.to_device).prefix, transfer)
 
 
 def _by_key(
     command: StoreBlocks | FetchBlocks, transfer: Transfer, now: EngineState
 ) -> None:
     """Check that blocks of the device are stored under their own keys; or that those are
-    fetched that the keyed tier is believed to have, and the device has not.
+    fetched that the external store is believed to have, and the device has not.
     """
-    fetches = isinstance(command, FetchBlocks)
-    way = (fetches, True) == (transfer.loads, transfer.keyed)
-    require(way, "tiers", "a transfer the other way")
+    require(command.kind is transfer.kind, "tiers", "a transfer the other way")
     require(command.keys == transfer.keys, "tiers", "other blocks")
     if isinstance(command, StoreBlocks):
         _reads(now.blocks.prefix, transfer, flattened(command.pages))
         return
     require(flattened(command.pages) == transfer.targets, "tiers", "other pages")
-    known = all(key in now.tiers.known for key in command.keys)
-    require(known, "tiers", "blocks that the keyed tier is not believed to have")
+    known = all(key in now.tiers.external_keys for key in command.keys)
+    require(known, "tiers", "blocks that the external store is not believed to have")
     _writes_new(now.blocks.prefix, transfer)
 
 
@@ -130,12 +130,12 @@ def _loads(transfer: Transfer, now: EngineState) -> None:
 
 
 def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
-    """Check that the keyed tier is believed to have what was stored there: at least one
-    of the last blocks, as not all may be remembered. A request may say otherwise.
+    """Check that the external store is believed to have what was stored there: at least
+    one of the last blocks, as not all may be remembered. A request may say otherwise.
     """
     requests = [one.request for one in events if isinstance(one, Submit)]
-    if stored and not any(one.stored or one.push_to for one in requests):
-        known = any(one.keys[-1] in now.tiers.known for one in stored)
+    if stored and not any(one.kv_transfer is not None for one in requests):
+        known = any(one.keys[-1] in now.tiers.external_keys for one in stored)
         require(known, "tiers", "stored blocks are not known")
 
 
@@ -143,7 +143,7 @@ def _arrived(transfer: Transfer, now: EngineState) -> None:
     """Check that its blocks are cached where they went, unless their parents are not, or
     they were evicted in the same turn.
     """
-    target = _blocks_of(now, device=transfer.loads)
+    target = _blocks_of(now, device=transfer.kind.to_device)
     if target.available == 0 or target.idle == 0:
         return
     for path in transfer.paths:
@@ -154,9 +154,9 @@ def _arrived(transfer: Transfer, now: EngineState) -> None:
 
 def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
     """Check that each load has its reason, and each reason its figures."""
-    loads = [one.keyed for one in transfers if one.loads]
+    loads = [one.kind for one in transfers if one.kind.to_device]
     reasons = [one for one in turn.reasons if isinstance(one, Loading | Recomputing)]
-    begun = [one.keyed for one in reasons if isinstance(one, Loading)]
+    begun = [one.kind for one in reasons if isinstance(one, Loading)]
     require(begun == loads, "tiers", f"{loads} loads begin, of which {begun} are said")
     for one in reasons:
         require(0 <= one.hit < one.blocks, "tiers", f"{one} gains nothing")

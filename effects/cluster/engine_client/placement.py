@@ -261,7 +261,9 @@ class Placement:
         assigned: list[Assignment[FrontRequest]] = []
         for waiting in due:
             request = waiting.item.request
-            search = "" if request.search is None else search_of(request.id)
+            search = (
+                "" if request.continuation.beam_round is None else search_of(request.id)
+            )
             number = self.requests.searches.get(search)
             home = None if number is None else self._replicas[number]
             router = None if home is None else self.router_of(home)

@@ -8,8 +8,8 @@
 
 Theory. Handing over is the resumption of a request on another engine, as after a crash:
 the second one has the same history, the same draws, and needs no more than to find the KV
-of the prompt in its keyed tier. If that did not come, it computes the prompt. So whatever
-dies or is cut, a request goes on.
+of the prompt in its external store. If that did not come, it computes the prompt. So
+whatever dies or is cut, a request goes on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,7 @@ class PrefillFirst:
             and request.n == 1
             and request.most_known(self.max_model_len) >= least
             and request.reads_cache
-            and request.search is None
+            and request.continuation.beam_round is None
             and not kept.suspect
         )
 

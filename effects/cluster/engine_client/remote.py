@@ -415,7 +415,7 @@ class Remote:
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
-        if self.draining and request.place is None:
+        if self.draining and not request.continues:
             raise DrainingError("the server finishes what it serves, and takes no more")
         if self._placement.denylist.refuses(request):
             raise CrashingRequestError(REFUSAL_MESSAGE)

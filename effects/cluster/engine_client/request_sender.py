@@ -24,7 +24,7 @@ from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.live_requests import LiveRequests, Sending
 from minfer.effects.live.request_names import again_name, search_of
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
@@ -79,8 +79,7 @@ class RequestSender:
         kept.waits_alone = kept.runs_alone
         if request.n == 1:
             output = request.output + tuple(kept.tokens[0])
-            # Queue places are not valid in another engine.
-            part = evolve(request, output=output, place=None)
+            part = evolve(_without_place(request), output=output)
             return [self._resumed(kept, part, None, replica)]
         if not kept.ended and not any(kept.tokens):
             return [self._resumed(kept, request, None, replica)]
@@ -124,17 +123,23 @@ class RequestSender:
         self.sent[f"{placed.replica} {why}"] += 1
         sending = Sending(placed, link.machine)
         kept.record.sendings.append(sending)
-        if kept.request.search is None or not decided:
+        if kept.request.continuation.beam_round is None or not decided:
             return
         search = search_of(kept.request.id)
         if (whole := self._live.get(search)) is not None:
             whole.sendings.append(sending)
-        if kept.request.place is not None:  # it is not valid in another engine
-            kept.request = evolve(kept.request, place=None)
+        kept.request = _without_place(kept.request)
         searches = self._requests.searches
         if len(searches) >= _SEARCHES:
             del searches[next(iter(searches))]
         searches[search] = link.number
+
+
+def _without_place(request: Request) -> Request:
+    """Returns a request without its queue place, which is not valid in another engine."""
+    if not request.continues:
+        return request
+    return evolve(request, continuation=evolve(request.continuation, place=None))
 
 
 def _for_engine(kept: FrontRequest, part: Request) -> Request:
@@ -146,10 +151,7 @@ def _for_engine(kept: FrontRequest, part: Request) -> Request:
     if handover is None or handover.stage is HandoverStage.OVER:
         return part
     if handover.stage is HandoverStage.DECODE:
-        return evolve(part, stored=len(part.keys), sent_from=handover.held)
-    return evolve(
-        part,
-        max_tokens=len(part.output) + 1,
-        push_to=handover.push_to,
-        sent_from=handover.held,
-    )
+        stored = KvTransfer(num_stored_blocks=len(part.keys), first_block=handover.held)
+        return evolve(part, kv_transfer=stored)
+    pushed = KvTransfer(push_to=handover.push_to, first_block=handover.held)
+    return evolve(part, max_tokens=len(part.output) + 1, kv_transfer=pushed)

@@ -287,9 +287,11 @@ class Host:
         """Returns a request of another server with keys that are computed here."""
         root, prompt, size = request.root, request.prompt, self._block_size
         keys = block_keys(root, prompt, size) if request.keys else ()
-        if request.tails is None:
-            return evolve(request, keys=keys)
-        return evolve(request, keys=keys, tails=tail_keys(root, keys, prompt, size))
+        continuation = request.continuation
+        if continuation.tail_keys is not None:
+            tails = tail_keys(root, keys, prompt, size)
+            continuation = evolve(continuation, tail_keys=tails)
+        return evolve(request, keys=keys, continuation=continuation)
 
     def _is_of(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""

@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from minfer.blocks.keys import Keys, block_keys, extend_keys, tail_keys
 from minfer.effects.live.request_names import round_name
 from minfer.records.messages import Executed, Submit
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Continuation, Request, SamplingParams
 from minfer.records.state import Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import (
@@ -131,7 +131,10 @@ def replayed(
     found, offers = dict(begun), dict[tuple[str, int], Candidates]()
     for turn in turns:
         for event in turn.events:
-            if isinstance(event, Submit) and (about := event.request.search) is not None:
+            if (
+                isinstance(event, Submit)
+                and (about := event.request.continuation.beam_round) is not None
+            ):
                 if not about.number:
                     found[about.id] = SearchRounds(about, event.request.stop_ids)
                     offers = {at: one for at, one in offers.items() if at[0] != about.id}
@@ -155,7 +158,8 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     if plan is None or not event.logprobs:
         return {}
     rounds = {
-        gen: seq.request.search for gen, seq in zip(run.run_ids, run.seqs, strict=True)
+        gen: seq.request.continuation.beam_round
+        for gen, seq in zip(run.run_ids, run.seqs, strict=True)
     }
     found = dict[tuple[str, int], Candidates]()
     for gen, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
@@ -196,6 +200,7 @@ def round_requests(
         logprobs=num_candidates(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
+    place = request.continuation.place
     for at, beam in enumerate(rounds.beams):
         prompt = request.prompt + beam.output
         keys = extend_keys(beam.keys, request.root, prompt, size)
@@ -212,9 +217,11 @@ def round_requests(
                 deadline=request.deadline,
                 root=request.root,
                 keys=keys,
-                tails=tail_keys(request.root, keys, prompt, size),
-                place=None if request.place is None else (*request.place[:2], at),
-                search=evolve(about, beam=at),
+                continuation=Continuation(
+                    place=None if place is None else (*place[:2], at),
+                    tail_keys=tail_keys(request.root, keys, prompt, size),
+                    beam_round=evolve(about, beam=at),
+                ),
             )
         )
     return evolve(rounds, beams=tuple(beams)), tuple(requests)

@@ -32,7 +32,7 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.live_requests import Stage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
@@ -233,7 +233,8 @@ class BeamSearches:
                 continue
             search = beam.search
             if (place := outputs.places.get(name)) is not None:
-                search.request = evolve(search.request, place=place)
+                first_round = Continuation(place=place)
+                search.request = evolve(search.request, continuation=first_round)
             if not search.rounds.about.number:
                 found.append(search.request.id)
         return tuple(found)

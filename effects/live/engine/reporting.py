@@ -164,7 +164,7 @@ def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
     found = {
         one.id: state.requests.get(one.id)
         for one in came
-        if one.search is not None and one.place is None
+        if one.continuation.beam_round is not None and not one.continues
     }
     return {name: live.place for name, live in found.items() if live is not None}
 

@@ -14,7 +14,7 @@ from minfer.journal.format import START
 from minfer.journal.writing import encode_journal, searched_rows, turn_record
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.records.state import Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound
@@ -193,7 +193,9 @@ def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
     config = EngineConfig(num_blocks=9, block_size=4, depth=1)
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     plain = Request(id="a", prompt=(1, 2), max_tokens=3)
-    of_search = Request(id="b", prompt=(3, 4), max_tokens=1, search=beam)
+    of_search = Request(
+        id="b", prompt=(3, 4), max_tokens=1, continuation=Continuation(beam_round=beam)
+    )
     (turn,) = run(config, (Submit(plain), Submit(of_search)))
     state = turn.transition.state
     assert searched_rows(state, state.inflight[0]) == [1]
@@ -226,7 +228,9 @@ def test_log_probabilities_of_a_beam_come_back_if_they_are_numbers(
     one: TokenLogprobs, comes_back: bool
 ) -> None:
     beam = BeamRound(id="s", width=2, prompt=2, most=9)
-    request = Request(id="b", prompt=(3, 4), max_tokens=4, search=beam)
+    request = Request(
+        id="b", prompt=(3, 4), max_tokens=4, continuation=Continuation(beam_round=beam)
+    )
     config = EngineConfig(num_blocks=8, block_size=4, depth=1)
     turns = run(config, (Submit(request),), (Executed(0, ((5,),), ((one,),)),))
     _, turn = opened(encode_journal(config, turns)).turns()
@@ -242,7 +246,13 @@ def test_log_probabilities_of_beams_come_back_and_no_others(searched: str) -> No
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     plain = Request(id="a", prompt=(1, 2), max_tokens=2)
     asked = [
-        Submit(attrs.evolve(plain, id=name, search=beam if name in searched else None))
+        Submit(
+            attrs.evolve(
+                plain,
+                id=name,
+                continuation=Continuation(beam_round=beam if name in searched else None),
+            )
+        )
         for name in "abc"
     ]
     column = tuple(

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.planning.admission import _next_admissible
 from minfer.planning.schedule import queue_blocked_by
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
 from minfer.policies.fair_seats import (

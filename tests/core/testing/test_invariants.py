@@ -12,6 +12,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
     Submit,
 )
+from minfer.records.request import PromptOnly
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Fence, initial
 from minfer.records.waiting import WaitingQueue
@@ -207,7 +208,7 @@ def test_who_computes_all_anew_shares_nothing_of_it() -> None:
     state = busy(1).state
     own = next(i for i, chain in enumerate(state.running.chains) if chain.sealed)
     seq = state.running.seqs[own]
-    wish = evolve(seq.request, reads_cache=False, pooling="mean")
+    wish = evolve(seq.request, max_tokens=0, prompt_only=PromptOnly("mean"), output=())
     seqs = list(state.running.seqs)
     seqs[own] = evolve(seq, request=wish)
     with pytest.raises(InvariantError, match="computed anew"):

@@ -11,6 +11,7 @@ from minfer.engine import step
 from minfer.planning import schedule as scheduling
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
 from minfer.records.plan import PrefillTokens
+from minfer.records.request import PromptOnly
 from minfer.records.state import Transition, Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
@@ -168,8 +169,7 @@ def test_who_goes_on_is_planned() -> None:
 @pytest.mark.parametrize("how", ["last", "mean"])
 def test_a_row_that_is_pooled_is_opened_so_and_yields_nothing(how: str) -> None:
     bench = Bench()
-    wish = ask("x", 9, 0, pooling=how)
-    submit = Submit(evolve(wish, reads_cache=how == "last"))
+    submit = Submit(ask("x", 9, 0, prompt_only=PromptOnly(how)))
     before = bench.state
     made = bench.give(submit)
     events = (Tick(bench.clock), submit)

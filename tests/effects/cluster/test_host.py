@@ -17,7 +17,7 @@ from minfer.effects.live.client import EngineDied, TurnOutputs
 from minfer.effects.live.errors import CrashingRequestError
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, QueueBlocked
-from minfer.records.request import SamplingParams
+from minfer.records.request import Continuation, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.cluster.ends import (
     IDLE,
@@ -258,7 +258,15 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
     keys = block_keys(b"root", prompt, size)
     tails = tail_keys(b"root", keys, prompt, size)
     wrong = (b"x" * DIGEST,) * 2
-    asked = evolve(request(), prompt=prompt, root=b"root", keys=wrong, tails=wrong)
+    continuation = Continuation(tail_keys=wrong)
+    asked = evolve(
+        request(),
+        prompt=prompt,
+        max_tokens=1,
+        root=b"root",
+        keys=wrong,
+        continuation=continuation,
+    )
     every = {None: (keys, tails), 1: (wrong, wrong)}
     for fronts, right in every.items():
         engine = MadeUp()
@@ -270,7 +278,10 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
         host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
         host.receive(session, wire.SubmitRequests((evolve(asked, id="b"),)))
         for name in "ab":
-            assert (engine.served[name].keys, engine.served[name].tails) == right
+            assert (
+                engine.served[name].keys,
+                engine.served[name].continuation.tail_keys,
+            ) == right
         plain = evolve(request("c"), prompt=prompt)
         host.receive(session, wire.SubmitRequests((plain,)))
         assert engine.served["c"].keys == ()

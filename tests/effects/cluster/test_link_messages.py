@@ -18,7 +18,13 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import (
+    Continuation,
+    KvTransfer,
+    PromptOnly,
+    Request,
+    SamplingParams,
+)
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
@@ -52,10 +58,11 @@ SAMPLING = other(
     bad_words=("a", "ß"),
 )
 REQUEST = other(
-    Request(id="a", prompt=(1,), max_tokens=1),
+    Request(id="a", prompt=(1,), prompt_only=PromptOnly()),
     id="b#2",
     prompt=(5, 2**32 - 1, 0),
-    max_tokens=2**31,
+    max_tokens=1,
+    prompt_only=None,
     stop_ids=frozenset({3, 9}),
     bad_words=((3,), (4, 5)),
     n=3,
@@ -69,24 +76,25 @@ REQUEST = other(
     keys=(b"k1", b"\xfe"),
     output=(8, 7),
     needs_host_mask=True,
-    pooling="mean",
-    reads_cache=False,
-    tails=(b"", b"k3"),
-    place=((1.5, -2.0), 7, 3),
-    sent_from=2,
-    stored=6,
-    push_to="engine 2",
-    taken=True,
-    search=other(
-        BeamRound(id="", width=1, prompt=1, most=1),
-        id="s",
-        width=4,
-        prompt=9,
-        most=5,
-        number=2,
-        beam=3,
-        how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    continuation=other(
+        Continuation(),
+        tail_keys=(b"", b"k3"),
+        place=((1.5, -2.0), 7, 3),
+        beam_round=other(
+            BeamRound(id="", width=1, prompt=1, most=1),
+            id="s",
+            width=4,
+            prompt=9,
+            most=5,
+            number=2,
+            beam=3,
+            how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+        ),
     ),
+    kv_transfer=other(
+        KvTransfer(), first_block=2, num_stored_blocks=6, push_to="engine 2"
+    ),
+    taken=True,
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -147,7 +155,9 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
     same(found.sampling, SAMPLING)
     plain = Request(id="a", prompt=(1,), max_tokens=1)
     assert plain.deadline == inf
-    same(to_engine(wire.SubmitRequests((plain,))).requests[0], plain)
+    pooled = Request(id="a", prompt=(1,), prompt_only=PromptOnly("mean"))
+    for one in (plain, pooled):
+        same(to_engine(wire.SubmitRequests((one,))).requests[0], one)
 
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:

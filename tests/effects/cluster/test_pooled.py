@@ -5,7 +5,7 @@ from attrs import evolve
 
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import EngineMessage, TurnOutputs
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
 from tests.circles import seeds
 from tests.core.world import pooled_reference
@@ -37,7 +37,7 @@ def listened(front: Front) -> Vectors:
 
 def pooled(world: World, how: str) -> Request:
     request = world.any_request()
-    return evolve(request, max_tokens=0, n=1, pooling=how, reads_cache=how == "last")
+    return evolve(request, max_tokens=0, n=1, prompt_only=PromptOnly(how))
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.records.messages import Finished
-from minfer.records.request import Request
+from minfer.records.request import Request, SamplingParams
 from tests.circles import seeds
 from tests.effects.cluster import world as worlds
 from tests.effects.cluster.test_placement import settle, where
@@ -74,7 +74,7 @@ def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
         {"max_tokens": 1},  # nothing is left to decode
         {"prompt": PROMPT[:4], "keys": ()},  # computed as soon as it would be sent
         {"n": 2},
-        {"reads_cache": False},
+        {"sampling": SamplingParams(prompt_logprobs=0)},
     ],
 )
 def test_others_are_served_by_one(changes: dict[str, Any]) -> None:
@@ -208,7 +208,9 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     assert kept.handover is not None
     assert kept.handover.push_to == "[::1]:7"
     [submitted] = [one for one in sent if isinstance(one, wire.SubmitRequests)]
-    assert submitted.requests[0].push_to == "[::1]:7"
+    transfer = submitted.requests[0].kv_transfer
+    assert transfer is not None
+    assert transfer.push_to == "[::1]:7"
     settle(world, over(front))
     world.judge()
     assert handed(front) == 1

@@ -40,7 +40,7 @@ from minfer.records.plan import NewRow, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import LOAD, RECOMPUTE, KeyedTier
+from minfer.records.tiers import LOAD, RECOMPUTE, ExternalStore
 from minfer.routing.policies import Prefix, routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.sampling.structured import StructuredOutputs
@@ -334,8 +334,10 @@ class World:
             return CONFIG
         gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
         most = 2 * CONFIG.num_blocks
-        tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
-        return evolve(CONFIG, keyed=tier)
+        tier = ExternalStore(
+            max_known_keys=most, push_only=True, choice=LOAD if gets else RECOMPUTE
+        )
+        return evolve(CONFIG, external_store=tier)
 
     def watching(self, host: Host) -> Callable[[EngineState, Transition], None]:
         """Counts blocks that are fetched, beside what the host does with a turn."""

@@ -19,7 +19,8 @@ from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import MEAN, POOLINGS, NewRow, Plan
+from minfer.records.plan import NewRow, Plan
+from minfer.records.request import MEAN, POOLINGS
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_families import OTHERS, VARIANTS, save
 

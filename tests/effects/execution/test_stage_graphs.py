@@ -26,8 +26,7 @@ from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import Parallel, RankInfo
 from minfer.records.config import EngineConfig
-from minfer.records.plan import LAST
-from minfer.records.request import Request
+from minfer.records.request import LAST, PromptOnly, Request
 from tests.effects.execution.tiny_engine import (
     VOCAB,
     Model,
@@ -222,7 +221,7 @@ def test_vectors_are_of_the_last_stage(
         return made.fill_(torch.nan) if made.is_floating_point() else made
 
     monkeypatch.setattr(torch, "empty", unwritten)
-    one = evolve(requests(1, count=1)[0], max_tokens=0, pooling=LAST)
+    one = evolve(requests(1, count=1)[0], max_tokens=0, prompt_only=PromptOnly(LAST))
     with stages_of(model) as stages:
         for number in range(2):  # a stage that found another end does not go on
             stages.run.serve([evolve(one, id=str(number))])

@@ -87,7 +87,7 @@ class Engine(Stub):
 
 def answers(some: Iterable[Request]) -> TurnOutputs:
     some = tuple(some)
-    places = {one.id: PLACE for one in some if one.place is None}
+    places = {one.id: PLACE for one in some if not one.continues}
     return TurnOutputs(
         time=8.0,
         ids=tuple((one.id, 0) for one in some),
@@ -157,9 +157,11 @@ def test_its_sequences_are_those_of_plain_beam_search(
     assert [one.id for one in engine.rounds[-1]][:1] == [f"s/{len(engine.rounds) - 1}/0"]
     for one in (one for some in engine.rounds for one in some):
         assert (one.max_tokens, one.root) == (1, search.root)
-        assert one.search is not None
+        assert one.continuation.beam_round is not None
     for some in engine.rounds[1:]:  # at the place of the first
-        assert [one.place for one in some] == [(*PLACE[:2], at) for at in range(WIDTH)]
+        assert [one.continuation.place for one in some] == [
+            (*PLACE[:2], at) for at in range(WIDTH)
+        ]
 
 
 def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None:
@@ -331,7 +333,7 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
             remote.disconnect()
             link()
             some = [one.request for one in sent[-1].resumed]
-            assert all(one.place is None for one in some)
+            assert all(not one.continues for one in some)
             assert all("#" in one.id for one in some)
         remote.draining = True  # rounds are no new requests
         carry(some)

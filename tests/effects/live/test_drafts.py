@@ -24,7 +24,7 @@ from minfer.records.messages import (
     Propose,
     Submit,
 )
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import Transition
@@ -180,7 +180,7 @@ def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
     bound = request("c", needs_host_mask=True)
-    run(CONFIG, asking, request("b", 5, 0, pooling="last"), bound)
+    run(CONFIG, asking, request("b", 5, 0, prompt_only=PromptOnly("last")), bound)
     assert not asking.reported
 
 

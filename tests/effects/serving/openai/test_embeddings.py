@@ -16,7 +16,7 @@ from minfer.effects.serving.openai.embeddings import (
     EmbeddingList,
 )
 from minfer.effects.serving.request_parsing.bodies import read_body
-from minfer.records.plan import POOLINGS
+from minfer.records.request import POOLINGS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import STAMP, delta, refused
 
