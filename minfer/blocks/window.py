@@ -23,11 +23,11 @@ def outside(position: int, window: int, block_size: int) -> int:
     return max(0, position + 1 - window) // block_size if window else 0
 
 
-def kept(
+def unreleased(
     blocks: Sequence[T] | Log[T], start: int, stop: int, low: int, sinks: int
 ) -> tuple[T, ...]:
     """Of the items `start` to `stop` - 1 those that are not released: an item for each
-    block, of which the first `sinks` and those from `low` on are kept.
+    block, of which the first `sinks` and those from `low` on are not released.
     """
     behind = tuple(blocks[max(start, low, sinks) : stop])
     return (*blocks[start : min(stop, sinks)], *behind) if start < sinks else behind

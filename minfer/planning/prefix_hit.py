@@ -7,7 +7,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, CachedKeys, Index, Pages, is_live, lookup, pages_of
-from minfer.blocks.window import GONE, kept, lookup_window, outside
+from minfer.blocks.window import GONE, lookup_window, outside, unreleased
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
@@ -70,7 +70,7 @@ def take_hit(
     tables, lows = list[Pages](), list[int]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
-        own_keys = group_keys(kept(keys, 0, hit, low, sinks), g)
+        own_keys = group_keys(unreleased(keys, 0, hit, low, sinks), g)
         if group.window:
             for key in own_keys:
                 change.prefix.hold(key)
@@ -126,7 +126,9 @@ def pages_needed(
     for g, group in enumerate(config.groups):
         if group.window:
             low = outside(hit * size, group.window, size)
-            own_keys = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
+            own_keys = group_keys(
+                unreleased(keys, 0, hit, low, group.sink_blocks(size)), g
+            )
             idle = sum(not is_live(prefix, key) for key in own_keys)
             live_blocks = len(own_keys) - idle
         else:

@@ -92,7 +92,7 @@ class Books:
                 opened=run.scheduled[i] > run.starts[i],
             )
             books.seats[run_id] = account.seat
-        books.transfers = {one.number for one in state.tiers.transfers}
+        books.transfers = {transfer.number for transfer in state.tiers.transfers}
         for plan in state.inflight:
             books.flights.append(books.flight(plan))
         books.fenced = [

@@ -67,7 +67,7 @@ class BlockContents:
         if books.config.external_store is not None:
             return
         host = after.tiers.host
-        present = {key for one in after.tiers.transfers for key in one.keys}
+        present = {key for transfer in after.tiers.transfers for key in transfer.keys}
         present.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
         self.computed = {
             key: content for key, content in self.computed.items() if key in present

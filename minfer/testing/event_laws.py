@@ -45,19 +45,24 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     """Whether a request may enter the waiting queue, behind `waiting` samples."""
     prompt, size = len(request.prompt), config.block_size
     max_length = min(prompt + request.max_tokens, config.max_model_len)
-    whole = 1 <= prompt < config.max_model_len
+    fits_model = 1 <= prompt < config.max_model_len
     if request.prompt_only is not None:
         max_length = prompt + 1
-        whole = 1 <= prompt <= config.max_model_len
+        fits_model = 1 <= prompt <= config.max_model_len
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     fits_cache = pages_at_once(config, -(-(max_length - 1) // size)) <= config.num_blocks
     has_room = prompt + len(request.output) < max_length
     tokens = (*request.prompt, *request.output)
     in_vocabulary = all(0 <= token < config.vocab_size for token in tokens)
-    taken = request.continues or request.taken
-    queue_has_room = waiting + request.n <= config.max_waiting or taken
+    may_exceed = request.continues or request.taken
+    queue_has_room = waiting + request.n <= config.max_waiting or may_exceed
     return (
-        whole and samples and fits_cache and has_room and in_vocabulary and queue_has_room
+        fits_model
+        and samples
+        and fits_cache
+        and has_room
+        and in_vocabulary
+        and queue_has_room
     )
 
 

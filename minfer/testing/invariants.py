@@ -95,7 +95,11 @@ def _check_partition(config: EngineConfig, state: EngineState) -> None:
     free = free_pages(pool)
     private = [private_pages(config, run, i) for i in range(len(run))]
     private += [[*fence.private] for fence in state.fences]
-    private += [[*one.targets] for one in state.tiers.transfers if one.kind.to_device]
+    private += [
+        [*transfer.targets]
+        for transfer in state.tiers.transfers
+        if transfer.kind.to_device
+    ]
     published = [node.pages for node in every_node(state.blocks.prefix).values()]
     places = Counter([*free, *chain(*private), *chain(*published)])
     require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
@@ -113,8 +117,8 @@ def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     held = [held_keys(config, seq_chain, g) for seq_chain in run.chains for g in groups]
     held += [fence.published for fence in state.fences]
     held += [
-        one.held_parents if one.kind.to_device else one.held_leaves
-        for one in state.tiers.transfers
+        transfer.held_parents if transfer.kind.to_device else transfer.held_leaves
+        for transfer in state.tiers.transfers
     ]
     return [*chain(*held)]
 
@@ -178,15 +182,17 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     is a forest, and what is on its way is known.
     """
     tiers, host = state.tiers, state.tiers.host
-    given = (host is not None) == (config.host is not None)
+    is_configured = (host is not None) == (config.host is not None)
     external = bool(
         tiers.external_keys
         or tiers.push_keys
         or tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
     )
-    given = given and (not external or config.external_store is not None)
-    require(given, "tiers", "a tier that the configuration lacks, or none that it has")
-    numbers = [one.number for one in tiers.transfers]
+    is_configured = is_configured and (not external or config.external_store is not None)
+    require(
+        is_configured, "tiers", "a tier that the configuration lacks, or none that it has"
+    )
+    numbers = [transfer.number for transfer in tiers.transfers]
     ordered = numbers == sorted({*numbers}) and all(
         n < tiers.next_number for n in numbers
     )
@@ -204,7 +210,7 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         (config.host, tiers.transfers_of(TransferKind.STORE_TO_HOST)),
         (config.external_store, tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)),
     ):
-        keys = [key for one in stores for key in one.keys]
+        keys = [key for transfer in stores for key in transfer.keys]
         require(len(keys) == len({*keys}), "tiers", "a block is stored twice")
         moving = len(pages_of(state.blocks.prefix, keys))
         max_pages = tier.storing if tier is not None else 0
@@ -214,16 +220,19 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     stores = tiers.transfers_of(TransferKind.STORE_TO_HOST)
     pool, published = host.pool, every_node(host.prefix).values()
     free = free_pages(pool)
-    written = chain(*(one.targets for one in stores))
+    written = chain(*(transfer.targets for transfer in stores))
     places = Counter([*free, *written, *chain(*(node.pages for node in published))])
     one_place = max(places.values(), default=1) == 1
     require(one_place, "partition", "a page of the host tier is in two places")
     is_complete = set(places) == set(range(config.host.pages))
     require(is_complete, "partition", "a page of the host tier is lost")
     require(len(free) == pool.free, "partition", "free pages of the host tier")
-    holders = [one.held_parents for one in tiers.transfers_of(TransferKind.STORE_TO_HOST)]
+    holders = [
+        transfer.held_parents
+        for transfer in tiers.transfers_of(TransferKind.STORE_TO_HOST)
+    ]
     loads = tiers.transfers_of(TransferKind.LOAD_FROM_HOST)
-    holders += [one.held_leaves for one in loads]
+    holders += [transfer.held_leaves for transfer in loads]
     _check_forest(host.prefix, [*chain(*holders)])
 
 

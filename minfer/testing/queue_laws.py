@@ -77,7 +77,7 @@ def _check_waits(config: EngineConfig, turn: Transition) -> None:
 
 def _is_loading(state: EngineState) -> bool:
     """Whether pages are written by a load, which are available after it."""
-    return any(one.kind.to_device for one in state.tiers.transfers)
+    return any(transfer.kind.to_device for transfer in state.tiers.transfers)
 
 
 def _check_left_out(books: Books, after: EngineState, planning: Planning) -> None:
@@ -105,8 +105,12 @@ def _check_shortage(before: EngineState, after: EngineState, planning: Planning)
     freed.
     """
     coming = any(fence in before.fences for fence in after.fences)
-    loads = {one.number for one in before.tiers.transfers if one.kind.to_device}
-    coming = coming or any(one.number in loads for one in after.tiers.transfers)
+    load_numbers = {
+        transfer.number for transfer in before.tiers.transfers if transfer.kind.to_device
+    }
+    coming = coming or any(
+        transfer.number in load_numbers for transfer in after.tiers.transfers
+    )
     is_valid = not (planning.preempted and coming)
     require(is_valid, "preemption", "though blocks were coming")
 

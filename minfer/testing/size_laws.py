@@ -28,7 +28,7 @@ def size_limits(
     blocks, waiting = after.blocks, len(after.waiting)
     samples, rows = waiting + len(after.running), config.max_num_seqs
     host = config.host.pages if config.host is not None else 0
-    known = (
+    max_keys = (
         config.external_store.max_known_keys if config.external_store is not None else 0
     )
     return {
@@ -38,7 +38,7 @@ def size_limits(
         "blocks.prefix.idle": blocks.idle,
         "blocks.prefix.words": TICKET_LEVELS * len(blocks.prefix.idle),
         "blocks.prefix.pinned": sum(
-            len(one.held_leaves) for one in after.tiers.transfers
+            len(transfer.held_leaves) for transfer in after.tiers.transfers
         ),
         "free_rows": rows,
         "waiting.buckets": waiting,
@@ -57,10 +57,10 @@ def size_limits(
         "tiers.transfers": 2 * config.num_blocks + host,
         "tiers.host_queue.runs": len(after.tiers.host_queue),  # none is empty
         "tiers.external_queue.runs": len(after.tiers.external_queue),
-        "tiers.external_keys.young": known // 2,
-        "tiers.external_keys.old": known // 2,
-        "tiers.push_keys.young": known // 2,
-        "tiers.push_keys.old": known // 2,
+        "tiers.external_keys.young": max_keys // 2,
+        "tiers.external_keys.old": max_keys // 2,
+        "tiers.push_keys.young": max_keys // 2,
+        "tiers.push_keys.old": max_keys // 2,
         **{
             f"policy.{name}": limit
             for name, limit in policy_limits(after, samples).items()

@@ -8,7 +8,7 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    "blocks/window.py | kept | comparison | start < sinks -> start <= sinks": (
+    "blocks/window.py | unreleased | comparison | start < sinks -> start <= sinks": (
         "A shortcut: from the end of the sink blocks on, what is kept of them is nothing."
     ),
     "records/sequence.py | _place_among | offset | 0 -> -1": (

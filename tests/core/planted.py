@@ -747,7 +747,7 @@ BUGS: Final = (
         "any engine with sink tokens: only the window of who leaves is given back",
         "lifecycle/publish.py",
         "held_keys",
-        "kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)",
+        "unreleased(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)",
         "chain.keys[chain.low[g] : chain.sealed[g]]",
     ),
     Bug(

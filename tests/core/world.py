@@ -347,7 +347,7 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
 
 
 def with_external_store(config: EngineConfig, rng: Random) -> EngineConfig:
-    """`config`, or with a external store."""
+    """`config`, or with an external store."""
     if rng.random() < 0.7:
         return config
     known = config.num_blocks * rng.choice((2, 3, 100))
