@@ -23,7 +23,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
 from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 
 TOKENS_PER_HASH_ID: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -52,7 +52,7 @@ _PARAMETERS: Final = {
     "shared": _Parameter(0.0, 0, 1),
     "prefix": _Parameter(256, 1, MAX_TOKENS),
     "prefixes": _Parameter(1, 1, MAX_TOKENS),
-    "seed": _Parameter(0, 0, MOST),
+    "seed": _Parameter(0, 0, MAX_INT64),
 }
 
 

@@ -38,7 +38,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan, flaw_beside, tokens_of
 from minfer.records.state import EngineState, Turn
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.values.checks import MOST, is_number
+from minfer.values.checks import MAX_INT64, is_number
 
 
 def head_record(head: Head) -> bytes:
@@ -137,7 +137,8 @@ def _can_be_written(entry: TokenLogprobs) -> bool:
         return False
     integers, floats = (entry.rank, *entry.likeliest), (entry.logprob, *entry.logprobs)
     return all(
-        is_number(value, whole=True) and -MOST <= value <= MOST for value in integers
+        is_number(value, whole=True) and -MAX_INT64 <= value <= MAX_INT64
+        for value in integers
     ) and all(isinstance(value, float) for value in floats)
 
 

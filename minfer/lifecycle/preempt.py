@@ -5,7 +5,7 @@ history of the next generation.
 
 from minfer.blocks.keys import extend_keys
 from minfer.blocks.ownership import Transaction
-from minfer.blocks.window import kept
+from minfer.blocks.window import unreleased
 from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.retire import retire
 from minfer.lifecycle.seat import growth_mark, publish_mark
@@ -97,8 +97,8 @@ def _without_windows(
             if group.window:
                 low, sinks = chain.low[g], group.sink_blocks(config.block_size)
                 table, pages = row_tables[g], group.pages
-                pages_held = kept(table, 0, len(table), low * pages, sinks * pages)
-                change.pool.give(pages_held)
+                pages_held = unreleased(table, 0, len(table), low * pages, sinks * pages)
+                change.pool.release(pages_held)
                 row_tables[g] = Log()
         none = (0,) * len(row_tables)
         tables[i], chains[i] = tuple(row_tables), evolve(chain, sealed=none, low=none)

@@ -11,7 +11,7 @@ from typing import Final
 from minfer.blocks.keys import Key, Keys, block_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import bundles
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.seat import publish_mark
 from minfer.records.config import CacheGroup, EngineConfig
@@ -184,7 +184,7 @@ def _publish_window(
     first = max(low, sinks)  # of the blocks that are held beside those of the sinks
     for key in group_keys(keys[first : min(num_outside, sealed)], g):
         change.prefix.release(key)
-    change.pool.give(table[max(first, sealed) * pages : num_outside * pages])
+    change.pool.release(table[max(first, sealed) * pages : num_outside * pages])
     return (sealed if sealed < sinks else max(sealed, num_outside)), max(low, num_outside)
 
 
@@ -194,5 +194,5 @@ def held_keys(config: EngineConfig, chain: Chain, g: int) -> Keys:
     if not group.window:
         return (chain.leaf,)
     sinks = group.sink_blocks(config.block_size)
-    chain_keys = kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)
+    chain_keys = unreleased(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)
     return group_keys(chain_keys, g)

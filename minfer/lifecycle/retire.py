@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, bundles, flattened
-from minfer.blocks.window import kept
+from minfer.blocks.window import unreleased
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
@@ -79,11 +79,11 @@ def release_sequence(
         pages, have = config.groups[g].pages, chain.sealed[g]
         end = max(have, upto)
         sinks, low = config.groups[g].sink_blocks(config.block_size), chain.low[g]
-        keys = group_keys(kept(chain_keys, have, end, low, sinks), g)
+        keys = group_keys(unreleased(chain_keys, have, end, low, sinks), g)
         if tail != ROOT and group_key(tail, g) not in change.prefix.nodes:
             end, keys = end + 1, (*keys, group_key(tail, g))
         if keys:
-            unpublished = kept(
+            unpublished = unreleased(
                 table, have * pages, end * pages, low * pages, sinks * pages
             )
             new = bundles(unpublished, pages)
@@ -129,7 +129,7 @@ def free_blocks(change: Transaction, left: Released | Fence) -> None:
         left.published
     ):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
-    change.pool.give(left.private)
+    change.pool.release(left.private)
 
 
 def free_fenced_blocks(state: EngineState, step: int | None) -> EngineState:

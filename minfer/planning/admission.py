@@ -90,7 +90,7 @@ def _next_admissible(builder: StepBuilder, deferred: set[str]) -> Sequence | Non
     if len(loading) >= builder.config.max_num_seqs:
         return None
     runs = len(state.running) or builder.newcomers
-    if not runs or not consult.may_hold_back(builder.config):
+    if not runs or not consult.may_defer(builder.config):
         deferred.clear()
         return state.waiting.first_but((), loading)
     while seq := builder.state.waiting.first_but(deferred, loading):

@@ -13,7 +13,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, bundles, lookup, pages_of
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.planning.prefix_hit import find_hit, readable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -201,7 +201,10 @@ def _missing(
     missing = list[_Missing]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(blocks * size, group.window, size), group.sink_blocks(size)
-        own_keys, pages = group_keys(kept(keys, 0, blocks, low, sinks), g), group.pages
+        own_keys, pages = (
+            group_keys(unreleased(keys, 0, blocks, low, sinks), g),
+            group.pages,
+        )
         if group.window:
             lacks = [key for key in own_keys if key not in device.nodes]
             missing += [_Missing(ROOT, (key,), pages) for key in lacks]
@@ -225,7 +228,7 @@ def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) 
                 outside(blocks * size, group.window, size),
                 group.sink_blocks(size),
             )
-            own_keys = group_keys(kept(keys, 0, blocks, low, sinks), g)
+            own_keys = group_keys(unreleased(keys, 0, blocks, low, sinks), g)
             present += [key for key in own_keys if key in device.nodes]
         elif have := lookup(device, keys, blocks, g):
             present.append(group_key(keys[have - 1], g))

@@ -6,8 +6,8 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, Contents, Index, Pages, live, lookup, pages_of
-from minfer.blocks.window import GONE, kept, lookup_window, outside
+from minfer.blocks.prefix import ROOT, CachedKeys, Index, Pages, is_live, lookup, pages_of
+from minfer.blocks.window import GONE, lookup_window, outside, unreleased
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
@@ -38,7 +38,7 @@ class Hit:
         return self.found.blocks
 
 
-def find_hit(config: EngineConfig, prefix: Contents, keys: Keys, full: int) -> Found:
+def find_hit(config: EngineConfig, prefix: CachedKeys, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
@@ -70,7 +70,7 @@ def take_hit(
     tables, lows = list[Pages](), list[int]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
-        own_keys = group_keys(kept(keys, 0, hit, low, sinks), g)
+        own_keys = group_keys(unreleased(keys, 0, hit, low, sinks), g)
         if group.window:
             for key in own_keys:
                 change.prefix.hold(key)
@@ -126,8 +126,10 @@ def pages_needed(
     for g, group in enumerate(config.groups):
         if group.window:
             low = outside(hit * size, group.window, size)
-            own_keys = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
-            idle = sum(not live(prefix, key) for key in own_keys)
+            own_keys = group_keys(
+                unreleased(keys, 0, hit, low, group.sink_blocks(size)), g
+            )
+            idle = sum(not is_live(prefix, key) for key in own_keys)
             live_blocks = len(own_keys) - idle
         else:
             live_blocks = _live_blocks(prefix, keys, hit, g)
@@ -138,7 +140,7 @@ def pages_needed(
 def _live_blocks(prefix: Index, keys: Keys, hit: int, g: int) -> int:
     """How many of the first `hit` blocks of a chain running sequences hold."""
     return bisect_left(
-        keys, True, hi=hit, key=lambda key: not live(prefix, group_key(key, g))
+        keys, True, hi=hit, key=lambda key: not is_live(prefix, group_key(key, g))
     )
 
 

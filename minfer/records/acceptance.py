@@ -15,7 +15,7 @@ Table = tuple[tuple[int, float], ...]  # of sizes and seconds
 
 
 def _setting(default: float, **options: Any) -> Any:
-    return field(default=default, validator=number(0, of="speculation: ", **options))
+    return field(default=default, validator=number(0, prefix="speculation: ", **options))
 
 
 @frozen(kw_only=True)

@@ -14,8 +14,8 @@ from minfer.sampling.params import SamplingParams as SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import (
     LARGEST_TOKEN,
+    MAX_INT64,
     MAX_PRIORITY,
-    MOST,
     check_number,
     check_text,
     check_whole,
@@ -91,7 +91,7 @@ class KvTransfer:
         check_text(self.push_to, "kv_transfer.push_to")
         for name in ("num_stored_blocks", "first_block"):
             value = getattr(self, name)
-            check_number(value, f"kv_transfer.{name}", 0, MOST, whole=True)
+            check_number(value, f"kv_transfer.{name}", 0, MAX_INT64, whole=True)
 
 
 @frozen(kw_only=True)
@@ -163,7 +163,7 @@ class Request:
         check_number(self.first_sample, "first_sample", 0, MAX_SAMPLES, whole=True)
         check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
         if type(self.deadline) is not float or not self.deadline >= 0:
-            check_number(self.deadline, "deadline", 0, MOST)
+            check_number(self.deadline, "deadline", 0, MAX_INT64)
             object.__setattr__(self, "deadline", float(self.deadline))
         for param, kind in _RECORDS.items():
             if not isinstance(getattr(self, param), kind):
@@ -278,7 +278,9 @@ def _is_place(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
         return False
     rank, *numbers = value
-    are_whole = all(type(number) is int and 0 <= number <= MOST for number in numbers)
+    are_whole = all(
+        type(number) is int and 0 <= number <= MAX_INT64 for number in numbers
+    )
     return are_whole and all(
         type(number) in (int, float) and number == number for number in rank
     )

@@ -34,14 +34,14 @@ class Speculation:
     """The settings. Raises ConfigError for values out of range."""
 
     drafter: str = field(validator=_one_of(DRAFTERS))
-    drafts: int = field(validator=number(1, of="speculation: "))  # of a row in a step
+    drafts: int = field(validator=number(1, prefix="speculation: "))  # of a row in a step
     rule: str = field(default=SAME_NOISE, validator=_one_of(RULES))
     # Steps of more rows have no drafts; 0: no bound.
-    rows: int = field(default=0, validator=number(0, of="speculation: "))
+    rows: int = field(default=0, validator=number(0, prefix="speculation: "))
     # The most profitable number of drafts, by `learning` and `costs`; else always as many
     # as possible.
     adaptive: bool = field(default=True, validator=flag)
-    margin: float = field(default=0.03, validator=number(0, of="speculation: "))
+    margin: float = field(default=0.03, validator=number(0, prefix="speculation: "))
     learning: Learning = Learning()
     costs: Costs | None = None  # None: unknown, if not adaptive
 

@@ -13,7 +13,7 @@ from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
-from minfer.values.checks import MOST, ConfigError, flag, is_number, number
+from minfer.values.checks import MAX_INT64, ConfigError, flag, is_number, number
 from minfer.values.pmap import Map
 from minfer.values.queue import Queue
 from minfer.values.record import evolve
@@ -44,7 +44,7 @@ class Tier:
             )
         for name in ("load_seconds", "page_seconds", "token_seconds"):
             cost = getattr(self, name)
-            if not is_number(cost) or not 0 <= cost <= MOST:
+            if not is_number(cost) or not 0 <= cost <= MAX_INT64:
                 raise ConfigError(f"{name} must be 0 or more, not {cost!r:.80}")
 
 

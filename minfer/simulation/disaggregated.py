@@ -69,7 +69,7 @@ class _FirstHalf:
 @define
 class DisaggregatedSimulation(ReplicaSimulation):
     """Replicas `prefill`, and replicas `names`, which decode. `config`, `router` and
-    `state` are those of the decode replicas; `config` must have a external store.
+    `state` are those of the decode replicas; `config` must have an external store.
     """
 
     prefill: tuple[str, ...] = field(kw_only=True)  # names of the replicas that prefill

@@ -18,7 +18,7 @@ from itertools import accumulate, chain, islice
 from attrs import define, evolve
 
 from minfer.blocks.keys import Key
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.records.config import CacheGroup
 from minfer.records.messages import (
     Executed,
@@ -429,7 +429,7 @@ class Oracle:
         size, digests = self.block_size, list[int]()
         for g, group in enumerate(self.groups):
             low, sinks = outside(position, group.window, size), group.sink_blocks(size)
-            blocks = kept(range(position // size), 0, position // size, low, sinks)
+            blocks = unreleased(range(position // size), 0, position // size, low, sinks)
             block_digests = [self._read(row, g, block, size - 1) for block in blocks]
             digests.append(hash(tuple(block_digests)))
         return digests

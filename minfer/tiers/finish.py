@@ -87,7 +87,7 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
     for path in transfer.paths:
         broken = path.parent != ROOT and path.parent not in change.prefix.nodes
         if lost or broken:
-            change.pool.give(flattened(path.pages))
+            change.pool.release(flattened(path.pages))
             continue
         if change.prefix.held is not None:  # blocks are stored only if it lacks them
             change.prefix.add_idle(path.parent, path.keys, path.pages)
@@ -96,7 +96,7 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         if path.parent != ROOT:
             change.prefix.hold(path.parent)
         leaf, twins = change.prefix.publish(path.parent, path.keys, path.pages)
-        change.pool.give(flattened(twins))
+        change.pool.release(flattened(twins))
         change.prefix.release(leaf)
     for key in transfer.held_parents:
         change.prefix.release(key)

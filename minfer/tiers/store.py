@@ -16,7 +16,7 @@ from minfer.blocks.prefix import (
     Pages,
     PrefixIndex,
     bundles,
-    evictable,
+    count_evictable,
     flattened,
     pages_of,
 )
@@ -151,7 +151,7 @@ def _store_in_host(
     remaining, needed = batch.collect(queue), room - batch.room
     if host.free < needed:
         short = needed - host.free
-        available = host.free + evictable(host.prefix, host.prefix.idle, short)
+        available = host.free + count_evictable(host.prefix, host.prefix.idle, short)
         if available < needed:
             batch = _Batch.of(prefix, contents, available, stores)
             remaining = batch.collect(queue)

@@ -8,7 +8,7 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    "blocks/window.py | kept | comparison | start < sinks -> start <= sinks": (
+    "blocks/window.py | unreleased | comparison | start < sinks -> start <= sinks": (
         "A shortcut: from the end of the sink blocks on, what is kept of them is nothing."
     ),
     "records/sequence.py | _place_among | offset | 0 -> -1": (
@@ -29,10 +29,10 @@ EQUIVALENT: Final[dict[str, str]] = {
     "planning/schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
-    "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
+    "sampling/logits.py | penalize | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
-    "sampling/reference_sampler.py | next_token | slice | :prompt -> :prompt + 1": (
+    "sampling/reference_sampler.py | next_token | slice | :num_prompt_tokens -> :num_prompt_tokens + 1": (
         "The prompt is looked up for the tokens that are penalized at all, as those of "
         "the output are: that one is the output's first."
     ),
@@ -185,13 +185,13 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/acceptance.py | Acceptance.updated | comparison | count <= learning.most -> count < "
     "learning.most": ("Scaled to as many as there are, they stay the same."),
     (
-        "speculate/length.py | _promises | comparison | min(likely) >= _HARDLY -> "
-        "min(likely) > _HARDLY"
+        "speculate/length.py | _expected_tokens | comparison | min(likely) >= _MIN_EXPECTED_TOKENS -> "
+        "min(likely) > _MIN_EXPECTED_TOKENS"
     ): "A shortcut: where nothing is cut off, both ways find the same.",
     "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
         "With none the rate is that of no drafts at most, which is no better."
     ),
-    "speculate/lookup.py | Lookup._shown | offset | 1 -> 2 | 1": (
+    "speculate/lookup.py | Lookup._publish | offset | 1 -> 2 | 1": (
         "A clock: that it goes on is all that is asked of it."
     ),
     "speculate/tally.py | DraftTally.plus | swap | _sum(self.proposed, other.proposed) -> "
@@ -202,8 +202,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     "_sum(other.accepted, self.accepted)": (
         "Of two numbers, which is added to which is the same."
     ),
-    "speculate/tally.py | _sum | swap | zip_longest(one, other, fillvalue=0) -> "
-    "zip_longest(other, one, fillvalue=0)": (
+    "speculate/tally.py | _sum | swap | zip_longest(left, right, fillvalue=0) -> "
+    "zip_longest(right, left, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
     "planning/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
@@ -263,9 +263,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: looked up by generation, the names are the same."
     ),
     (
-        "sampling/logits.py | hidden | condition | begun <= len(output) and "
-        "tuple(output[len(output) - begun:]) == word[:-1] -> "
-        "tuple(output[len(output) - begun:]) == word[:-1]"
+        "sampling/logits.py | hidden_ids | condition | num_before <= len(output) and "
+        "tuple(output[len(output) - num_before:]) == word[:-1] -> "
+        "tuple(output[len(output) - num_before:]) == word[:-1]"
     ): "No part of a shorter output is equal to a longer word.",
     "values/tickets.py | add | condition | if word -> if False": (
         "A shortcut: above a word that has bits, the bits are there."

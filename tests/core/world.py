@@ -48,7 +48,7 @@ from minfer.records.tiers import CHOICES, LOAD, ExternalStore, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.simulation.oracle import INITIAL_DIGEST, ONE_GROUP, vector_of
 from minfer.testing.invariants import check
-from minfer.testing.ledger import Ledger, Watched
+from minfer.testing.ledger import Ledger, RecordingPolicy
 from tests.core.executing import Busy, Habits
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
@@ -347,7 +347,7 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
 
 
 def with_external_store(config: EngineConfig, rng: Random) -> EngineConfig:
-    """`config`, or with a external store."""
+    """`config`, or with an external store."""
     if rng.random() < 0.7:
         return config
     known = config.num_blocks * rng.choice((2, 3, 100))
@@ -417,9 +417,9 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
         self.ledger = Ledger(self.config, self.state)
-        policy: Any = Watched(self.config.policy)
+        policy: Any = RecordingPolicy(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
-        self.held_back = policy.held_back
+        self.held_back = policy.deferred
         sizes = self.config.block_size, self.config.vocab_size, self.config.groups
         self.oracle = Busy(self.habits, *sizes)
 

@@ -29,10 +29,10 @@ from minfer.sampling.beam import (
     BeamSearch,
     Candidates,
     Hypothesis,
-    Round,
+    RoundContext,
     Search,
-    choose,
-    wanted,
+    choose_beams,
+    num_candidates,
 )
 
 # fills up where fewer than requested were found
@@ -98,27 +98,27 @@ class SearchRounds:
         padding = self.next_round.width - len(offers)  # fewer beams than the width
         search = Search(
             logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
-            offers=(*offers, *(None,) * padding),
-            done=self.done,
+            candidates=(*offers, *(None,) * padding),
+            hypotheses=self.done,
         )
-        choice = choose(
+        choice = choose_beams(
             search,
-            Round(
-                how=self.next_round.how,
+            RoundContext(
+                params=self.next_round.how,
                 stop_ids=self.stop_ids,
                 length=len(outputs[0]) + 1,
-                most=self.next_round.most,
+                max_tokens=self.next_round.most,
                 output_of=outputs.__getitem__,
             ),
         )
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
-            for child in choice.children
+            for child in choice.next_beams
             if child.logprob > _PADDING_LOGPROB
             for parent in (self.beams[child.parent],)
         )
         next_round = evolve(self.next_round, number=self.next_round.number + 1)
-        return SearchRounds(next_round, self.stop_ids, beams, choice.done)
+        return SearchRounds(next_round, self.stop_ids, beams, choice.hypotheses)
 
 
 def replay_searches(
@@ -208,7 +208,7 @@ def round_requests(
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=1,
-        logprobs=wanted(request.width, len(request.stop_ids)),
+        logprobs=num_candidates(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
     place = request.continuation.place

@@ -117,7 +117,7 @@ def _waits(turns: list[Turn], life: Life) -> None:
 @FEW
 @given(SEEDS)
 @example(3981)  # a request is cancelled and its id let in again in one turn
-@example(23465)  # a external store reports blocks that all other tiers have evicted
+@example(23465)  # an external store reports blocks that all other tiers have evicted
 @example(23541)  # the policy delays all while blocks of the first are loaded
 def test_all_parts_add_up_in_hostile_worlds(seed: int) -> None:
     config, turns = recorded(seed)

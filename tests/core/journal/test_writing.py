@@ -18,20 +18,20 @@ from minfer.records.request import Continuation, Request
 from minfer.records.state import Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 from tests.circles import seeds
 from tests.core.journal.made import opened, run
 from tests.core.recorded import recorded
 
 
-@pytest.mark.parametrize("number", [0, MOST, MOST + 1, MOST + 9, -1, 0.5])
+@pytest.mark.parametrize("number", [0, MAX_INT64, MAX_INT64 + 1, MAX_INT64 + 9, -1, 0.5])
 def test_what_is_no_number_of_a_step_comes_back_as_another_such(number: Any) -> None:
     config = EngineConfig(num_blocks=8)
     turns = run(config, (Tick(1.0), Failed(number)))
     [turn] = opened(encode_journal(config, turns)).turns()
     event = turn.events[-1]
     assert isinstance(event, Failed)
-    assert event.step == (number if number in (0, MOST) else MOST + 1)
+    assert event.step == (number if number in (0, MAX_INT64) else MAX_INT64 + 1)
 
 
 @pytest.mark.long
@@ -212,12 +212,12 @@ def other(**fields: Any) -> TokenLogprobs:
     ("one", "comes_back"),
     [
         (BEST, True),
-        (other(rank=MOST, likeliest=(-MOST,)), True),
+        (other(rank=MAX_INT64, likeliest=(-MAX_INT64,)), True),
         (other(logprob=-math.inf), True),
-        (other(rank=MOST + 1), False),
+        (other(rank=MAX_INT64 + 1), False),
         (other(rank=1.0), False),
         (other(rank=True), False),
-        (other(likeliest=(6, -MOST - 1)), False),
+        (other(likeliest=(6, -MAX_INT64 - 1)), False),
         (other(likeliest=[6, 5]), False),
         (other(logprobs=[-0.25, -0.5]), False),
         (other(logprobs=(-0.25, "x")), False),

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from minfer.policies.builtin import (
-    PREFILL,
+    PROMPT_TOKENS_PER_OUTPUT,
     Ageing,
     Deadline,
     Fair,
@@ -90,7 +90,7 @@ def test_deadlines_are_from_the_arrival_on_and_slack_stands_for_none() -> None:
 
 def test_shortest_ranks_by_the_work_that_is_left() -> None:
     policy = Shortest(0.5)
-    request = ask(2 * PREFILL, 10)
+    request = ask(2 * PROMPT_TOKENS_PER_OUTPUT, 10)
     assert policy.rank("s", request, 7.0) == ((7.0 + 0.5 * 12,), "s")
     assert policy.requeue_rank("s", (99.0,), request, 7.0, 4) == (7.0 + 0.5 * 8,)
 

@@ -16,7 +16,7 @@ from minfer.records.state import Transition, Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
-from minfer.testing.result_laws import good
+from minfer.testing.result_laws import is_valid_result
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,
@@ -231,6 +231,6 @@ def test_the_engine_and_its_judge_take_the_same_results(case: int) -> None:
     done = evolve(Executed(plan.step, ((3,), (4,), (5,))), **odd)
     events = (Tick(99.0), done)
     turn = step(bench.config, before, events)
-    assert good(bench.config, plan, done) is right
+    assert is_valid_result(bench.config, plan, done) is right
     assert any(isinstance(one, Discarded) for one in turn.reasons) is not right
     check_turn(bench.config, before, events, turn)

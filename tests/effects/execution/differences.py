@@ -29,7 +29,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
 from minfer.records.plan import NewRow
-from minfer.sampling.logits import f32, shaped
+from minfer.sampling.logits import f32, shape_logits
 from minfer.sampling.reference_sampler import (
     RowSampling,
     draw_key,
@@ -172,7 +172,7 @@ def compared(batch: Batch, count: int, rng: random.Random) -> dict[str, Any]:
             one, known = batch.opened[row], batch.known[row]
             how, prompt = one.sampling, one.prompt
             if token != (right := next_token(line, how, known, prompt)):
-                made = shaped(line, how, known[:prompt], known[prompt:])
+                made = shape_logits(line, how, known[:prompt], known[prompt:])
                 found = reason(made, how, len(known), token)
                 why[found] += 1
                 if found == "none":

@@ -78,7 +78,7 @@ def test_filters_are_those_of_the_reference_on_a_large_vocabulary() -> None:
         )
         min_p = rng.choice([0.0, 0.001, 0.4])
         found = kept_ids(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
-        assert found == reference.kept(scaled.tolist(), top_k, top_p, min_p)
+        assert found == reference.filter_tokens(scaled.tolist(), top_k, top_p, min_p)
 
 
 def test_the_integers_are_exactly_those_of_the_reference() -> None:
@@ -118,7 +118,7 @@ def test_draws_have_the_distribution_of_the_softmax(top_k: int, top_p: float) ->
         torch.randperm(vocab, generator=torch.manual_seed(0))
     ]
     params = SamplingParams(temperature=0.9, top_k=top_k, top_p=top_p)
-    ids = reference.kept([x / 0.9 for x in logits.tolist()], top_k, top_p)
+    ids = reference.filter_tokens([x / 0.9 for x in logits.tolist()], top_k, top_p)
     sampling = Sampling.of(
         [RowSampling.of(params, seed, 0) for seed in range(count)], vocab
     )

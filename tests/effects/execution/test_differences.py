@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minfer.sampling.params import SamplingParams
-from minfer.sampling.reference_sampler import RowSampling, draw, kept
+from minfer.sampling.reference_sampler import RowSampling, draw, filter_tokens
 from tests.effects.execution.differences import (
     UNIT,
     Batch,
@@ -26,7 +26,7 @@ def test_kept_tokens_are_those_of_the_definition() -> None:
         x = np.array([rng.gauss(0, 3) for _ in range(60)], np.float32)
         depth = x.max() - x
         reported = (how.top_k, how.top_p, how.min_p, how.typical_p)
-        expected = kept((-depth).tolist(), *reported)
+        expected = filter_tokens((-depth).tolist(), *reported)
         found = left(depth.astype(np.float64), how, Scale())
         assert np.flatnonzero(found).tolist() == expected
 

@@ -16,9 +16,9 @@ import torch
 from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample_reference import SamplingValues
-from minfer.sampling.logits import f32, shaped
+from minfer.sampling.logits import f32, shape_logits
 from minfer.sampling.params import SamplingParams
-from minfer.sampling.reference_sampler import RowSampling, kept, lowest, stream
+from minfer.sampling.reference_sampler import RowSampling, filter_tokens, lowest, stream
 from tests.circles import claimed
 
 LOGITS: Final = (1.5, -0.7, 2.2, 0.0, 1.5, -1.9, 0.6, -1.1, 1.9, 0.3, -0.2, 2.0)
@@ -65,16 +65,16 @@ def critical(freedom: int) -> float:
 
 def exact(how: RowSampling) -> list[float]:
     """The probability of each token, by the definitions."""
-    logits = shaped(LOGITS, how, PROMPT, OUTPUT)
+    logits = shape_logits(LOGITS, how, PROMPT, OUTPUT)
     scaled = [f32((x - max(logits)) / f32(how.temperature)) for x in logits]
-    ids = kept(scaled, how.top_k, how.top_p, how.min_p, how.typical_p)
+    ids = filter_tokens(scaled, how.top_k, how.top_p, how.min_p, how.typical_p)
     weights = {t: math.exp(scaled[t]) for t in ids}
     total = math.fsum(weights.values())
     return [weights.get(t, 0.0) / total for t in range(len(LOGITS))]
 
 
 def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
-    logits = torch.tensor(shaped(LOGITS, how, PROMPT, OUTPUT)).expand(count, -1)
+    logits = torch.tensor(shape_logits(LOGITS, how, PROMPT, OUTPUT)).expand(count, -1)
     position = len(PROMPT) + len(OUTPUT)
     if sampler == "cpu":
         rows = [RowSampling.of(SamplingParams(), seed, 0) for seed in range(count)]

@@ -18,8 +18,8 @@ from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, REJECTION
 from minfer.sampling.reference_sampler import RowSampling, next_token
-from minfer.speculate.accept import Target, Verdict
-from minfer.speculate.rejection import Streams, drawn, rejection
+from minfer.speculate.accept import TargetOutput, Verdict
+from minfer.speculate.rejection import Streams, rejection, sample_draft
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
@@ -43,29 +43,33 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 # --- the draws of a step ----------------------------------------------------------------
 
 
-def thrown(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+def thrown(rng: random.Random, target: TargetOutput) -> tuple[Drafted, Verdict]:
     """Drafts of a row, said or drawn, and which of them coins let stand."""
     count = rng.randrange(DRAFTS + 1)
     if rng.random() < 0.4:
         return emitted(rng, target, count)
     tokens, lines, chances = list[int](), list[list[float]](), []
-    streams = Streams.of(target.how.seed, target.how.sample)
+    streams = Streams.of(target.sampling.seed, target.sampling.sample)
     for _ in range(count):
         # A draft model that knows of the drafts before, as its target does.
-        exact = target.shaped(tokens)
+        exact = target.shape_logits(tokens)
         line = [x + rng.gauss(0, 0.5) for x in exact]
-        one = drawn(line, bare(target.how), (*target.known, *tokens), 0, streams)
+        one = sample_draft(
+            line, bare(target.sampling), (*target.tokens, *tokens), 0, streams
+        )
         tokens.append(one.token)
         lines.append(line)
         chances.append(one.chances)
     return Drafted((*tokens,), (*lines,)), rejection(target, tokens, chances)
 
 
-def emitted(rng: random.Random, target: Target, count: int) -> tuple[Drafted, Verdict]:
+def emitted(
+    rng: random.Random, target: TargetOutput, count: int
+) -> tuple[Drafted, Verdict]:
     """Drafts that are likely."""
     tokens = list[int]()
     for _ in range(count):
-        line = target.shaped(tokens)
+        line = target.shape_logits(tokens)
         likely = sorted(range(VOCAB), key=line.__getitem__)[-1 - rng.randrange(2)]
         tokens.append(likely if rng.random() < 0.9 else rng.randrange(VOCAB))
     return Drafted((*tokens,)), rejection(target, tokens, [])
@@ -158,12 +162,15 @@ class Judge:
             known = (*text.known, *drafts)
             [line] = emitted_after(self.draft, known, 1)
             streams = Streams.of(text.how.seed, text.how.sample)
-            one = drawn(line, text.how, known, text.prompt, streams)
+            one = sample_draft(line, text.how, known, text.prompt, streams)
             drafts.append(one.token)
             proposed.append(one.chances)
         lines = emitted_after(self.target, (*text.known, *drafts), count + 1)
-        target = Target(
-            how=text.how, known=text.known, prompt=text.prompt, logits=(*lines,)
+        target = TargetOutput(
+            sampling=text.how,
+            tokens=text.known,
+            num_prompt_tokens=text.prompt,
+            logits=(*lines,),
         )
         return rejection(target, drafts, proposed)
 

@@ -21,12 +21,12 @@ from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.records.plan import NewRow
 from minfer.records.request import Request, SamplingParams, row_sampling
-from minfer.speculate.accept import Target, Verdict, same_noise
+from minfer.speculate.accept import TargetOutput, Verdict, same_noise
 from tests.effects.execution.test_runner import CONFIG
 from tests.effects.execution.tiny_engine import CUDA, VOCAB
 from tests.effects.tiny_model import CONFIG as SIZES
 
-Rule = Callable[[random.Random, Target], "tuple[Drafted, Verdict]"]
+Rule = Callable[[random.Random, TargetOutput], "tuple[Drafted, Verdict]"]
 WAYS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_p=0.8),
@@ -146,10 +146,10 @@ class World:
         made = torch.Generator().manual_seed(rng.getrandbits(30))
         logits = 2 * torch.randn(1 + DRAFTS, ROWS, VOCAB, generator=made)
         targets = [
-            Target(
-                how=one.sampling,
-                known=one.known,
-                prompt=one.prompt,
+            TargetOutput(
+                sampling=one.sampling,
+                tokens=one.known,
+                num_prompt_tokens=one.prompt,
                 logits=tuple(logits[:, row].tolist()),
             )
             for row, one in enumerate(opens)
@@ -234,7 +234,7 @@ def check(rng: random.Random, world: World, least: int) -> None:
     assert world.rows.next[world.rows.scratch] == 0
 
 
-def guessed(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+def guessed(rng: random.Random, target: TargetOutput) -> tuple[Drafted, Verdict]:
     """Up to `DRAFTS` drafts of a row, often right, and which stand by default."""
     tokens = list[int]()
     for _ in range(rng.randrange(DRAFTS + 1)):

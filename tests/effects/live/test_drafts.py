@@ -106,7 +106,7 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     ]
     plain = run(evolve(PLAIN, depth=depth), None, *wanted)
     config = evolve(CONFIG, depth=depth, speculation=how)
-    with_drafts = run(config, Lookup(least=2), *wanted)
+    with_drafts = run(config, Lookup(min_match=2), *wanted)
     assert with_drafts.out == plain.out
     assert with_drafts.steps < plain.steps
     assert 0 < sum(with_drafts.tally.accepted) < sum(with_drafts.tally.proposed)
@@ -114,14 +114,18 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     assert host is not None
     assert not host.samples  # nothing is kept of who has ended
     assert not host.by_run_id
-    assert not host.library.own
+    assert not host.library.samples
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
     """`turn` asserts that no proposal is ignored; here one would be, each time."""
     for seed in range(20):
-        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, 3))
-        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, stop_ids=frozenset({0, 1})))
+        run(CONFIG, Lookup(min_match=1), request(f"r{seed}", 9, 3))
+        run(
+            CONFIG,
+            Lookup(min_match=1),
+            request(f"r{seed}", 9, stop_ids=frozenset({0, 1})),
+        )
 
 
 class Always(Proposer):
@@ -194,7 +198,7 @@ def test_what_was_discarded_is_read_anew() -> None:
 
     wanted = request("a"), request("b", n=2)
     plain = run(PLAIN, None, *wanted)
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.deferred.executor = Failing(4, VOCAB)
     for one in wanted:
         loop.post(Submit(one))
@@ -207,7 +211,7 @@ def test_who_gives_way_is_read_on_where_it_was() -> None:
     tight = evolve(CONFIG, num_blocks=14, max_model_len=50)
     plain = evolve(tight, speculation=None)
     wanted = [request(name, 8, 40) for name in "abcd"]
-    assert run(tight, Lookup(least=2), *wanted).out == run(plain, None, *wanted).out
+    assert run(tight, Lookup(min_match=2), *wanted).out == run(plain, None, *wanted).out
 
 
 @pytest.mark.long
@@ -229,12 +233,12 @@ def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
             for i in range(8)
         ]
         plain = evolve(tight, speculation=None)
-        found = run(tight, Lookup(least=2), *wanted)
+        found = run(tight, Lookup(min_match=2), *wanted)
         assert found.out == run(plain, None, *wanted).out
 
 
 def test_who_is_cancelled_is_forgotten() -> None:
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.post(Submit(request("a", 20, 500)))
     for _ in range(5):
         loop.turn()
@@ -245,7 +249,7 @@ def test_who_is_cancelled_is_forgotten() -> None:
 
 
 def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.post(Submit(request("a")))
     seen = 0
     while loop.busy:
