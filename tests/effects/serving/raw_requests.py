@@ -44,11 +44,11 @@ def raw(
     path: str = "completions",
     length: int | None = None,
     media: str = "application/json",
-    more: str = "",
+    headers: str = "",
 ) -> tuple[int, Any]:
     """Send a body as it is; returns status and parsed answer."""
     head = (
-        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n{more}"
+        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n{headers}"
         f"Content-Length: {len(data) if length is None else length}\r\n\r\n"
     )
     return exchange(served, head.encode() + data)
@@ -57,10 +57,10 @@ def raw(
 def exchange(served: Serving, data: bytes) -> tuple[int, Any]:
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += link.recv(65536)
-        head, _, body = got.partition(b"\r\n\r\n")
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += link.recv(65536)
+        head, _, body = received.partition(b"\r\n\r\n")
         size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(body) < size:
             body += link.recv(65536)

@@ -50,18 +50,20 @@ def test_a_web_socket_is_closed() -> None:
         sent.append(message)
 
     asyncio.run(Gate(lambda: "")({"type": "websocket", "path": "/"}, receive, send))
-    assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1013)]
+    assert [(message["type"], message["code"]) for message in sent] == [
+        ("websocket.close", 1013)
+    ]
 
 
 def test_once_it_is_there_the_application_answers_everything() -> None:
     gate = Gate(lambda: "waiting for the engine")
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         del receive, send
-        seen.append(scope["path"])
+        paths.append(scope["path"])
 
     gate.application = application  # type: ignore[assignment]  # as much of one as it needs
     for path in ("/health", "/ready", "/v1/models"):
         assert asyncio.run(asgi(gate, path, b"")) == []
-    assert seen == ["/health", "/ready", "/v1/models"]
+    assert paths == ["/health", "/ready", "/v1/models"]

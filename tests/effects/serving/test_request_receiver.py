@@ -59,11 +59,11 @@ class Sent:
 
     chosen_id = ""
 
-    def announced_size(self, most: int) -> int:
-        return min(len(self.data), most)
+    def announced_size(self, max_bytes: int) -> int:
+        return min(len(self.data), max_bytes)
 
-    async def read(self, most: int, see: Watcher) -> bytes:
-        assert len(self.data) <= most
+    async def read(self, max_bytes: int, see: Watcher) -> bytes:
+        assert len(self.data) <= max_bytes
         await asyncio.sleep(self.after)
         see(self.data)
         return self.data
@@ -83,8 +83,8 @@ class Sent:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as made:
-        yield made
+    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as llm:
+        yield llm
 
 
 def body(**fields: Any) -> bytes:
@@ -95,9 +95,11 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     """What becomes of a body."""
 
     async def whole() -> Any:
-        made = ServerBounds(**bounds)
+        server_bounds = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
         try:
             return await receiver.receive(ENDPOINT, sent)
         finally:
@@ -194,12 +196,17 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
     store = grammars.Grammars(lambda: slowly)
 
     async def whole() -> None:
-        made = ServerBounds()
+        server_bounds = ServerBounds()
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
         share = grammars.MAX_WAITING // grammars.CLIENT_SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.COMPILE_THREADS)]
-        doing = [asyncio.ensure_future(receiver.receive(ENDPOINT, one)) for one in sent]
+        doing = [
+            asyncio.ensure_future(receiver.receive(ENDPOINT, connection))
+            for connection in sent
+        ]
         async with asyncio.timeout(60):
             while len(slowly.clients) < grammars.COMPILE_THREADS or not store.is_full_for(
                 "10.0.0.7"
@@ -207,11 +214,11 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await receiver.receive(ENDPOINT, constrained("one more"))
-        other = constrained("other")
-        other.scope["client"] = ("10.0.0.8", 1)
-        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other)))
-        for one in sent:
-            one.gone.set()
+        other_connection = constrained("other")
+        other_connection.scope["client"] = ("10.0.0.8", 1)
+        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other_connection)))
+        for connection in sent:
+            connection.gone.set()
         await asyncio.wait(doing[:-1])
         assert store.pending == grammars.COMPILE_THREADS + 1
         slowly.go.set()
@@ -236,8 +243,8 @@ def test_more_than_an_idle_server_can_take_is_refused() -> None:
 @pytest.fixture(scope="module")
 def pooled(folder: str) -> Iterator[Serving]:
     bounds = ServerBounds(workers=2)
-    with serving(folder, service={"bounds": bounds}, **SLOW) as made:
-        yield made
+    with serving(folder, service={"bounds": bounds}, **SLOW) as server:
+        yield server
 
 
 @pytest.mark.long
@@ -247,15 +254,15 @@ def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
         assert pooled.post("completions", **fields, max_tokens=2).status_code == 200
         pooled.idle()
         turns = pooled.turns[before:]
-        return next(e.request for taken, _ in turns for e in taken if type(e) is Submit)
+        return next(e.request for events, _ in turns for e in events if type(e) is Submit)
 
     text = "a b c " * LONG_BODY_BYTES
     assert pooled.llm.tokenizer is not None
     ids = pooled.llm.tokenizer.encode(text)
     large = submitted(prompt=text, seed=5)
-    again = submitted(prompt=ids, seed=5)
-    assert large.prompt == again.prompt == tuple(ids)
-    assert large.keys == again.keys
+    repeated = submitted(prompt=ids, seed=5)
+    assert large.prompt == repeated.prompt == tuple(ids)
+    assert large.keys == repeated.keys
 
 
 LARGE: dict[str, dict[str, Any]] = {
@@ -291,9 +298,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of all that is parsed in the server's own process."""
     sizes: list[int] = []
 
-    def seen(data: bytes, **how: Any) -> Any:
+    def seen(data: bytes, **options: Any) -> Any:
         sizes.append(len(data))
-        return from_json(data, **how)
+        return from_json(data, **options)
 
     monkeypatch.setattr(bodies, "from_json", seen)
     return sizes
@@ -310,13 +317,13 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
     url = f"{pooled.url}/v1/completions"
     with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
-        got = [next(stream)["choices"][0]["text"]]
+        texts = [next(stream)["choices"][0]["text"]]
         status, _ = raw(pooled, **requested)
-        got += [event["choices"][0]["text"] for event in stream]
+        texts += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG_BODY_BYTES
-    assert "".join(got) == "".join(quiet)
+    assert "".join(texts) == "".join(quiet)
 
 
 @pytest.mark.long
@@ -326,7 +333,7 @@ def test_nor_is_a_large_message_on_a_socket(
 ) -> None:
     endpoint = requested.get("path", "completions").partition("/")[0]
     message = b'{"id": "a", "endpoint": "%s", "body": %s}'
-    whole = message % (endpoint.encode(), requested["data"])
+    message_text = message % (endpoint.encode(), requested["data"])
     url = f"{pooled.url}/v1/completions"
     socket = url.replace("http", "ws").replace("completions", "stream")
     with (
@@ -334,14 +341,14 @@ def test_nor_is_a_large_message_on_a_socket(
         pooled.http.stream("POST", url, json=NEIGHBOUR) as answer,
     ):
         stream = events(answer.iter_lines())
-        got = [next(stream)["choices"][0]["text"]]
-        link.send(whole.decode())
+        texts = [next(stream)["choices"][0]["text"]]
+        link.send(message_text.decode())
         record = json.loads(link.recv(timeout=20))
-        got += [event["choices"][0]["text"] for event in stream]
+        texts += [event["choices"][0]["text"] for event in stream]
     assert (record["id"], record["status"]) == ("a", 400)
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG_BODY_BYTES
-    assert "".join(got) == "".join(quiet)
+    assert "".join(texts) == "".join(quiet)
 
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
@@ -351,9 +358,11 @@ def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     )
 
     async def whole() -> None:
-        made = ServerBounds()
+        server_bounds = ServerBounds()
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
         channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
         try:
             with (

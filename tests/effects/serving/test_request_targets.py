@@ -19,10 +19,10 @@ def sent(served: Serving, data: bytes) -> tuple[int, bytes, bool]:
     """The status and the body of an answer, and whether its connection was closed."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += link.recv(65536)
-        head, _, body = got.partition(b"\r\n\r\n")
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += link.recv(65536)
+        head, _, body = received.partition(b"\r\n\r\n")
         size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(body) < size:
             body += link.recv(65536)
@@ -64,15 +64,15 @@ def test_absolute_targets_are_paths(bundled: Serving, target: str, status: int) 
 def test_the_host_of_an_absolute_target_counts(
     target: bytes, path: str, host: bytes
 ) -> None:
-    seen: list[Any] = []
+    scopes: list[Any] = []
 
     async def app(scope: Any, *_: Any) -> None:
-        seen.append(scope)
+        scopes.append(scope)
 
     headers = [(b"host", b"b.example"), (b"accept", b"*")]
     scope = {"type": "http", "raw_path": target, "path": target.decode()}
     asyncio.run(NormalizeTarget(app, refusal)({**scope, "headers": headers}, None, None))  # type: ignore[arg-type]  # neither is used
-    assert (seen[0]["path"], dict(seen[0]["headers"])[b"host"]) == (path, host)
+    assert (scopes[0]["path"], dict(scopes[0]["headers"])[b"host"]) == (path, host)
 
 
 def test_two_framings_are_refused_and_close(bundled: Serving) -> None:

@@ -88,4 +88,7 @@ def read(events: Iterable[StreamEvent]) -> list[Any]:
     """What events say; none has a name."""
     assert not any(event.name for event in events)
     emitted = [event.data for event in events]
-    return [one if one == "[DONE]" else json.loads(one) for one in emitted]
+    return [
+        event_data if event_data == "[DONE]" else json.loads(event_data)
+        for event_data in emitted
+    ]

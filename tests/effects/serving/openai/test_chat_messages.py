@@ -62,9 +62,13 @@ def test_calls_as_templates_take_them() -> None:
 def test_reasoning_goes_back_under_either_name() -> None:
     for name in ("reasoning_content", "reasoning"):
         content = {"role": "assistant", "content": "x", name: "hm"}
-        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, content]).messages]
+        (_, to_turn) = [
+            message.to_turn() for message in chat(messages=[*HI, content]).messages
+        ]
         assert to_turn["reasoning_content"] == "hm"
         solo = {"role": "assistant", "content": None, name: "hm"}
-        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, solo]).messages]
+        (_, to_turn) = [
+            message.to_turn() for message in chat(messages=[*HI, solo]).messages
+        ]
         assert (to_turn["content"], to_turn["reasoning_content"]) == (None, "hm")
     assert "reasoning_content" not in chat().messages[0].to_turn()

@@ -24,13 +24,13 @@ def test_tokens_of_all_prompts_count_together() -> None:
 
 
 def test_what_did_not_come_to_be_is_null() -> None:
-    (one,) = served(3, 0, 1)
-    reported = timing_of(one)
+    (prompt_usage,) = served(3, 0, 1)
+    reported = timing_of(prompt_usage)
     assert (reported["ttft"], reported["tpot"], reported["latency"]) == (None, None, None)
     times = evolve(
-        one.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
+        prompt_usage.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
     )
-    reported = timing_of(evolve(one, metrics=times))
+    reported = timing_of(evolve(prompt_usage, metrics=times))
     assert (reported["ttft"], reported["tpot"], reported["latency"]) == (1.0, 0.5, 2.0)
     assert (reported["preemptions"], reported["cached_tokens"]) == (0, 1)
 
@@ -42,10 +42,10 @@ def test_timing_is_sent_only_if_requested(stream: bool) -> None:
     assert "true or false" in str(error)
     for body in (chat(stream=stream), completion(stream=stream)):
         reported = read(writer_of(body).end(served(1, 1, 0)))
-        assert not any("timing" in one for one in reported)
+        assert not any("timing" in event for event in reported)
     for body in (
         chat(stream=stream, timing=True),
         completion(stream=stream, timing=True),
     ):
         first = read(writer_of(body).end([*served(1, 1, 0), *served(1, 1, 7)]))[0]
-        assert [one["cached_tokens"] for one in first["timing"]] == [0, 7]
+        assert [timing["cached_tokens"] for timing in first["timing"]] == [0, 7]

@@ -58,8 +58,8 @@ def main(picture: Path = PICTURE) -> int:
             threading.Thread(target=client, args=(served, number, over))
             for number in range(CLIENTS)
         ]
-        for one in clients:
-            one.start()
+        for thread in clients:
+            thread.start()
         try:
             time.sleep(SECONDS)
             write(page, EMITTED)
@@ -67,8 +67,8 @@ def main(picture: Path = PICTURE) -> int:
             picture.write_bytes(page.picture())
         finally:
             over.set()
-            for one in clients:
-                one.join()
+            for thread in clients:
+                thread.join()
     print(f"{picture}: {picture.stat().st_size / 1e3:.0f} KB")
     return 0
 

@@ -8,8 +8,8 @@ from tests.effects.served import Serving
 
 
 def ask(bundled: Serving, **body: Any) -> tuple[int, Any]:
-    found = bundled.http.post(f"{bundled.url}/detokenize", json=body)
-    return found.status_code, found.json()
+    response = bundled.http.post(f"{bundled.url}/detokenize", json=body)
+    return response.status_code, response.json()
 
 
 @pytest.mark.parametrize("text", ["", "def f(x):\n    é", "<|endoftext|>"])

@@ -89,13 +89,13 @@ def test_a_long_name_of_a_field_is_cut() -> None:
     assert len(str(caught.value)) < 2 * MAX_MESSAGE_ID_CHARS
 
 
-def quickest(what: Callable[[], object]) -> float:
+def quickest(action: Callable[[], object]) -> float:
     """Seconds, at best."""
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
-        what()
-        times.append(time.perf_counter() - begun)
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
     return min(times)
 
 
