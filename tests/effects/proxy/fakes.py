@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
@@ -12,8 +12,10 @@ from attrs import define, field, frozen
 from minfer.effects.proxy.route_server import RouterServer
 from minfer.effects.proxy.router_application import RouterApplication
 from minfer.effects.proxy.router_options import RouterOptions
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.processes.server import HttpOptions, http_config, listen_at
 
+TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 EVENTS = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 
 
@@ -124,6 +126,11 @@ def write_json(
     writer.write(head.encode() + headers + length.encode() + body)
 
 
+async def close_at_once(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+    """Close the connection without an answer."""
+    writer.close()
+
+
 def chunk(data: bytes) -> bytes:
     """A part of a body in chunks; without data, its end."""
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
@@ -219,3 +226,8 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def run(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Decorates a test's coroutine function: run it now, in an event loop."""
+    asyncio.run(case())

@@ -1,6 +1,5 @@
 """A router before backends with different models."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,13 +11,9 @@ from minfer.effects.proxy.backend_models import (
     ModelList,
     read_models,
 )
-from tests.effects.proxy.fakes import ReceivedRequest, routing
+from tests.effects.proxy.fakes import ReceivedRequest, routing, run
 
 MODELS = (["small", "s"], ["large"], ["large"])
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 def test_requests_go_where_their_model_is() -> None:

@@ -9,22 +9,21 @@ import pytest
 
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist
 from minfer.effects.cluster.link.crash_rule import REFUSED_SECONDS
-from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
 from minfer.effects.serving.wire.error_form import failure as openai_failure
 from tests.effects.proxy.fakes import (
+    TEAMS,
     ReceivedRequest,
     begin_events,
     chunk,
     routing,
+    run,
     write_json,
 )
-from tests.effects.proxy.test_forwarding import run
 
 ERROR = ApiError("it did", None, KILLED_ENGINE, 500)
 BODY = {"prompt": "bad", "max_tokens": 5, "seed": 1, "user": "x"}
-TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 A, B = {"x-api-key": "a"}, {"x-api-key": "b"}
 
 

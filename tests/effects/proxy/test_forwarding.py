@@ -1,7 +1,6 @@
 """Backends that fail before and after the first byte, refuse, or say nothing."""
 
 import asyncio
-from typing import Any
 
 import httpx
 import pytest
@@ -11,13 +10,11 @@ from tests.effects.proxy.fakes import (
     ReceivedRequest,
     begin_events,
     chunk,
+    close_at_once,
     routing,
+    run,
     write_json,
 )
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
@@ -25,11 +22,7 @@ def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
     async def _() -> None:
         async with routing(2, policy="round_robin") as harness:
             first, second = sorted(harness.backends, key=lambda backend: backend.url)
-
-            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
-                writer.close()
-
-            first.answer = die
+            first.answer = close_at_once
             assert await harness.answered_by("a") == second.name
             assert len(first.seen) == 1
             assert harness.router.metrics.retries == {"disconnect": 1}
@@ -157,12 +150,8 @@ def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
     @run
     async def _() -> None:
         async with routing(4) as harness:
-
-            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
-                writer.close()
-
             for backend in harness.backends:
-                backend.answer = die
+                backend.answer = close_at_once
             assert (await harness.chat("a")).status_code == 502
             assert sum(len(backend.seen) for backend in harness.backends) == 2
 

@@ -10,11 +10,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.proxy import health
 from minfer.effects.proxy.backends import read_backends
 from minfer.values.checks import ConfigError
-from tests.effects.proxy.fakes import routing, until
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
+from tests.effects.proxy.fakes import routing, run, until
 
 
 def test_a_backend_leaves_and_joins_as_its_health_says() -> None:

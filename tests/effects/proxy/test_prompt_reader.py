@@ -25,13 +25,9 @@ from minfer.effects.proxy.token_keys import TokenKeys
 from minfer.effects.serving.input_workers.worker_messages import WorkerRequest
 from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.setup.folders import bundled_folder
-from tests.effects.proxy.fakes import Routing, routing, until
+from tests.effects.proxy.fakes import Routing, routing, run, until
 
 ATTACKERS = 8
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 def text_of(size: int) -> bytes:

@@ -10,15 +10,13 @@ from tests.effects.proxy.fakes import (
     ReceivedRequest,
     begin_events,
     chunk,
+    close_at_once,
     routing,
+    run,
     until,
 )
 
 LONG = "A question about blocks of a key-value cache, and how they are shared. " * 20
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 def test_a_conversation_stays_where_its_prefix_is() -> None:
@@ -163,11 +161,7 @@ def test_responses_are_asked_for_where_they_were_made() -> None:
             key, name = next(iter(homes.items()))
             home = next(backend for backend in harness.backends if backend.name == name)
             follow = {"previous_response_id": key}
-
-            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
-                writer.close()
-
-            home.answer = die
+            home.answer = close_at_once
             answer = await harness.http.post("/v1/responses", json=follow)
             assert answer.status_code == 502, "no other one can serve it"
             home.health = 500

@@ -1,7 +1,6 @@
 """Backends that hang: their requests move, and their refusals are not waited for."""
 
 import asyncio
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,13 +11,11 @@ from tests.effects.proxy.fakes import (
     ReceivedRequest,
     Routing,
     begin_events,
+    close_at_once,
     routing,
+    run,
     until,
 )
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 async def hang(_: ReceivedRequest, __: asyncio.StreamWriter) -> None:
@@ -211,12 +208,8 @@ def test_another_backend_is_tried_once_for_a_question_that_ends_connections() ->
     @run
     async def _() -> None:
         async with routing(4) as harness:
-
-            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
-                writer.close()
-
             for backend in harness.backends:
-                backend.answer = die
+                backend.answer = close_at_once
             answer = await harness.http.post("/tokenize", json={"prompt": "a"})
             assert answer.status_code == 502
             assert sum(len(backend.seen) for backend in harness.backends) == 2

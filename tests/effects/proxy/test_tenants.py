@@ -1,19 +1,13 @@
 """Tenants of a router: no client can make itself several."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from minfer.effects.proxy.tenants import TrustedProxies, read_proxies, tenant_of
-from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import ConfigError
-from tests.effects.proxy.fakes import Routing, routing
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
+from tests.effects.proxy.fakes import TEAMS, Routing, routing, run
 
 
 def noted(harness: Routing, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -27,9 +21,6 @@ def noted(harness: Routing, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
 
     monkeypatch.setattr(harness.router.dispatcher, "place", note)
     return placed
-
-
-TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 
 
 def test_a_tenant_is_the_name_of_its_key_however_that_is_sent(

@@ -57,14 +57,20 @@ def raw(
 def exchange(served: Serving, data: bytes) -> tuple[int, Any]:
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += link.recv(65536)
-        head, _, body = received.partition(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(body) < size:
-            body += link.recv(65536)
-    return int(head.split()[1]), json.loads(body)
+        status, body = receive_response(link)
+    return status, json.loads(body)
+
+
+def receive_response(link: socket.socket) -> tuple[int, bytes]:
+    """The status and the body of the next response, which has a Content-Length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += link.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < size:
+        body += link.recv(65536)
+    return int(head.split()[1]), body
 
 
 async def asgi(

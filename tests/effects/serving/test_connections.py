@@ -266,8 +266,8 @@ def test_connections_of_other_processes_count_too() -> None:
         until(lambda: counts.total == 1)
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not true():
+def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

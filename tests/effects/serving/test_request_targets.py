@@ -10,6 +10,7 @@ import pytest
 from minfer.effects.serving.application import refusal
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from tests.effects.served import Serving
+from tests.effects.serving.raw_requests import receive_response
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 FRAMED = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(BODY)
@@ -19,19 +20,13 @@ def sent(served: Serving, data: bytes) -> tuple[int, bytes, bool]:
     """The status and the body of an answer, and whether its connection was closed."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += link.recv(65536)
-        head, _, body = received.partition(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(body) < size:
-            body += link.recv(65536)
+        status, body = receive_response(link)
         link.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         try:
             closed = not link.recv(1)
         except ConnectionError:
             closed = True
-    return int(head.split()[1]), body, closed
+    return status, body, closed
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ import pytest
 from minfer.effects.serving.observability.live_view import MAX_VIEWERS
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
 from tests.effects.serving.process_deaths import FRONTS, server
+from tests.effects.serving.test_connections import until
 
 CONNECTIONS = 40
 MORE = 8  # than are let in
@@ -45,13 +45,6 @@ def status_of(url: str, key: str) -> int:
     return response.status_code
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.mark.long  # others ask it of one front and of another's counts
 def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
@@ -72,21 +65,21 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
                 503
             ] * 2
             served.kill(FRONTS[0])
-            until(lambda: FRONTS[0] in served.children())
+            until(lambda: FRONTS[0] in served.children(), seconds=20)
             asyncio.run(served.until_ready())
             before = [views() for _ in range(MAX_VIEWERS)]
             assert 0 < before.count(200) < MAX_VIEWERS, (
                 "those of the front that died are free"
             )
         host, port = served.url.removeprefix("http://").split(":")
-        until(lambda: status_of(served.url, "sk-f") == 200)
+        until(lambda: status_of(served.url, "sk-f") == 200, seconds=20)
         time.sleep(0.3)  # for what was closed to be noticed
         with contextlib.ExitStack() as stack:
             links = [
                 stack.enter_context(socket.create_connection((host, int(port))))
                 for _ in range(CONNECTIONS + MORE)
             ]
-            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE)
+            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE, seconds=20)
             refused = select.select(links, [], [], 0)[0]
             assert len(refused) < 2 * MORE, "there is room for those that were let in"
             for link in refused:
