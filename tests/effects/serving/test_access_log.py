@@ -36,7 +36,7 @@ class Key:
 def logged(
     *messages: Any,
     form: str = "json",
-    reported: Any = None,
+    record: Any = None,
     error: Exception | None = None,
     **scope: Any,
 ) -> list[str]:
@@ -56,7 +56,7 @@ def logged(
             del message
 
         def known(name: str, _: str) -> JsonObject | None:
-            return reported if name == "cmpl-1" else None
+            return record if name == "cmpl-1" else None
 
         log = AccessLog(app, writer, form, "front 0", known)
         full = {"type": "http", "method": "POST", "path": "/v1/completions", **scope}
@@ -76,8 +76,8 @@ def named(name: str) -> dict[str, Any]:
 
 def test_a_line_for_programs() -> None:
     prompts = [{"prompt_tokens": 3, "output_tokens": 4}] * 2
-    reported = {"endpoint": "/v1/completions", "prompts": prompts}
-    (line,) = logged(named("cmpl-1"), reported=reported)
+    record = {"endpoint": "/v1/completions", "prompts": prompts}
+    (line,) = logged(named("cmpl-1"), record=record)
     entry = json.loads(line)
     assert entry.pop("time").endswith("+00:00")
     assert 0 <= entry.pop("ms") < 1000

@@ -35,24 +35,24 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize(("requested", "right"), WRONG.items())
+@pytest.mark.parametrize(("address", "right"), WRONG.items())
 def test_behind_a_wrong_base_the_end_decides_the_suggestion(
-    requested: str, right: str
+    address: str, right: str
 ) -> None:
-    assert suggest_address(requested) == Suggestion(right, rebased=True)
+    assert suggest_address(address) == Suggestion(right, rebased=True)
 
 
-@pytest.mark.parametrize(("requested", "right"), SLIPS.items())
-def test_a_typo_is_corrected(requested: str, right: str) -> None:
-    assert suggest_address(requested) == Suggestion(right, rebased=False)
+@pytest.mark.parametrize(("address", "right"), SLIPS.items())
+def test_a_typo_is_corrected(address: str, right: str) -> None:
+    assert suggest_address(address) == Suggestion(right, rebased=False)
 
 
 @pytest.mark.parametrize(
-    "requested", ["/docs", "/v1", "/v1/nothing", "/v1/messages/other", "/metrics" * 999]
+    "address", ["/docs", "/v1", "/v1/nothing", "/v1/messages/other", "/metrics" * 999]
 )
-def test_an_unclear_address_has_no_suggestion(requested: str) -> None:
-    assert suggest_address(requested) is None
-    message = str(wrong_address("GET", requested))
+def test_an_unclear_address_has_no_suggestion(address: str) -> None:
+    assert suggest_address(address) is None
+    message = str(wrong_address("GET", address))
     assert message.endswith("GET /openapi.json describes all endpoints")
     assert len(message) < 200
 

@@ -57,21 +57,21 @@ def test_choices_are_parsed_separately() -> None:
 
 def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:
     answer_parser = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
-    emitted = ParsedAnswer.of(answer_parser.read(0, output(f"{CALLS}x", "stop")))
-    assert [call.name for call in emitted.calls] == ["f"]
-    assert emitted.content == "x"
+    answer = ParsedAnswer.of(answer_parser.read(0, output(f"{CALLS}x", "stop")))
+    assert [call.name for call in answer.calls] == ["f"]
+    assert answer.content == "x"
 
 
 def test_deltas_put_together() -> None:
     answer_parser = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
-    emitted = ParsedAnswer.of(
+    answer = ParsedAnswer.of(
         answer_parser.read(0, output(f"<think>a</think>b{CALLS}", "stop"))
     )
     calls = [
         ParsedCall(call.id, name, '{"a": 1}')
-        for call, name in zip(emitted.calls, "fg", strict=True)
+        for call, name in zip(answer.calls, "fg", strict=True)
     ]
-    assert emitted == ParsedAnswer("b", "a", calls)
+    assert answer == ParsedAnswer("b", "a", calls)
 
 
 def test_how_an_answer_is_read() -> None:

@@ -137,8 +137,8 @@ def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> 
         asyncio.run(Application(llm, ["dry"])(scope, receive, send))
     assert [message["type"][14:] for message in sent] == ["start", "body", "body"]
     assert [message["more_body"] for message in sent[1:]] == [True, False]
-    emitted = b"".join([message["body"] for message in sent[1:]])
-    assert emitted.count(b'"finish_reason": "length"') == 2
+    stream_text = b"".join([message["body"] for message in sent[1:]])
+    assert stream_text.count(b'"finish_reason": "length"') == 2
 
 
 SLOWLY: dict[str, Any] = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True}

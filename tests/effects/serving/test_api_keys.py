@@ -57,8 +57,8 @@ def test_tenants_of_a_file(tmp_path: Path, cache: Any, shared: bool) -> None:
     entry_b = {"name": "b", "key": "b", "tenant": "of both", "admin": True}
     path.write_text(json.dumps({"keys": [ENTRY, entry_b], "cache": cache}))
     keys = read_keys([], path)
-    reported = [(key.name, key.tenant, key.admin) for key in keys.known]
-    assert reported == [("team", "team", False), ("b", "of both", True)]
+    entries = [(key.name, key.tenant, key.admin) for key in keys.known]
+    assert entries == [("team", "team", False), ("b", "of both", True)]
     assert keys.share_all is shared
 
 

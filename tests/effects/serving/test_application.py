@@ -209,9 +209,9 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("status", "requested"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("status", "raw_request"), BAD.values(), ids=BAD)
 def test_bad_input_affects_no_other_request(
-    slow: Serving, quiet: list[str], status: int, requested: dict[str, Any]
+    slow: Serving, quiet: list[str], status: int, raw_request: dict[str, Any]
 ) -> None:
     url = f"{slow.url}/v1/completions"
     with contextlib.ExitStack() as stack:
@@ -219,11 +219,11 @@ def test_bad_input_affects_no_other_request(
             neighbour = stack.enter_context(slow.http.stream("POST", url, json=NEIGHBOUR))
             stream = events(neighbour.iter_lines())
             texts = [next(stream)["choices"][0]["text"]]
-            code, emitted = raw(slow, **requested)
+            code, reply = raw(slow, **raw_request)
             assert len(slow.llm.front.processors) == 1
         texts += [event["choices"][0]["text"] for event in stream]
     assert code == status
-    error = emitted["error"]
+    error = reply["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert "".join(texts) == "".join(quiet)

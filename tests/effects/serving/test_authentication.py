@@ -72,8 +72,8 @@ def test_a_key_gives_client_name_and_priority(folder: str) -> None:
             )
             assert response.status_code == 200
         submitted = [e for turn, _ in served.turns for e in turn if isinstance(e, Submit)]
-    requested = [(submit.request.client, submit.request.priority) for submit in submitted]
-    assert requested == [("team", -4), ("free", 7)]
+    clients = [(submit.request.client, submit.request.priority) for submit in submitted]
+    assert clients == [("team", -4), ("free", 7)]
 
 
 def test_a_client_without_a_key_is_identified_by_its_address() -> None:

@@ -20,11 +20,11 @@ def test_every_route_is_in_it(bundled: Serving) -> None:
         assert isinstance(route, Route | WebSocketRoute)
         methods = getattr(route, "methods", {"GET"}) - {"HEAD"}
         routes.append((route.path.replace(":path", ""), sorted(methods)))
-    reported = [
+    described = [
         (path, sorted(map(str.upper, ops)))
         for path, ops in served_description["paths"].items()
     ]
-    assert sorted(reported) == sorted(routes)
+    assert sorted(described) == sorted(routes)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_no_reference_leads_nowhere() -> None:
 def test_every_part_of_a_path_is_a_parameter() -> None:
     for path, operations in description()["paths"].items():
         for operation in operations.values():
-            reported = [
+            parameters = [
                 parameter["name"] for parameter in operation.get("parameters", ())
             ]
-            assert reported == re.findall(r"{(\w+)}", path)
+            assert parameters == re.findall(r"{(\w+)}", path)
 
 
 @pytest.mark.parametrize(
     "endpoint", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda endpoint: endpoint.path
 )
 def test_what_comes_too_late_is_among_the_answers(endpoint: Any) -> None:
-    reported = description()["paths"][endpoint.path]["post"]["responses"]
-    assert {"408", "504"} <= reported.keys()
+    responses = description()["paths"][endpoint.path]["post"]["responses"]
+    assert {"408", "504"} <= responses.keys()
 
 
 def test_a_stream_is_not_described_as_strings() -> None:
@@ -104,5 +104,5 @@ def test_descriptions_of_fields() -> None:
 def test_errors_have_the_shape_of_their_protocol() -> None:
     paths = description()["paths"]
     for path, shape in (("/v1/messages", "AnthropicError"), ("/v1/completions", "Error")):
-        reported = paths[path]["post"]["responses"]["400"]["content"]["application/json"]
-        assert reported["schema"]["$ref"] == f"#/components/schemas/{shape}"
+        content = paths[path]["post"]["responses"]["400"]["content"]["application/json"]
+        assert content["schema"]["$ref"] == f"#/components/schemas/{shape}"

@@ -108,21 +108,21 @@ def test_prompts_are_those_of_transformers(name: str, reference: Any) -> None:
         text = reference.apply_chat_template(
             meant, tokenize=False, add_generation_prompt=True
         )
-        requested = rendered(tokenizer(), messages, {})
-        assert requested.text == text
+        prompt = rendered(tokenizer(), messages, {})
+        assert prompt.text == text
         answer = read(TokenizeBody, messages=messages).answer(ground)
-        assert answer["tokens"] == requested.ids
+        assert answer["tokens"] == prompt.ids
 
 
 @pytest.mark.parametrize("name", [one for one in TEMPLATES if "chatml" in one])
 def test_all_protocols_read_a_conversation_alike(name: str) -> None:
     ground: Any = Ground(TEMPLATES[name], NONE)
     for content in CONTENTS[:-1]:  # a turn without any block is left out
-        emitted = [{"role": role, "content": content} for role in ROLES]
-        ids = rendered(tokenizer(), [*emitted, HI], {}).ids
-        chat = read(ChatBody, messages=[*emitted, HI]).generation(ground)
+        messages = [{"role": role, "content": content} for role in ROLES]
+        ids = rendered(tokenizer(), [*messages, HI], {}).ids
+        chat = read(ChatBody, messages=[*messages, HI]).generation(ground)
         assert chat.prompts[0].ids == ids
-        turns = {"system": content, "messages": [*emitted[1:], HI]}
+        turns = {"system": content, "messages": [*messages[1:], HI]}
         assert read(CountBody, **turns).answer(ground) == {"input_tokens": len(ids)}
         if isinstance(content, list):
             content = [{**part, "type": "input_text"} for part in content]

@@ -18,8 +18,8 @@ def get(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
 @pytest.mark.parametrize("path", ["/health", "/healthz"])
 def test_a_process_that_loads_is_healthy(path: str) -> None:
     gate = Gate(lambda: "loading the model")
-    status, reported, _ = get(gate, path)
-    assert (status, reported) == (200, {"status": "loading: loading the model"})
+    status, body, _ = get(gate, path)
+    assert (status, body) == (200, {"status": "loading: loading the model"})
 
 
 def test_it_is_not_ready_and_says_how_far_it_is() -> None:
@@ -34,9 +34,9 @@ def test_it_is_not_ready_and_says_how_far_it_is() -> None:
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/metrics", "/x"]
 )
 def test_all_else_comes_too_early_and_may_come_again(path: str) -> None:
-    status, reported, headers = get(Gate(lambda: "loading the model"), path)
+    status, body, headers = get(Gate(lambda: "loading the model"), path)
     assert status == 503
-    assert "the server is not ready: loading the model" in reported["error"]["message"]
+    assert "the server is not ready: loading the model" in body["error"]["message"]
     assert int(headers[b"retry-after"]) >= 1
 
 

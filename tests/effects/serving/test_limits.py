@@ -161,24 +161,24 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     bundled: Serving,
 ) -> None:
     data = json.dumps({"prompt": [5] * 200_000, "max_tokens": 1}).encode()
-    reported = []
+    answers = []
     for size in (len(data), 100_000, 1000):
         pieces = [data[i : i + size] for i in range(0, len(data), size)]
         chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
         head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        reported.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
-    reported.append(raw(bundled, data))
-    reported.append(raw(bundled, data.replace(b" ", b"")))
+        answers.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
+    answers.append(raw(bundled, data))
+    answers.append(raw(bundled, data.replace(b" ", b"")))
     packed = gzip.compress(data)
-    reported.append(raw(bundled, packed, headers="Content-Encoding: gzip\r\n"))
+    answers.append(raw(bundled, packed, headers="Content-Encoding: gzip\r\n"))
     with connect(f"ws://127.0.0.1:{bundled.port}/v1/stream") as link:
         body = data.decode()
         link.send(f'{{"id": "a", "endpoint": "completions", "body": {body}}}')
-        emitted = json.loads(link.recv())
-        reported.append((emitted["status"], {"error": emitted["error"]}))
-    assert all(answer == reported[0] for answer in reported)
-    status, emitted = reported[0]
-    error = emitted["error"]
+        reply = json.loads(link.recv())
+        answers.append((reply["status"], {"error": reply["error"]}))
+    assert all(answer == answers[0] for answer in answers)
+    status, reply = answers[0]
+    error = reply["error"]
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == "prompt"
     assert "maximum context length is 2048 tokens" in error["message"]

@@ -65,14 +65,14 @@ def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path
         for family in text_string_to_metric_families(text)
         if family.name.startswith("minfer_")
     ]
-    reported = {
+    help_texts = {
         family.name.removeprefix("minfer_"): family.documentation for family in families
     }
     # And no help of what is not, but for what engines count that send each other blocks.
     sent = Peers(PeerPlan(name="x", role=PREFILL), 1).totals().keys()
     assert sent <= HELP.keys()
-    assert reported.keys() - {"cache_config_info"} == HELP.keys() - sent
-    for name, words in reported.items():
+    assert help_texts.keys() - {"cache_config_info"} == HELP.keys() - sent
+    for name, words in help_texts.items():
         assert words.endswith("."), name
         assert len(words.split()) >= 5, name
         assert name.replace("_", " ") not in words, name
@@ -157,7 +157,7 @@ def test_drafts_of_a_run(start_llm: StartLLM, folder: str, method: str) -> None:
     llm, metrics, _ = start_llm(
         num_gpu_blocks_override=64, speculative_config=spec_config
     )
-    reported = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
+    metrics_of_runs = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
     settle(llm)
     samples = read(metrics)
     drafts = samples["spec_decode_num_drafts_total"]
@@ -173,7 +173,7 @@ def test_drafts_of_a_run(start_llm: StartLLM, folder: str, method: str) -> None:
     length = samples["spec_decode_mean_acceptance_length"]
     assert length == pytest.approx(1 + accepted / drafts)
     sums = [0, 0]
-    for request_metrics in reported:
+    for request_metrics in metrics_of_runs:
         sums[0] += request_metrics.draft_tokens
         sums[1] += request_metrics.accepted_draft_tokens
     assert sums == [proposed, accepted]
@@ -218,9 +218,9 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(start_llm: StartLLM
     assert (
         samples["prefix_cache_queries_total"] == samples["prompt_tokens_total"]
     )  # once, at the first
-    for listen_at in ("0.001", "0.01", "1.0"):
-        below = sum(gap <= float(listen_at) for gap in gaps)
-        assert samples[f"inter_token_latency_seconds_bucket {listen_at}"] == below
+    for bound in ("0.001", "0.01", "1.0"):
+        below = sum(gap <= float(bound) for gap in gaps)
+        assert samples[f"inter_token_latency_seconds_bucket {bound}"] == below
     assert samples["inter_token_latency_seconds_bucket +Inf"] == len(gaps)
 
 

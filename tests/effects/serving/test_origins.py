@@ -101,6 +101,6 @@ def test_all_pages_are_let_in_without_credentials(bundled: Serving) -> None:
 
 
 def test_by_default_no_page_but_ones_own_is(bundled: Serving) -> None:
-    requested = {"origin": GOOD}
-    response = bundled.http.get(f"{bundled.url}/v1/models", headers=requested)
+    headers = {"origin": GOOD}
+    response = bundled.http.get(f"{bundled.url}/v1/models", headers=headers)
     assert "access-control-allow-origin" not in response.headers

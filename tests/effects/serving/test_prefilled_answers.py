@@ -77,13 +77,13 @@ def test_an_answer_goes_on_where_the_prompt_ends(
     messages = [HI, {"role": "assistant", "content": prefix}]
     in_parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": prefix}]}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
-    for requested in (
+    for request in (
         generation(messages=messages, extra=options),
         generation(messages=in_parts, tools=TOOLS, extra=options),
         generation(MESSAGES, messages=messages, max_tokens=5),
         generation(MESSAGES, messages=in_parts, max_tokens=5),
     ):
-        assert parsed_text(requested, text, stream=stream) == parsed
+        assert parsed_text(request, text, stream=stream) == parsed
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -92,20 +92,20 @@ def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None
     """Unless its arguments are whole there."""
     for i in range(len(CALL) - 1):
         prefix = f"{before}<tool_call>\n{CALL[:i]}"
-        requested = generation(
+        request = generation(
             messages=[HI, {"role": "assistant", "content": prefix}],
             tools=TOOLS,
             continue_final_message=True,
         )
-        parsed = parsed_text(requested, f"{CALL[i:]}\n</tool_call>Done.", stream=stream)
+        parsed = parsed_text(request, f"{CALL[i:]}\n</tool_call>Done.", stream=stream)
         calls = [(call.name, call.arguments) for call in parsed.calls]
         assert calls == [("add", '{"a": 1}')]
         assert (parsed.content, parsed.reasoning) == ("Done.", "")
 
 
 def test_what_a_user_says_opens_nothing() -> None:
-    requested = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
-    assert parsed_text(requested, "12", stream=True) == ParsedAnswer("12")
+    request = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
+    assert parsed_text(request, "12", stream=True) == ParsedAnswer("12")
 
 
 # Fields, an answer that they take, and one that they do not.
@@ -143,9 +143,9 @@ BOUND: list[tuple[dict[str, Any], str, str]] = [
 
 
 def takes(request: GenerationRequest, text: str) -> bool:
-    requested = request.params.structured_outputs
-    assert requested is not None
-    walk = compiler().compile(requested).matcher()
+    constraint = request.params.structured_outputs
+    assert constraint is not None
+    walk = compiler().compile(constraint).matcher()
     for token in tokenizer().encode(text, add_special_tokens=False):
         if token not in allowed(walk.mask()):
             return False
@@ -159,12 +159,12 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
 ) -> None:
     thought = "Hm {[ 5.\n</think>\n\n"
     for all_fields in (fields, {**fields, "tools": TOOLS}):
-        requested = generation(extra=all_fields)
-        assert takes(requested, thought + right)
-        assert not takes(requested, thought + wrong)
-        assert not takes(requested, "Hm {")
-        assert requested.constraint_field.startswith(next(iter(fields)))
-        parsed = parsed_text(requested, thought + right, stream=True)
+        request = generation(extra=all_fields)
+        assert takes(request, thought + right)
+        assert not takes(request, thought + wrong)
+        assert not takes(request, "Hm {")
+        assert request.constraint_field.startswith(next(iter(fields)))
+        parsed = parsed_text(request, thought + right, stream=True)
         assert (parsed.content.strip(), parsed.reasoning) == (right.strip(), "Hm {[ 5.")
         closed = generation(template=BODYLESS, extra=all_fields)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
@@ -172,10 +172,10 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
 
 
 def test_a_response_is_bound_behind_its_reasoning() -> None:
-    requested = generation(RESPONSES, text={"format": {"type": "json_object"}})
-    assert takes(requested, 'Hm.</think>{"a": 1}')
-    assert not takes(requested, '{"a": 1}')
-    assert requested.constraint_field == "text.format"
+    request = generation(RESPONSES, text={"format": {"type": "json_object"}})
+    assert takes(request, 'Hm.</think>{"a": 1}')
+    assert not takes(request, '{"a": 1}')
+    assert request.constraint_field == "text.format"
 
 
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
@@ -190,8 +190,8 @@ def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
 
 
 def test_what_says_itself_where_reasoning_ends_is_taken_as_it_is() -> None:
-    requested = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
-    assert takes(requested, "hmX")
+    request = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
+    assert takes(request, "hmX")
 
 
 def test_errors_name_the_field_that_was_sent() -> None:
@@ -215,8 +215,8 @@ def test_reasoning_of_no_known_format_is_bound_and_one_warning_says_so(
         template = OPENS.replace("<think>", marker)
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                requested = generation(template=template, form="", guided_choice=["yes"])
-                assert takes(requested, "yes")
+                request = generation(template=template, form="", guided_choice=["yes"])
+                assert takes(request, "yes")
         assert [marker in message for message in caplog.messages] == [True]
         caplog.clear()
     generation(template=BODYLESS, form="", guided_choice=["yes"])

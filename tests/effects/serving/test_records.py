@@ -106,9 +106,9 @@ def test_an_unknown_request_has_no_record(bundled: Serving) -> None:
 
 def test_texts_are_not_kept(bundled: Serving) -> None:
     answer = bundled.post("completions", prompt="secret = ", max_tokens=2).json()
-    emitted = json.dumps(ended(bundled, answer["id"]))
-    assert "secret" not in emitted
-    assert "text" not in emitted
+    record_text = json.dumps(ended(bundled, answer["id"]))
+    assert "secret" not in record_text
+    assert "text" not in record_text
 
 
 def test_the_oldest_are_forgotten(

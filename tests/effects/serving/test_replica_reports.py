@@ -112,12 +112,12 @@ def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
     head = {**HEAD, "headers": [(b"x-request-id", b"cmpl-1")]}
     for placed, is_placed in (({"replicas": hops}, True), ({}, False)):
         record = {"endpoint": "/x", "prompts": [{**prompt, **placed}]}
-        (line,) = logged(head, path="/x", reported=record)
+        (line,) = logged(head, path="/x", record=record)
         entry = json.loads(line)
         assert [entry.get(name) for name in ("replica", "machine", "why")] == (
             ["1", "b", "session"] if is_placed else [None, None, None]
         )
-        (text,) = logged(head, form="text", path="/x", reported=record)
+        (text,) = logged(head, form="text", path="/x", record=record)
         assert text.endswith(
             "tokens=3+4 replica=1 machine=b why=session" if is_placed else "=3+4"
         )

@@ -121,7 +121,7 @@ def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lookup, "FRONT_REPLY_SECONDS", 0.05)
-    emitted: list[Any] = []
+    sent: list[Any] = []
     front_queries = RequestQueries()
     own_records: Any = FixedRecords({"a": {"id": "a"}})
     request_lookup = RequestLookup(own_records)
@@ -130,11 +130,11 @@ def test_other_fronts_are_queried_for_unknown_requests(
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be reached now"):
             await request_lookup.find(RequestQuery("b", "Ann"))
-        front_queries.connect(emitted.append)
+        front_queries.connect(sent.append)
         known_record = await request_lookup.find(RequestQuery("a", "Ann"))
         waiting = asyncio.create_task(request_lookup.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        front_queries.take_answer(wire.QueryAnswer(emitted[0].number, 1, b'{"id": "b"}'))
+        front_queries.take_answer(wire.QueryAnswer(sent[0].number, 1, b'{"id": "b"}'))
         with pytest.raises(ApiError, match="did not answer in time"):
             await request_lookup.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
@@ -145,14 +145,14 @@ def test_other_fronts_are_queried_for_unknown_requests(
         ]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
-    queries = [sent_query.query for sent_query in emitted]
+    queries = [sent_query.query for sent_query in sent]
     assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
     assert not front_queries._pending
     for number, owner in ((7, "Ann"), (8, "Bob")):
         asked = wire.ReceivedQuery(1, number, 2, RequestQuery("a", owner))
-        front_queries.answer_query(asked, emitted.append)
+        front_queries.answer_query(asked, sent.append)
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
-    assert emitted[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
+    assert sent[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 
 
 @pytest.mark.long

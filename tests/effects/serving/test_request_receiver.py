@@ -28,8 +28,11 @@ from minfer.effects.serving.request_parsing.limits import (
     Limits,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.request_receiver import LONG_BODY_BYTES, RequestReceiver
-from minfer.effects.serving.request_receiver import SLOW_SCHEMA as LATER
+from minfer.effects.serving.request_receiver import (
+    LONG_BODY_BYTES,
+    SLOW_SCHEMA,
+    RequestReceiver,
+)
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
@@ -51,10 +54,10 @@ class Sent:
         self.data = data
         self.after = after
         self.gone = asyncio.Event()
-        raw = [(name.replace("_", "-"), emitted) for name, emitted in headers.items()]
+        raw = [(name.replace("_", "-"), text) for name, text in headers.items()]
         self.scope: Scope = {
             "client": ("10.0.0.7", 1),
-            "headers": [(name.encode(), emitted.encode()) for name, emitted in raw],
+            "headers": [(name.encode(), text.encode()) for name, text in raw],
         }
 
     chosen_id = ""
@@ -114,12 +117,12 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
 ) -> None:
     data = body(cache_salt="x" * length)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
-    reported = taken(llm, Sent(body(user="me", priority=3))).request.urgency
-    assert (reported.client, reported.priority) == ("me", 3)
+    urgency = taken(llm, Sent(body(user="me", priority=3))).request.urgency
+    assert (urgency.client, urgency.priority) == ("me", 3)
 
 
 @pytest.mark.parametrize(
-    ("policy", "key", "requested", "level"),
+    ("policy", "key", "priority", "level"),
     [
         ("priority", None, -5, -5),
         ("fair", None, -5, 0),
@@ -130,9 +133,9 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
     ],
 )
 def test_under_fair_only_a_key_makes_more_urgent_than_others(
-    policy: str, key: ApiKey | None, requested: int, level: int
+    policy: str, key: ApiKey | None, priority: int, level: int
 ) -> None:
-    sent = Sent(body(priority=requested))
+    sent = Sent(body(priority=priority))
     if key is not None:
         sent.scope["minfer.key"] = key
     with contextlib.closing(AsyncLLM(executor="dry", scheduling_policy=policy)) as llm:
@@ -166,12 +169,12 @@ def test_what_may_be_slow_is_prepared_away_from_the_event_loop(
     field: dict[str, Any], slow: bool
 ) -> None:
     text = json.dumps(field)
-    assert bool(LATER.search(text.encode())) == slow
+    assert bool(SLOW_SCHEMA.search(text.encode())) == slow
     escaped = text
     for letter in "=!yF":
         escaped = escaped.replace(letter, f"\\u{ord(letter):04x}")
     assert json.loads(escaped) == field
-    assert bool(LATER.search(escaped.encode())) == slow
+    assert bool(SLOW_SCHEMA.search(escaped.encode())) == slow
 
 
 class Slowly(OneByOne):
@@ -181,8 +184,8 @@ class Slowly(OneByOne):
         self.go = threading.Event()
         self.clients: list[str] = []
 
-    def compile(self, requested: StructuredOutputs) -> Any:
-        self.clients.append(requested.text)
+    def compile(self, constraint: StructuredOutputs) -> Any:
+        self.clients.append(constraint.text)
         assert self.go.wait(60)
         return self
 
@@ -307,18 +310,18 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("raw_request", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_parsed_where_streams_are_served(
     pooled: Serving,
     quiet: list[str],
-    requested: dict[str, Any],
+    raw_request: dict[str, Any],
     parsed: list[int],
 ) -> None:
     url = f"{pooled.url}/v1/completions"
     with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
         texts = [next(stream)["choices"][0]["text"]]
-        status, _ = raw(pooled, **requested)
+        status, _ = raw(pooled, **raw_request)
         texts += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
@@ -327,13 +330,13 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("raw_request", LARGE.values(), ids=LARGE)
 def test_nor_is_a_large_message_on_a_socket(
-    pooled: Serving, quiet: list[str], requested: dict[str, Any], parsed: list[int]
+    pooled: Serving, quiet: list[str], raw_request: dict[str, Any], parsed: list[int]
 ) -> None:
-    endpoint = requested.get("path", "completions").partition("/")[0]
+    endpoint = raw_request.get("path", "completions").partition("/")[0]
     message = b'{"id": "a", "endpoint": "%s", "body": %s}'
-    message_text = message % (endpoint.encode(), requested["data"])
+    message_text = message % (endpoint.encode(), raw_request["data"])
     url = f"{pooled.url}/v1/completions"
     socket = url.replace("http", "ws").replace("completions", "stream")
     with (
@@ -353,7 +356,7 @@ def test_nor_is_a_large_message_on_a_socket(
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    emitted = RequestMessage(
+    message = RequestMessage(
         "a", "completions", body(cache_salt="x" * UNCOUNTED_BODY_BYTES)
     )
 
@@ -363,7 +366,7 @@ def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
         receiver = RequestReceiver(
             ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
         )
-        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
+        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, message)
         try:
             with (
                 receiver._body_memory.reserve(

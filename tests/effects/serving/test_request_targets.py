@@ -42,10 +42,10 @@ def sent(served: Serving, data: bytes) -> tuple[int, bytes, bool]:
     ],
 )
 def test_absolute_targets_are_paths(bundled: Serving, target: str, status: int) -> None:
-    reported = sent(bundled, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    assert (reported[0], reported[2]) == (status, False)
+    answer = sent(bundled, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert (answer[0], answer[2]) == (status, False)
     if "odels" in target and status == 200:
-        assert json.loads(reported[1])["object"] == "list"
+        assert json.loads(answer[1])["object"] == "list"
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_two_framings_are_refused_and_close(bundled: Serving) -> None:
 
 @pytest.mark.parametrize("version", ["9.9", "2.0", "0.9", "3.0"])
 def test_other_versions_are_refused_and_close(bundled: Serving, version: str) -> None:
-    reported = sent(bundled, f"GET /v1/models HTTP/{version}\r\nhost: x\r\n\r\n".encode())
-    assert (reported[0], reported[2]) == (505, True)
-    assert f"HTTP/{version}" in json.loads(reported[1])["error"]["message"]
+    answer = sent(bundled, f"GET /v1/models HTTP/{version}\r\nhost: x\r\n\r\n".encode())
+    assert (answer[0], answer[2]) == (505, True)
+    assert f"HTTP/{version}" in json.loads(answer[1])["error"]["message"]
 
 
 def test_versions_of_http_1_are_served(bundled: Serving) -> None:

@@ -132,7 +132,7 @@ def tokenizer() -> Tokenizer:
 
 def streamed(
     endpoint: Endpoint,
-    requested: dict[str, Any],
+    fields: dict[str, Any],
     form: str,
     text: str,
     *,
@@ -142,7 +142,7 @@ def streamed(
     answer.
     """
     ground: Any = Ground(TEMPLATES["as JSON"], form)
-    body = endpoint.read(json.dumps({**requested, "stream": stream}).encode())
+    body = endpoint.read(json.dumps({**fields, "stream": stream}).encode())
     request = body.generation(ground)
     writer = endpoint.writer(Stamp("chatcmpl-1", "m", 5), request, ground.tokenizer)
     half = len(text) // 2 if stream else len(text)
@@ -310,9 +310,9 @@ def test_an_answer_that_is_cut_anywhere_is_taken_back(api: str, number: int) -> 
         cut = tokenizer().decode(tokens[:num_tokens], skip_special_tokens=False)
         template = [*TEMPLATES][num_tokens % len(TEMPLATES)]
         ground: Any = Ground(TEMPLATES[template], form)
-        for requested in back(form, cut):
-            body = endpoint.read(json.dumps(requested).encode())
+        for request in back(form, cut):
+            body = endpoint.read(json.dumps(request).encode())
             prompt = body.generation(ground).prompts[0].ids
             shown = tokenizer().decode(prompt, skip_special_tokens=False)
-            for drawn in words(requested):
+            for drawn in words(request):
                 assert read_back(template, drawn) in shown, (cut, drawn, shown)

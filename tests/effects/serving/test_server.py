@@ -121,11 +121,11 @@ DRAINING = "minfer: 1 request may take 0.2 s to end; another signal stops them\n
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stop", "code", "reported"),
+    ("stop", "code", "stderr"),
     [(signal.SIGINT, 130, ""), (signal.SIGTERM, 0, DRAINING)],
 )
 def test_a_signal_ends_what_runs_politely(
-    folder: str, stop: signal.Signals, code: int, reported: str
+    folder: str, stop: signal.Signals, code: int, stderr: str
 ) -> None:
     options = ("--model", folder, "--dry-run", "--access-log", "--shutdown-timeout=0.2")
     with process(*options, MINFER_API_KEY="secret") as (running, url):
@@ -141,7 +141,7 @@ def test_a_signal_ends_what_runs_politely(
         error = json.loads(last.removeprefix("data: "))["error"]
         assert error["message"] == "the server is shutting down"
         out, err = running.communicate(timeout=30)
-        assert (running.returncode, unexpected(err)) == (code, reported)
+        assert (running.returncode, unexpected(err)) == (code, stderr)
         (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
         name = answer.headers["x-request-id"]
         assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
@@ -213,8 +213,8 @@ def test_an_answer_does_not_wait_for_the_receipt_of_its_first_packet(
 
 @pytest.mark.long
 def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() -> None:
-    reported: list[float] = []
-    client = SimpleNamespace(drain=reported.append)
+    drain_seconds: list[float] = []
+    client = SimpleNamespace(drain=drain_seconds.append)
     records = SimpleNamespace(live=1)  # the engine is done with it, its client is not
     application: Any = SimpleNamespace(
         state=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
@@ -234,7 +234,7 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
     records.live = 1
     assert 0.05 <= asyncio.run(seconds(0.05)) < 60
     assert asyncio.run(seconds(60, signals=2)) < 60
-    assert reported == [0, 0, 0]
+    assert drain_seconds == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -52,17 +52,17 @@ def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     options = ("--speculative-config", json.dumps(CONFIG), "--dtype", "float32")
     with process(*options, "--num-gpu-blocks-override", "128") as (_, url):
         assert [streamed(url, body) for body in REQUESTED] == plain
-        reported = metrics(url)
+        by_name = metrics(url)
     assert all(text for texts in plain for text in texts.values())
-    drafts = reported["num_drafts_total"][""]
-    proposed = reported["num_draft_tokens_total"][""]
-    accepted = reported["num_accepted_tokens_total"][""]
+    drafts = by_name["num_drafts_total"][""]
+    proposed = by_name["num_draft_tokens_total"][""]
+    accepted = by_name["num_accepted_tokens_total"][""]
     assert 0 < accepted < proposed <= 3 * drafts
-    by_place = reported["num_accepted_tokens_per_pos_total"]
+    by_place = by_name["num_accepted_tokens_per_pos_total"]
     assert [*by_place] == ["0", "1", "2"]
     assert sum(by_place.values()) == accepted
     assert by_place["0"] >= by_place["1"] >= by_place["2"] > 0
-    length = reported["mean_acceptance_length"][""]
+    length = by_name["mean_acceptance_length"][""]
     assert length == pytest.approx(1 + accepted / drafts)
 
 

@@ -33,13 +33,13 @@ def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
     new = ApiKey("another", digest(b"another"), tenant="ann")
     first, second = Tenants(KEYS, "s"), Tenants(ApiKeys((new, BOB)), "s")
     assert first.salt(ANN, b"") == first.salt(ANNS, b"") == second.salt(ANN, b"")
-    owners, requested = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", first.salt(ANN, b""))
+    owners, salts_sent = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", first.salt(ANN, b""))
     salts = [
         first.salt(*owner_and_salt)
-        for owner_and_salt in itertools.product(owners, requested)
+        for owner_and_salt in itertools.product(owners, salts_sent)
     ]
     salts += [Tenants(KEYS, "t").salt(ANN, b""), Tenants(KEYS).salt(ANN, b"")]
-    salts += [Tenants(KEYS).salt(ANN, b""), *requested[:3]]
+    salts += [Tenants(KEYS).salt(ANN, b""), *salts_sent[:3]]
     assert len(set(salts)) == len(salts)
 
 
@@ -77,7 +77,7 @@ def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
         (Tenants(ApiKeys(KEYS.known, share_all=True)), ANN),
     ):
         assert not tenants.separate
-        assert [tenants.salt(key, requested) for requested in (b"", b"x")] == [b"", b"x"]
+        assert [tenants.salt(key, sent) for sent in (b"", b"x")] == [b"", b"x"]
 
 
 def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def over_socket(served: Serving, name: str, body: dict[str, Any]) -> Any:
 
 
 TEXT = "a text that only one tenant has sent " * 20
-EMITTED = [{"role": "user", "content": TEXT}]
+MESSAGES = [{"role": "user", "content": TEXT}]
 REQUESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "salted": ("v1/completions", {"prompt": TEXT, "max_tokens": 1, "cache_salt": "s"}),
@@ -131,9 +131,9 @@ REQUESTED: dict[str, tuple[str, dict[str, Any]]] = {
         "v1/completions",
         {"prompt": TEXT, "max_tokens": 2, "use_beam_search": True, "n": 2},
     ),
-    "chat": ("v1/chat/completions", {"messages": EMITTED, "max_tokens": 1}),
+    "chat": ("v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
     "responses": ("v1/responses", {"input": TEXT, "max_output_tokens": 1}),
-    "messages": ("v1/messages", {"messages": EMITTED, "max_tokens": 1}),
+    "messages": ("v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     "socket": ("", {"prompt": TEXT, "max_tokens": 1}),
 }
 COUNTS = ("cached_tokens", "cache_read_input_tokens")

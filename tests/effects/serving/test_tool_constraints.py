@@ -101,15 +101,13 @@ def test_a_call_is_made_that_fits(formatted: Serving) -> None:
 def test_a_stream_of_one_adds_up(formatted: Serving) -> None:
     body = {**REQUESTED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
     answer = formatted.post("chat/completions", **body)
-    reported = [
+    choices = [
         c for event in events(iter(answer.text.split("\n"))) for c in event["choices"]
     ]
-    calls = [
-        call for choice in reported for call in choice["delta"].get("tool_calls", [])
-    ]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     assert len(calls) > 2
     assert fits(json.loads("".join(call["function"]["arguments"] for call in calls)))
-    assert reported[-1]["finish_reason"] == "tool_calls"
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.long

@@ -12,9 +12,9 @@ from tests.effects.serving.anthropic.helpers import HI, body, refused
 def test_tools_as_templates_take_them() -> None:
     schema = {"type": "object", "properties": {"a": {"default": None}}}
     tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
-    reported = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    expected = {"type": "function", "function": {"name": "f", "parameters": schema}}
     assert [offered_tool.to_json() for offered_tool in body(tools=[tool]).offered] == [
-        reported
+        expected
     ]
     assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
     (described,) = body(tools=[{**tool, "description": "F."}]).offered

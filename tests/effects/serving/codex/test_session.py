@@ -60,8 +60,8 @@ def test_the_history_is_in_the_prefix_cache(server: Serving) -> None:
     known_tokens, shares = 0, []
     with script(server, session.texts):
         for number, body in enumerate(bodies):
-            requested = {**body, "input": items, "stream": False}
-            response = server.post("responses", **requested)
+            request = {**body, "input": items, "stream": False}
+            response = server.post("responses", **request)
             assert response.status_code == 200, response.text
             answer = response.json()
             usage = answer["usage"]
@@ -92,10 +92,10 @@ def test_the_first_request_names_its_hints(server: Serving) -> None:
 @pytest.mark.parametrize("model", FIRST_REQUESTS)
 def test_first_requests_for_other_models_are_taken(server: Serving, model: str) -> None:
     """They have custom tools, and tools in items."""
-    requested = {**filled(FIRST_REQUESTS[model]), "model": "tiny"}
+    request = {**filled(FIRST_REQUESTS[model]), "model": "tiny"}
     name = CUSTOM_TOOLS[model]
     with script(server, [hermes((name, {"input": "x\n"}))]):
-        response = server.post("responses", **{**requested, "stream": False})
+        response = server.post("responses", **{**request, "stream": False})
     assert response.status_code == 200, response.text
     (call,) = response.json()["output"]
     space, _, own_name = name.rpartition("__")

@@ -62,8 +62,8 @@ def run(
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> None:
     async def some(pool: WorkerPool) -> None:
-        requested = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
-        results = await asyncio.gather(*requested)
+        preparing = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
+        results = await asyncio.gather(*preparing)
         assert [prepared.request.params.n for prepared in results] == list(range(1, 9))
         long = body(prompt="a" * 10**6)
         with pytest.raises((ApiError, TooLongError), match="shorten it"):

@@ -71,8 +71,8 @@ def test_a_message_that_makes_no_sense(fields: dict[str, Any], param: str) -> No
 def test_messages_become_plain() -> None:
     text_parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     cached = [{**text_parts[0], "cache_control": {"type": "ephemeral"}}, text_parts[1]]
-    to_turn = message(content=cached, name="me").messages[0].to_turn()
-    assert to_turn == {"role": "user", "content": text_parts, "name": "me"}
+    turn = message(content=cached, name="me").messages[0].to_turn()
+    assert turn == {"role": "user", "content": text_parts, "name": "me"}
     assert message(role="developer").messages[0].role == "system"
     answer: dict[str, Any] = {
         "role": "assistant",

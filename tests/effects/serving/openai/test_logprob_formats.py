@@ -44,19 +44,19 @@ def test_log_probabilities_of_a_completion() -> None:
     ended = writer.write(0, delta("\u2603y", "stop", scores[1:]))
     first, second = read([*first_events, *ended])
     halves = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
-    join_scores = {name: halves[0][name] + halves[1][name] for name in halves[0]}
-    assert join_scores["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
-    assert join_scores["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    joined = {name: halves[0][name] + halves[1][name] for name in halves[0]}
+    assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
+    assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
     # Bytes that go on with a character are where it ends.
-    assert join_scores["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
-    assert join_scores["top_logprobs"][0] == {
+    assert joined["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
+    assert joined["top_logprobs"][0] == {
         "x": -0.5,
         "1": -0.1,
         "2": -0.2,
         "\ufffd": -9999.0,
     }
     # Where a rival is spelled as the token itself is, the token itself is told of.
-    assert join_scores["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
+    assert joined["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
     (empty,) = read(writer.write(0, delta("", None, ())))
     assert empty["choices"][0]["logprobs"] is None
 

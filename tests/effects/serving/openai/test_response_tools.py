@@ -62,9 +62,9 @@ def client(server: Serving) -> Iterator[OpenAI]:
 
 def answer(server: Serving, text: str, **fields: Any) -> dict[str, Any]:
     """The response of a model that writes this text."""
-    requested = {"model": "tiny", "input": [HI], "tools": TOOLS, **fields}
+    request = {"model": "tiny", "input": [HI], "tools": TOOLS, **fields}
     with script(server, [text]):
-        response = server.post("responses", **requested)
+        response = server.post("responses", **request)
     assert response.status_code == 200, response.text
     answer_json: dict[str, Any] = response.json()
     Response.model_validate(answer_json)

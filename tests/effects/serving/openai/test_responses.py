@@ -13,10 +13,10 @@ from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
 
-QUERY_ENDPOINT = "Write a Python function is_prime."
+QUESTION = "Write a Python function is_prime."
 REQUESTED: dict[str, Any] = {
     "model": "bundled",
-    "input": QUERY_ENDPOINT,
+    "input": QUESTION,
     "instructions": "You write Python.",
     "temperature": 0,
     "max_output_tokens": 16,
@@ -33,18 +33,18 @@ def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
     assert (response.object, response.status) == ("response", "incomplete")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    emitted = (
+    repeated = (
         response.instructions,
         response.metadata,
         response.user,
         response.temperature,
     )
-    assert emitted == (REQUESTED["instructions"], {"a": "b"}, "me", 0)
+    assert repeated == (REQUESTED["instructions"], {"a": "b"}, "me", 0)
     assert response.model_extra == {"store": False}  # nothing is
     messages = [{"role": "system", "content": REQUESTED["instructions"]}]
     chat = bundled.post(
         "chat/completions",
-        messages=[*messages, {"role": "user", "content": QUERY_ENDPOINT}],
+        messages=[*messages, {"role": "user", "content": QUESTION}],
         max_tokens=16,
         temperature=0,
     ).json()
@@ -93,7 +93,7 @@ def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
 @pytest.mark.long
 def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
     first = client.responses.create(**REQUESTED)
-    question = {"role": "user", "content": QUERY_ENDPOINT}
+    question = {"role": "user", "content": QUESTION}
     follow_up: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
     items: Any = [question, *(item.model_dump() for item in first.output), follow_up]
     second = client.responses.create(**{**REQUESTED, "input": items})

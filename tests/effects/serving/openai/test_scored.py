@@ -62,8 +62,8 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
         values_of_first: list[object] = [scored.token_logprobs[0], scored.top_logprobs[0]]
         assert values_of_first == [None, None]
         for place, token in enumerate(ids[1:]):
-            reported = scored.token_logprobs[place + 1]
-            assert reported == pytest.approx(values[place, token].item(), abs=0.1)
+            logprob = scored.token_logprobs[place + 1]
+            assert logprob == pytest.approx(values[place, token].item(), abs=0.1)
             likeliest = int(values[place].argmax())
             if not looks_alike(tokenizer, token, likeliest):
                 best = max(scored.top_logprobs[place + 1].values())
@@ -94,16 +94,16 @@ def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
     with client.completions.create(**body, stream=True) as stream:
         for chunk in stream:
             for choice in chunk.choices:
-                reported = streamed[choice.index]
-                reported["text"] += choice.text
+                joined = streamed[choice.index]
+                joined["text"] += choice.text
                 for name, values in choice.logprobs or {}:
-                    reported[name] = reported.get(name, []) + values
-    for choice, reported in zip(completion.choices, streamed, strict=True):
+                    joined[name] = joined.get(name, []) + values
+    for choice, joined in zip(completion.choices, streamed, strict=True):
         scored = choice.logprobs
         assert scored is not None
         assert scored.tokens is not None
         assert scored.text_offset is not None
-        assert reported == {"text": choice.text, **scored.model_dump()}
+        assert joined == {"text": choice.text, **scored.model_dump()}
         assert choice.text.startswith(body["prompt"][choice.index // 2])
         for word, place in zip(scored.tokens, scored.text_offset, strict=True):
             whole_word = "\ufffd" not in word
@@ -122,9 +122,9 @@ def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
 
 
 def line(tokenizer: Tokenizer, ids: list[int]) -> list[dict[int, Logprob]]:
-    reported = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
     return [
-        {token: Logprob(-1.0, 1, text)} for token, text in zip(ids, reported, strict=True)
+        {token: Logprob(-1.0, 1, text)} for token, text in zip(ids, texts, strict=True)
     ]
 
 
@@ -135,21 +135,19 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     x, y = (tokenizer.encode(text, add_special_tokens=False) for text in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)
-    reported = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
-    assert reported["text_offset"][begins : begins + 2] == [2, 2]
+    scores_json = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
+    assert scores_json["text_offset"][begins : begins + 2] == [2, 2]
     prompt: PromptLogprobs = [None, *line(tokenizer, ids[1:])]
     for text, place in (("xsyes", 2), (f"xs{END}yes", 2 + len(END))):
         scores = CompletionLogprobs(tokenizer)
-        scores_json = scores.echo_scores(0, text, ids, prompt, 0)
-        assert scores_json["text_offset"][begins : begins + 2] == [2, place]
+        echoed = scores.echo_scores(0, text, ids, prompt, 0)
+        assert echoed["text_offset"][begins : begins + 2] == [2, place]
         assert scores.next_scores(0, line(tokenizer, x))["text_offset"][0] == len(text)
     spaced = tokenizer.encode(" a", add_special_tokens=False)
-    scores_json = CompletionLogprobs(tokenizer).echo_scores(
+    echoed = CompletionLogprobs(tokenizer).echo_scores(
         0, "a", spaced, [None] * len(spaced), 0
     )
-    assert scores_json["text_offset"][-1] <= 1, (
-        "a tokenizer may put a space before a text"
-    )
+    assert echoed["text_offset"][-1] <= 1, "a tokenizer may put a space before a text"
 
 
 @pytest.mark.long
@@ -165,18 +163,18 @@ def test_prompt_logprobs_have_vllms_format(client: OpenAI, tokenizer: Tokenizer)
         max_tokens=1,
         extra_body=options,
     )
-    reported = completed.choices[0].prompt_logprobs
+    prompt_logprobs = completed.choices[0].prompt_logprobs
     assert completed.choices[0].logprobs is None
-    assert len(reported) == len(ids)
+    assert len(prompt_logprobs) == len(ids)
     assert len(answered.prompt_logprobs) == answered.usage.prompt_tokens
-    for prompt_scores in (reported, answered.prompt_logprobs):
+    for prompt_scores in (prompt_logprobs, answered.prompt_logprobs):
         assert prompt_scores[0] is None
         for by_id in prompt_scores[1:]:
             assert 2 <= len(by_id) <= 3
             own_score = next(iter(by_id.values()))
             assert set(own_score) == {"logprob", "rank", "decoded_token"}
             assert {1, 2} <= {score["rank"] for score in by_id.values()}
-    assert [next(iter(by_id)) for by_id in reported[1:]] == [
+    assert [next(iter(by_id)) for by_id in prompt_logprobs[1:]] == [
         str(token) for token in ids[1:]
     ]
     options = {"prompt_logprobs": 1}
@@ -227,8 +225,8 @@ def test_the_best_of_several(client: OpenAI) -> None:
         means = []
         for choice in all_samples.choices[6 * prompt : 6 * prompt + 6]:
             assert choice.logprobs is not None
-            reported = choice.logprobs.token_logprobs or []
-            values = [logprob for logprob in reported if logprob is not None]
+            logprobs = choice.logprobs.token_logprobs or []
+            values = [logprob for logprob in logprobs if logprob is not None]
             means.append((math.fsum(values) / len(values), choice.text))
         best_texts = [text for _, text in sorted(means, reverse=True)[:2]]
         chosen = best.choices[2 * prompt : 2 * prompt + 2]

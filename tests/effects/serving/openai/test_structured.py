@@ -71,15 +71,15 @@ def test_each_field_asks_for_the_same(
 
 def refused(**fields: Any) -> ApiError:
     """What is told of a chat's fields; a completion is told the same."""
-    reported = list[ApiError]()
+    errors = list[ApiError]()
     for make in (chat, completion):
         with pytest.raises(ApiError) as caught:
             payload(make(**fields))
-        reported.append(caught.value)
-    assert str(reported[0]) == str(reported[1])
-    assert reported[0].status == 400
-    assert str(reported[0]).startswith(f"{reported[0].param}: ")
-    return reported[0]
+        errors.append(caught.value)
+    assert str(errors[0]) == str(errors[1])
+    assert errors[0].status == 400
+    assert str(errors[0]).startswith(f"{errors[0].param}: ")
+    return errors[0]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_a_stream_is_too(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
     with bundled.http.stream("POST", url, json=body) as stream:
-        emitted = [chunk["choices"][0] for chunk in events(stream.iter_lines())]
-    assert fits("".join(choice["text"] for choice in emitted))
-    assert emitted[-1]["finish_reason"] == "stop"
+        choices = [chunk["choices"][0] for chunk in events(stream.iter_lines())]
+    assert fits("".join(choice["text"] for choice in choices))
+    assert choices[-1]["finish_reason"] == "stop"
 
 
 @pytest.mark.long

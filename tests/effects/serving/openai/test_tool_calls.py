@@ -60,8 +60,8 @@ def whole(server: Serving, **fields: Any) -> dict[str, Any]:
 def chunks(server: Serving, **fields: Any) -> list[dict[str, Any]]:
     """The choices of a stream."""
     answer = server.post("chat/completions", **{**REQUESTED, "stream": True, **fields})
-    reported = events(iter(answer.text.split("\n")))
-    return [choice for chunk in reported for choice in chunk["choices"]]
+    chunk_list = events(iter(answer.text.split("\n")))
+    return [choice for chunk in chunk_list for choice in chunk["choices"]]
 
 
 def test_calls_in_one_piece(talker: Serving) -> None:
@@ -108,8 +108,8 @@ def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
 
 def test_deltas_of_a_call(talker: Serving) -> None:
     say(talker.llm, "x " + hermes(("add", {"a": 1})))
-    reported = chunks(talker, tools=[ADD])
-    deltas = [choice["delta"] for choice in reported]
+    choices = chunks(talker, tools=[ADD])
+    deltas = [choice["delta"] for choice in choices]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1] == {"content": "x"}
     (start,) = deltas[2]["tool_calls"]
@@ -122,8 +122,8 @@ def test_deltas_of_a_call(talker: Serving) -> None:
         "".join(fragment["function"]["arguments"] for fragment in fragments) == '{"a": 1}'
     )
     assert deltas[-1] == {}
-    ends = [choice["finish_reason"] for choice in reported]
-    assert ends == [None] * (len(reported) - 1) + ["tool_calls"]
+    ends = [choice["finish_reason"] for choice in choices]
+    assert ends == [None] * (len(choices) - 1) + ["tool_calls"]
 
 
 @pytest.mark.long
@@ -145,12 +145,12 @@ def test_one_call_at_most_if_so_wanted(talker: Serving) -> None:
     say(talker.llm, TWO)
     request_fields = {"tools": [ADD], "parallel_tool_calls": False}
     assert len(whole(talker, **request_fields)["message"]["tool_calls"]) == 1
-    reported = [
+    calls = [
         call
         for choice in chunks(talker, **request_fields)
         for call in choice["delta"].get("tool_calls", [])
     ]
-    assert {call["index"] for call in reported} == {0}
+    assert {call["index"] for call in calls} == {0}
 
 
 def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
@@ -159,11 +159,9 @@ def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     assert '"arguments": {"a": "lo' in choice["message"]["content"]
-    reported = chunks(talker, tools=[ADD], max_tokens=60)
-    assert reported[-1]["finish_reason"] == "length"
-    calls = [
-        call for choice in reported for call in choice["delta"].get("tool_calls", [])
-    ]
+    choices = chunks(talker, tools=[ADD], max_tokens=60)
+    assert choices[-1]["finish_reason"] == "length"
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert arguments.startswith('{"a": "lo')
     say(talker.llm, "a <tool_call>\nno")
@@ -240,12 +238,12 @@ def test_markers_that_are_special_tokens_are_seen_and_others_hidden(
         deltas = [choice["delta"] for choice in chunks(mistral, tools=[ADD])]
         content = "".join(delta.get("content", "") for delta in deltas)
         calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-        emitted = "".join(call["function"]["arguments"] for call in calls)
+        arguments = "".join(call["function"]["arguments"] for call in calls)
     else:
         message = whole(mistral, tools=[ADD])["message"]
         content, calls = message["content"], message["tool_calls"]
-        emitted = calls[0]["function"]["arguments"]
-    assert (content, emitted) == ("Well,", '{"a": "1"}')
+        arguments = calls[0]["function"]["arguments"]
+    assert (content, arguments) == ("Well,", '{"a": "1"}')
     assert len(calls[0]["id"]) == 9
 
 

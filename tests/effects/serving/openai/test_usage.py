@@ -25,14 +25,14 @@ def test_tokens_of_all_prompts_count_together() -> None:
 
 def test_what_did_not_come_to_be_is_null() -> None:
     (prompt_usage,) = served(3, 0, 1)
-    reported = timing_of(prompt_usage)
-    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (None, None, None)
+    timing = timing_of(prompt_usage)
+    assert (timing["ttft"], timing["tpot"], timing["latency"]) == (None, None, None)
     times = evolve(
         prompt_usage.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
     )
-    reported = timing_of(evolve(prompt_usage, metrics=times))
-    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (1.0, 0.5, 2.0)
-    assert (reported["preemptions"], reported["cached_tokens"]) == (0, 1)
+    timing = timing_of(evolve(prompt_usage, metrics=times))
+    assert (timing["ttft"], timing["tpot"], timing["latency"]) == (1.0, 0.5, 2.0)
+    assert (timing["preemptions"], timing["cached_tokens"]) == (0, 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -41,8 +41,8 @@ def test_timing_is_sent_only_if_requested(stream: bool) -> None:
     assert error.param == "timing"
     assert "true or false" in str(error)
     for body in (chat(stream=stream), completion(stream=stream)):
-        reported = read(writer_of(body).end(served(1, 1, 0)))
-        assert not any("timing" in event for event in reported)
+        events = read(writer_of(body).end(served(1, 1, 0)))
+        assert not any("timing" in event for event in events)
     for body in (
         chat(stream=stream, timing=True),
         completion(stream=stream, timing=True),

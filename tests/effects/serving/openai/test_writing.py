@@ -54,8 +54,8 @@ def written_by(writer: AnswerWriter) -> list[str]:
 
 
 def test_a_completion_to_the_byte() -> None:
-    choice_json = written_by(writer_of(completion(timing=True), echo=["p"]))
-    assert choice_json == [
+    written = written_by(writer_of(completion(timing=True), echo=["p"]))
+    assert written == [
         '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}], '
         + USAGE
@@ -67,8 +67,8 @@ def test_a_completion_to_the_byte() -> None:
 
 def test_chunks_of_a_completion_to_the_byte() -> None:
     begin = '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": [{'
-    choice_json = written_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
-    assert choice_json == [
+    written = written_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
+    assert written == [
         begin + '"index": 0, "logprobs": null, "text": "p\\u00e9", '
         '"finish_reason": null}]}',
         begin + '"index": 0, "logprobs": {"tokens": ["token_id:7"], '
@@ -80,8 +80,8 @@ def test_chunks_of_a_completion_to_the_byte() -> None:
 
 
 def test_a_conversation_to_the_byte() -> None:
-    choice_json = written_by(writer_of(chat()))
-    assert choice_json == [
+    written = written_by(writer_of(chat()))
+    assert written == [
         '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
         '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + CHAT_USAGE + "}"

@@ -100,8 +100,8 @@ def test_an_empty_prompt_or_a_number_out_of_range_is_not_sent(page: Browser) -> 
 
 def test_markup_that_a_model_writes_is_shown_as_text(page: Browser) -> None:
     delta = {"reasoning_content": "<i>Hm</i>", "content": "<b>&amp; <script>x()"}
-    emitted = [json.dumps({"choices": [{"index": 0, "delta": delta}]}), "[DONE]"]
-    body = "".join(f"data: {event}\n\n" for event in emitted)
+    event_data = [json.dumps({"choices": [{"index": 0, "delta": delta}]}), "[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in event_data)
     page.value(f"window.fetch = async () => new Response({json.dumps(body)}); 0")
     write(page, "Hello?")
     settled(page)
@@ -147,8 +147,8 @@ def test_a_server_that_stops_or_is_gone_is_reported(chromium: Browser) -> None:
         served.service.close()
         write(chromium, "Hello?")
         settled(chromium)
-        reported = "The server cannot serve this now: the server is shutting down."
-        assert text(chromium, "#error") == [reported]
+        message = "The server cannot serve this now: the server is shutting down."
+        assert text(chromium, "#error") == [message]
     press(chromium, "#send")
     chromium.wait("/reached/.test(document.querySelector('#error').textContent)")
 

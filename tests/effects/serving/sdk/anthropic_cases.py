@@ -121,8 +121,8 @@ def _(servers: Servers) -> None:
     client = to(servers)
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**parameters(messages=[]))
-    reported: Any = caught.value.body
-    assert reported["error"]["type"] == "invalid_request_error"
+    body: Any = caught.value.body
+    assert body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**parameters(model="claude-9"))
 

@@ -43,8 +43,8 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.batch: answers in order")
 def _(servers: Servers) -> None:
     model = to(servers)
-    requested = [REQUESTED, "Write a Python function fibonacci.", REQUESTED]
-    first, second, third = (message.content for message in model.batch(requested))
+    prompts = [REQUESTED, "Write a Python function fibonacci.", REQUESTED]
+    first, second, third = (message.content for message in model.batch(prompts))
     assert first == third != second
 
 
@@ -73,9 +73,9 @@ def _(servers: Servers) -> None:
     ]
     model = to(servers).bind(stop=["("])
     chain = ChatPromptTemplate.from_messages(turns) | model | StrOutputParser()
-    emitted = chain.invoke({"what": "is_prime"})
-    assert emitted
-    assert "(" not in emitted
+    text = chain.invoke({"what": "is_prime"})
+    assert text
+    assert "(" not in text
 
 
 @case("OpenAI.invoke, stream: completions")
@@ -96,7 +96,7 @@ def _(servers: Servers) -> None:
         to(servers, model="gpt-9").invoke(REQUESTED)
 
 
-def talking(servers: Servers, text: str, **listen_at: Any) -> Any:
+def talking(servers: Servers, text: str, **options: Any) -> Any:
     """A chat model with a tool, whose answers are a text."""
     add = {
         "name": "add",
@@ -106,7 +106,7 @@ def talking(servers: Servers, text: str, **listen_at: Any) -> Any:
     say(servers.talker.llm, text)
     url = f"{servers.talker.url}/v1"
     limit = {"max_completion_tokens": 400}
-    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **listen_at)
+    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **options)
 
 
 ADDED: Final = hermes(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
@@ -141,8 +141,8 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.bind_tools(tool_choice=...): any, a name; strict")
 def _(servers: Servers) -> None:
     call_text = hermes(("add", {"a": 1}))
-    for listen_at in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
-        message = talking(servers, call_text, **listen_at).invoke("Add.")
+    for options in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
+        message = talking(servers, call_text, **options).invoke("Add.")
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}]
 
 

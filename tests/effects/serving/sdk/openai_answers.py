@@ -149,8 +149,8 @@ def _(servers: Servers) -> None:
 
 @case("chat.completions.create(max_completion_tokens=...): as max_tokens")
 def _(servers: Servers) -> None:
-    requested = {name: value for name, value in TALK.items() if name != "max_tokens"}
-    completion = to(servers).chat.completions.create(**requested, max_completion_tokens=3)
+    request = {name: value for name, value in TALK.items() if name != "max_tokens"}
+    completion = to(servers).chat.completions.create(**request, max_completion_tokens=3)
     assert completion.usage
     assert completion.usage.completion_tokens == 3
 

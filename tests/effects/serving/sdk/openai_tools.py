@@ -50,9 +50,9 @@ def _(servers: Servers) -> None:
     answers = [
         {"role": "tool", "tool_call_id": call.id, "content": "Rain."} for call in calls
     ]
-    emitted: Any = [*REQUESTED["messages"], first.message, *answers]
+    messages: Any = [*REQUESTED["messages"], first.message, *answers]
     say(servers.talker.llm, "It rains.")
-    fields = {**REQUESTED, "messages": emitted, "tools": [WEATHER]}
+    fields = {**REQUESTED, "messages": messages, "tools": [WEATHER]}
     second = client.chat.completions.create(**fields).choices[0]
     assert (second.message.content, second.finish_reason) == ("It rains.", "stop")
 

@@ -42,16 +42,16 @@ def test_tokens_by_name(bundled: Serving) -> None:
 def test_special_tokens_are_added_unless_unwanted(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested: list[Any] = []
+    calls: list[Any] = []
 
     def encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        requested.append((text, add_special_tokens))
+        calls.append((text, add_special_tokens))
         return [1]
 
     monkeypatch.setattr(bundled.llm.tokenizer, "encode", encode)
     ask(bundled, prompt="a")
     ask(bundled, prompt="b", add_special_tokens=False)
-    assert requested == [("a", True), ("b", False)]
+    assert calls == [("a", True), ("b", False)]
 
 
 def test_a_conversation(bundled: Serving) -> None:

@@ -74,9 +74,9 @@ NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("emitted", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
-def test_invalid_messages(emitted: Any, name: str | None, words: str) -> None:
-    message = open_message(json.dumps(emitted))
+@pytest.mark.parametrize(("content", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
+def test_invalid_messages(content: Any, name: str | None, words: str) -> None:
+    message = open_message(json.dumps(content))
     assert message.name == name
     with pytest.raises(ApiError, match=words) as caught:
         message.parse()

@@ -102,8 +102,8 @@ def test_a_body_of_100_megabytes(slow: Serving, quiet: list[str], chunked: bool)
     with slow.http.stream("POST", f"{slow.url}/v1/completions", json=NEIGHBOUR) as beside:
         stream = events(beside.iter_lines())
         texts = [next(stream)["choices"][0]["text"]]
-        status, emitted = exchange(slow, b"".join(chunks))
+        status, reply = exchange(slow, b"".join(chunks))
         texts += [event["choices"][0]["text"] for event in stream]
     assert status == 413
-    assert "more than 4194304 bytes" in emitted["error"]["message"]
+    assert "more than 4194304 bytes" in reply["error"]["message"]
     assert "".join(texts) == "".join(quiet)

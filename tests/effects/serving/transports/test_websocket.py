@@ -38,20 +38,20 @@ def receive(link: ClientConnection) -> dict[str, Any]:
 
 def until_ended(link: ClientConnection, *names: str) -> dict[str, list[Any]]:
     """What is said of requests until all of them have ended, by id."""
-    emitted: dict[str, list[Any]] = {name: [] for name in names}
+    by_id: dict[str, list[Any]] = {name: [] for name in names}
     left = set(names)
     while left:
         message = receive(link)
-        emitted[message["id"]].append(message)
+        by_id[message["id"]].append(message)
         if "event" not in message:
             left.remove(message["id"])
-    return emitted
+    return by_id
 
 
-def text_of(emitted: list[Any]) -> str:
+def text_of(messages: list[Any]) -> str:
     return "".join(
         message["event"]["choices"][0]["text"]
-        for message in emitted
+        for message in messages
         if "event" in message
     )
 
@@ -152,10 +152,10 @@ NONSENSE: dict[str, tuple[str | bytes, str | None, str]] = {
 
 def test_nonsense_gets_an_error_and_the_socket_stays(bundled: Serving) -> None:
     with socket(bundled) as link:
-        for emitted, name, words in NONSENSE.values():
-            link.send(emitted)
+        for nonsense, name, words in NONSENSE.values():
+            link.send(nonsense)
             message = receive(link)
-            assert message["id"] == name, emitted
+            assert message["id"] == name, nonsense
             assert words in message["error"]["message"]
             assert message["status"] in (400, 404)
         ask(link, "a", "completions", prompt="x", max_tokens=1)
@@ -179,9 +179,9 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
         ask(link, "other", "completions", **NEIGHBOUR)
         link.send('{"cancel": "nobody"}')  # which may have ended already
         link.send('{"cancel": "endless"}')
-        emitted = until_ended(link, "endless", "other")
-    assert emitted["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
-    assert text_of(emitted["other"]) == "".join(quiet)
+        by_id = until_ended(link, "endless", "other")
+    assert by_id["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
+    assert text_of(by_id["other"]) == "".join(quiet)
     slow.idle()
     assert slow.available() == 4000
 
