@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from minfer.effects.live.beams.beam_searches import BeamSearches
 from minfer.effects.live.client import (
@@ -31,6 +32,7 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.live_requests import Sending
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted
 
@@ -52,6 +54,9 @@ class Front:
         self.searches = BeamSearches(client)
         self._live = client.live
         self._processors: dict[str, OutputProcessor] = {}  # by request id
+        # `on_end` reads them when the live request is gone.
+        self._sendings: WeakKeyDictionary[OutputProcessor, Sequence[Sending]]
+        self._sendings = WeakKeyDictionary()
         self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
@@ -65,6 +70,10 @@ class Front:
     def processor(self, name: str) -> OutputProcessor | None:
         """Returns the processor of a request, if it is one of its own."""
         return self._processors.get(name)
+
+    def sendings(self, processor: OutputProcessor) -> Sequence[Sending]:
+        """Returns where a request was sent, and why, where there are several engines."""
+        return self._sendings.get(processor, ())
 
     def check(self, processor: OutputProcessor) -> None:
         """Raise the error with which a request would be refused now: see
@@ -85,7 +94,7 @@ class Front:
                 self._processors.setdefault(processor.request.id, processor)
                 record = self._live.add(processor.request, read=True)
                 record.session = processor.session
-                processor.times.sendings = record.sendings
+                self._sendings[processor] = record.sendings
             try:
                 # All requests pass through it: it submits those that are no searches as
                 # they are.

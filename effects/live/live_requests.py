@@ -25,12 +25,12 @@ import threading
 from enum import Enum
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.effects.live.errors import RequestError
-from minfer.effects.text.timeline import Sending
 from minfer.records.messages import clip
 from minfer.records.request import Request
+from minfer.routing.messages import Placed
 
 
 class Stage(Enum):
@@ -44,6 +44,16 @@ class Stage(Enum):
 
 
 _SERVED: Final = (Stage.COMPILING, Stage.SUBMITTED)
+
+
+@frozen
+class Sending:
+    """A request was sent to one of several engines: why, and on which machine that was
+    then.
+    """
+
+    placed: Placed
+    machine: str
 
 
 @define(eq=False)

@@ -24,7 +24,7 @@ from attrs import frozen
 from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
-from minfer.effects.net.addresses import CUT, Address, where
+from minfer.effects.net.addresses import DEAD_PEER_SECONDS, Address, address_text
 from minfer.effects.net.framing import (
     EndedError,
     FrameReader,
@@ -56,7 +56,7 @@ class Distance:
 
 # The system reports the end of a process at once, and the supervisor logs it.
 HERE: Final = Distance(retry=0.05, silence=inf, logged=False)
-ELSEWHERE: Final = Distance(retry=0.5, silence=CUT, logged=True)
+ELSEWHERE: Final = Distance(retry=0.5, silence=DEAD_PEER_SECONDS, logged=True)
 
 
 @frozen(kw_only=True)
@@ -151,10 +151,12 @@ async def _link_once(
     except (PeerError, OSError) as error:
         missing = isinstance(error, OSError | EndedError)
         if str(error) != said and (logged or not missing):
-            log.warning("the engine at %s cannot be used: %s", where(address), error)
+            log.warning(
+                "the engine at %s cannot be used: %s", address_text(address), error
+            )
         return str(error)
     if logged:
-        _start_log.info("linked to the engine at %s", where(address))
+        _start_log.info("linked to the engine at %s", address_text(address))
     loop = asyncio.get_running_loop()
     transport, client = await loop.create_connection(
         lambda: LinkClient(remote, engine.replica), sock=sock
@@ -164,7 +166,7 @@ async def _link_once(
     finally:
         transport.abort()
     if logged:
-        log.warning("the link to the engine at %s is over", where(address))
+        log.warning("the link to the engine at %s is over", address_text(address))
     return ""
 
 

@@ -19,7 +19,7 @@ from minfer.effects.live.client import (
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.effects.net.addresses import (
     Port,
-    is_everywhere,
+    is_wildcard,
     port_text,
 )
 from minfer.records.request import Request
@@ -74,7 +74,7 @@ class ReplicaLink:
         if not self.here or other.listens is None:
             return other.name
         host, port = other.listens
-        return port_text((self.here if is_everywhere(other.listens) else host, port))
+        return port_text((self.here if is_wildcard(other.listens) else host, port))
 
     def connect(
         self, send: Callable[[wire.ToEngine], None], now: float, here: str = ""

@@ -22,9 +22,8 @@ from minfer.effects.cluster.engine_client.front_request import (
 from minfer.effects.cluster.engine_client.front_requests import FrontRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.live_requests import LiveRequests, Sending
 from minfer.effects.live.request_names import again_name, search_of
-from minfer.effects.text.timeline import Sending
 from minfer.records.request import Request
 from minfer.routing.messages import Placed
 

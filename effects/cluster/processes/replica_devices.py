@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.values.checks import ConfigError
 
 THREADS: Final = "OMP_NUM_THREADS"
@@ -33,7 +33,7 @@ class ReplicaDevice:
             return args
         os.environ.setdefault(THREADS, str(self.threads))
         if self.gpus:
-            os.environ[VISIBLE] = self.gpus
+            os.environ[VISIBLE_VARIABLE] = self.gpus
         elif args.gpu_memory_utilization is None:
             args = evolve(args, gpu_memory_utilization=self.memory)
         if args.journal is None:

@@ -29,7 +29,7 @@ from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.child import begin_as_child
 from minfer.effects.net.run_folder import socket_paths
-from minfer.effects.setup.visible_gpus import VISIBLE
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE
 from minfer.values.texts import without_breaks
 
 _LONGEST: Final = 1000  # characters, at most, of the reason that is reported
@@ -56,7 +56,7 @@ def run_child(host: str, folder: Path, plans: Connection) -> None:
 
 
 def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) -> int:
-    args = plan.settings(os.environ.get(VISIBLE, ""))
+    args = plan.settings(os.environ.get(VISIBLE_VARIABLE, ""))
     (path,) = socket_paths(folder, 1)
     report = EngineReport()
 

@@ -44,10 +44,10 @@ from minfer.effects.execution.ranks.rank_folder import (
 from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.live.engine.open_rank import open_rank, open_store
-from minfer.effects.models.ranks import Place, Ranks
+from minfer.effects.models.ranks import Communicator, RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ _log = logging.getLogger("minfer.executor")
 class RankGroup:
     """What rank 0 needs of the other ranks."""
 
-    ranks: Ranks
+    ranks: Communicator
     workers: WorkerGroup
 
     def want(self, keys: Keys, engine: str) -> None:
@@ -94,7 +94,7 @@ def start_ranks(setup: Setup) -> RankGroup:
                 workers.start_processes(listener.folder, environments(setup, count))
             workers.await_joined(listener)
         workers.watch()
-        ranks = join_group(setup, Place(0, setup.args.parallel), listener.folder)
+        ranks = join_group(setup, RankInfo(0, setup.args.parallel), listener.folder)
     except BaseException:
         workers.abandon()
         workers.remove_folder()
@@ -135,7 +135,7 @@ def follow_rank_0() -> int:
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        ranks = join_group(setup, Place(rank, setup.args.parallel), folder)
+        ranks = join_group(setup, RankInfo(rank, setup.args.parallel), folder)
         executor = open_rank(setup, store=open_store(setup, rank), ranks=ranks)
         run_rank_loop(executor, leader)
         executor.close()
@@ -152,7 +152,7 @@ def follow_rank_0() -> int:
 # --- each rank --------------------------------------------------------------------------
 
 
-def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+def join_group(setup: Setup, rank_info: RankInfo, folder: Path) -> "TorchRanks":
     """Joins the other ranks in torch.distributed, as they do at the same time; `folder`
     is where they meet. Raises RankStartError.
     """
@@ -164,7 +164,9 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = join_ranks(place, folder / STORE_NAME, device, spec.hidden_size, dtype)
+        ranks = join_ranks(
+            rank_info, folder / STORE_NAME, device, spec.hidden_size, dtype
+        )
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":
@@ -216,6 +218,6 @@ def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
         return [{"OMP_NUM_THREADS": str(threads)}] * (count - 1)
     gpus = visible_gpus()
     return [
-        {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
+        {VISIBLE_VARIABLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
         for rank in range(1, count)
     ]

@@ -32,7 +32,7 @@ from minfer.effects.cluster.link.link_terms import own_terms
 from minfer.effects.live.client import TurnOutputs
 from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.framing import frame
-from minfer.effects.net.handshake import Terms, answer
+from minfer.effects.net.handshake import Terms, accept_handshake
 from minfer.records.messages import Admitted
 from tests.effects.cluster.ends import READY, MadeUp, names_of, request
 from tests.effects.cluster.plain import plain
@@ -297,7 +297,7 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
                 link, _ = listener.accept()
                 with link:
                     came.append(time.monotonic())
-                    answer(link, OWN)
+                    accept_handshake(link, OWN)
                     link.sendall(NOISE)
                     link.settimeout(5)
                     with contextlib.suppress(OSError):

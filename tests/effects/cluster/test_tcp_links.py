@@ -248,7 +248,8 @@ def ip(*said):
     subprocess.run(["ip", *said], check=True)
 
 ip("link", "set", "lo", "up")
-addresses.CUT, addresses._IDLE, addresses._PROBES = 2, 1, 1
+addresses.DEAD_PEER_SECONDS = 2
+addresses._KEEPALIVE_SECONDS, addresses._KEEPALIVE_PROBES = 1, 1
 from tests.effects.cluster.test_tcp_links import Outside, linked, run, soon
 
 outside = Outside(Path(tempfile.mkdtemp()))

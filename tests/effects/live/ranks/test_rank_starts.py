@@ -77,7 +77,7 @@ def test_what_ranks_cannot_do_is_refused_before_they_start(
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(DeviceError, match="4 ranks need a GPU each"):
-        device._least_free(4)
+        device._min_free_memory(4)
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
