@@ -60,13 +60,11 @@ def test_an_image_in_a_result_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("role", "block", "param"),
     [
-        ("user", USE, "type"),
         ("assistant", RESULT, "type"),
         ("assistant", {**USE, "input": 5}, "input"),
         ("assistant", {**USE, "id": ""}, "id"),
         ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].source"),
         ("user", {**RESULT, "content": [{"type": "audio"}]}, "content[0].type"),
-        ("user", IMAGE, "type"),
         ("user", {"type": "tool_result"}, "tool_use_id"),
         ("user", {"type": 5}, "type"),
     ],

@@ -101,7 +101,6 @@ def test_what_is_no_text_is_refused_by_name(content: Any, param: str, words: str
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"container": "x"}, "container"),
