@@ -36,7 +36,6 @@ from tests.effects.serving.openai.helpers import (
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"prompt": "x"}, "prompt"),
         ({"add_generation_prompt": "no"}, "add_generation_prompt"),

@@ -74,7 +74,6 @@ SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
         ({"input": [OUTPUT]}, "input[0].call_id"),
         ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{**CALL, "call_id": ""}]}, "input[0].call_id"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         (
             {"input": [{**THOUGHT, "encrypted_content": 5}]},
             "input[0].encrypted_content",
