@@ -63,7 +63,7 @@ class Death:
     """How an engine dies of a prompt."""
 
     die: Callable[[], None]
-    position: bool = False  # at so many output tokens, in whichever engine
+    position: bool = False  # at N output tokens, in whichever engine
 
 
 DEATHS = {

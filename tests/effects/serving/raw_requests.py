@@ -29,8 +29,8 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def asking(served: Serving, data: bytes, *, sent: int | None = None) -> socket.socket:
-    """A connection on which a completion was asked for, or so many bytes of
-    it were sent.
+    """A connection on which a completion was asked for; with `sent`, only the first
+    `sent` bytes of its body were.
     """
     link = socket.create_connection(("127.0.0.1", served.port))
     link.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data[:sent])

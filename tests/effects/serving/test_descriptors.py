@@ -33,7 +33,7 @@ SOON: Final = 10.0  # seconds
 def limited(
     limit: int, soft: int, *options: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server that may have so many descriptors, of which it has `soft` at first."""
+    """A server that may have `limit` descriptors, of which it has `soft` at first."""
     command = f"ulimit -Sn {soft}; ulimit -Hn {limit}; {SERVE} {' '.join(options)}"
     raise_limit()  # of this process, for its ends of the connections
     with subprocess.Popen(

@@ -70,7 +70,7 @@ def test_beams_need_places_as_samples_do() -> None:
 def request_of(
     *lengths: int, max_tokens: int | None, field: str = "max_tokens"
 ) -> GenerationRequest:
-    """A request with prompts of these lengths, for so many tokens of output."""
+    """A request with prompts of these lengths, for `max_tokens` tokens of output."""
     return evolve(
         request(1, 1),
         prompts=tuple(TokenizedPrompt(None, [5] * length) for length in lengths),

@@ -88,7 +88,7 @@ class Records:
         self.socket.sendall(self.go.read())
 
     def hear(self, text: bytes, count: int) -> None:
-        """Read until a text has come so many times."""
+        """Read until a text has come `count` times."""
         data = b""
         while data.count(text) < count:
             received = self.until(lambda: self.tls.read(2**16))

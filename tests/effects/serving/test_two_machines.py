@@ -133,7 +133,7 @@ def test_answers_are_the_same_whatever_fails_between_two_machines(
         ]
 
     def come(blocks: float) -> bool:
-        """Whether so many blocks have been received after all is asked once more."""
+        """Whether `blocks` blocks have been received after all is asked once more."""
         assert same()
         return machines.count(received) >= blocks
 

@@ -19,7 +19,7 @@ FORGET = {"type": "clear_thinking_20251015"}
 
 
 def conversation(uses: int) -> list[dict[str, Any]]:
-    """A conversation with so many calls, each with reasoning and a result."""
+    """A conversation with `uses` calls, each with reasoning and a result."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
     for number in range(uses):
         use = {"type": "tool_use", "id": f"t{number}", "input": {"a": "y" * 50}}

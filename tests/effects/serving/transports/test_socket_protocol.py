@@ -21,7 +21,7 @@ def refused(url: str, headers: dict[str, str]) -> InvalidStatus:
 
 
 def closed(link: ClientConnection, data: bytes, *, num_frames: int) -> int:
-    """The code with which a text is answered that comes in so many frames."""
+    """The code with which a text in `num_frames` frames is answered."""
     size = len(data) // num_frames
     for i in range(num_frames):
         kind = Opcode.CONT if i else Opcode.TEXT

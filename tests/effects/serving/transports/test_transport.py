@@ -103,7 +103,7 @@ def talk(
     key: str = "key",
     leave_after: int = 10**6,
 ) -> list[Any]:
-    """All messages of one connection; the client leaves after so many, or at once."""
+    """All messages of one connection; the client leaves after `leave_after` of them."""
     header = (b"authorization", f"Bearer {key}".encode())
     scope: Scope = {"type": "websocket", "path": path, "headers": [header]}
     inbox: list[Any] = [{"type": "websocket.connect"}]
