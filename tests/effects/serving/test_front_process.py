@@ -88,7 +88,7 @@ def test_an_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
+def test_a_later_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
     with front(tmp_path, when_ready="open(b'another')") as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (2, "begins\nready\n")

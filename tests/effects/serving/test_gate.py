@@ -22,7 +22,7 @@ def test_a_process_that_loads_is_healthy(path: str) -> None:
     assert (status, body) == (200, {"status": "loading: loading the model"})
 
 
-def test_it_is_not_ready_and_says_how_far_it_is() -> None:
+def test_a_loading_server_is_not_ready_and_says_how_far_it_is() -> None:
     steps = ["", "loading weights (3 of 9)"]
     gate = Gate(lambda: steps[0])
     assert get(gate, "/ready")[:2] == (503, {"status": "starting"})
@@ -33,7 +33,7 @@ def test_it_is_not_ready_and_says_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/metrics", "/x"]
 )
-def test_all_else_comes_too_early_and_may_come_again(path: str) -> None:
+def test_other_requests_are_refused_until_it_is_ready(path: str) -> None:
     status, body, headers = get(Gate(lambda: "loading the model"), path)
     assert status == 503
     assert "the server is not ready: loading the model" in body["error"]["message"]

@@ -77,7 +77,7 @@ def served() -> Iterator[Serving]:
         yield server
 
 
-def test_once(served: Serving) -> None:
+def test_the_figures_are_reported_once(served: Serving) -> None:
     served.post("completions", prompt="x" * 200, max_tokens=5)
     tokens = "generation_tokens"
     served.until(lambda: served.get("/live?once=1").json()["counts"][tokens] >= 5)

@@ -24,7 +24,7 @@ from tests.effects.served import Serving
         ({"origin": "https://evil.example"}, True),
     ],
 )
-def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
+def test_which_origins_are_foreign(headers: dict[str, str], is_foreign: bool) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert is_cross_origin({"type": "http", "headers": raw}) is is_foreign
 

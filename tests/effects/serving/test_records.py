@@ -28,7 +28,7 @@ def ended(served: Serving, name: str, prompts: int = 1) -> Any:
     return fetch(served, name)
 
 
-def test_of_one_that_has_ended(bundled: Serving) -> None:
+def test_the_record_of_a_request_that_has_ended(bundled: Serving) -> None:
     body = {"prompt": ["def f(", "class A"], "n": 2, "max_tokens": 5, "timing": True}
     answer = bundled.post("completions", **body).json()
     record = ended(bundled, answer["id"], prompts=2)
@@ -51,7 +51,7 @@ def test_of_one_that_has_ended(bundled: Serving) -> None:
     }
 
 
-def test_by_the_ids_that_engines_have_for_parts_of_it(bundled: Serving) -> None:
+def test_a_record_is_found_by_the_ids_of_its_prompts_in_engines(bundled: Serving) -> None:
     body = {"prompt": ["def f(", "class A"], "max_tokens": 5}
     name = bundled.post("completions", **body).json()["id"]
     record = ended(bundled, name, prompts=2)
@@ -60,7 +60,7 @@ def test_by_the_ids_that_engines_have_for_parts_of_it(bundled: Serving) -> None:
     assert bundled.get(f"/v1/requests/{name}0-1").status_code == 404
 
 
-def test_by_the_id_that_the_client_chose(bundled: Serving) -> None:
+def test_a_record_is_found_by_the_id_that_the_client_chose(bundled: Serving) -> None:
     url = f"{bundled.url}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     answer = bundled.http.post(url, json=body, headers={"x-request-id": "of/mine"}).json()
@@ -69,7 +69,7 @@ def test_by_the_id_that_the_client_chose(bundled: Serving) -> None:
     assert record == fetch(bundled, answer["id"])
 
 
-def test_of_one_that_is_served(slow: Serving) -> None:
+def test_the_record_of_a_running_request(slow: Serving) -> None:
     url = f"{slow.url}/v1/completions"
     with slow.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
@@ -87,7 +87,7 @@ def test_of_one_that_is_served(slow: Serving) -> None:
     assert prompt["finish_reasons"] == ["cancelled"]
 
 
-def test_of_one_that_came_to_nothing(bundled: Serving) -> None:
+def test_the_record_of_a_refused_request(bundled: Serving) -> None:
     refused = bundled.post("completions", prompt="x " * 5000)
     assert refused.status_code == 400
     name = refused.headers["x-request-id"]
@@ -140,7 +140,7 @@ def test_a_record_has_the_first_of_many_prompts(
 
 
 @pytest.mark.long
-def test_of_one_that_had_drafts() -> None:
+def test_the_record_of_a_request_with_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     spec_config = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {

@@ -331,7 +331,7 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
 
 @pytest.mark.long
 @pytest.mark.parametrize("raw_request", LARGE.values(), ids=LARGE)
-def test_nor_is_a_large_message_on_a_socket(
+def test_a_large_message_on_a_socket_is_not_parsed_there(
     pooled: Serving, quiet: list[str], raw_request: dict[str, Any], parsed: list[int]
 ) -> None:
     endpoint = raw_request.get("path", "completions").partition("/")[0]

@@ -109,7 +109,9 @@ def test_the_field_is_found_however_it_is_spelled() -> None:
 
 
 @pytest.mark.long
-def test_they_render_as_in_transformers(trusting: Serving, folder: str) -> None:
+def test_templates_of_requests_render_as_in_transformers(
+    trusting: Serving, folder: str
+) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer.json")

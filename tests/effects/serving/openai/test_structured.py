@@ -195,7 +195,7 @@ def test_it_comes_behind_reasoning_that_the_prompt_has_begun(bundled: Serving) -
 
 
 @pytest.mark.long
-def test_a_stream_is_too(bundled: Serving) -> None:
+def test_a_stream_is_as_its_schema_says(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
     with bundled.http.stream("POST", url, json=body) as stream:

@@ -44,7 +44,9 @@ def test_effort_and_verbosity_reach_the_template_of_a_chat(
     assert rendered(bundled, ChatBody, messages=HI, **fields) == text
 
 
-def test_and_of_a_response(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effort_and_verbosity_reach_the_template_of_a_response(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", TEMPLATE)
     request_fields: dict[str, Any] = {
         "reasoning": {"effort": "low", "summary": "auto"},
