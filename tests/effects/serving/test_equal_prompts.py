@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
-from minfer.effects.live.input_processing.prompts import rendered
+from minfer.effects.live.input_processing.prompts import render_conversation
 from minfer.effects.serving.anthropic.count_tokens import CountBody
 from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
@@ -108,7 +108,7 @@ def test_prompts_are_those_of_transformers(name: str, reference: Any) -> None:
         text = reference.apply_chat_template(
             meant, tokenize=False, add_generation_prompt=True
         )
-        prompt = rendered(tokenizer(), messages, {})
+        prompt = render_conversation(tokenizer(), messages, {})
         assert prompt.text == text
         answer = read(TokenizeBody, messages=messages).answer(ground)
         assert answer["tokens"] == prompt.ids
@@ -119,7 +119,7 @@ def test_all_protocols_read_a_conversation_alike(name: str) -> None:
     ground: Any = Ground(TEMPLATES[name], NONE)
     for content in CONTENTS[:-1]:  # a turn without any block is left out
         messages = [{"role": role, "content": content} for role in ROLES]
-        ids = rendered(tokenizer(), [*messages, HI], {}).ids
+        ids = render_conversation(tokenizer(), [*messages, HI], {}).ids
         chat = read(ChatBody, messages=[*messages, HI]).generation(ground)
         assert chat.prompts[0].ids == ids
         turns = {"system": content, "messages": [*messages[1:], HI]}
@@ -141,7 +141,7 @@ def test_the_last_message_is_continued_in_either_form(name: str, reference: Any)
         text = reference.apply_chat_template(
             [HI, lines(last, takes)], tokenize=False, **options
         )
-        assert rendered(tokenizer(), [HI, last], options).text == text
+        assert render_conversation(tokenizer(), [HI, last], options).text == text
 
 
 Body = TypeVar("Body", bound=BaseModel)
