@@ -59,9 +59,6 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
     [
         ("GET", "/v1/nothing", 404, None),
         ("POST", "/", 405, {"GET", "HEAD"}),
-        ("DELETE", "/v1/models", 405, {"GET", "HEAD"}),
-        ("GET", "/v1/completions", 405, {"POST"}),
-        ("POST", "/health", 405, {"GET", "HEAD"}),
     ],
 )
 def test_a_wrong_address_has_openais_shape(
@@ -74,20 +71,9 @@ def test_a_wrong_address_has_openais_shape(
     assert allowed == (None if allow is None else set(allow.split(", ")))
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v1/messages", 405),
-        ("/v1/messages/", 404),
-        ("/v1/messages/batches", 404),
-        ("/v1/messages/count_tokens", 405),
-    ],
-)
-def test_a_wrong_address_below_messages_has_anthropics_shape(
-    slow: Serving, path: str, status: int
-) -> None:
-    response = slow.http.get(slow.url + path)
-    assert response.status_code == status
+def test_a_wrong_address_below_messages_has_anthropics_shape(slow: Serving) -> None:
+    response = slow.http.get(f"{slow.url}/v1/messages/")
+    assert response.status_code == 404
     assert response.json()["type"] == "error"
 
 
