@@ -33,7 +33,7 @@ SOON: Final = 10.0  # seconds
 def limited(
     limit: int, soft: int, *options: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server that may have so many descriptors, of which it has `soft` at first."""
+    """A server that may have `limit` descriptors, of which it has `soft` at first."""
     command = f"ulimit -Sn {soft}; ulimit -Hn {limit}; {SERVE} {' '.join(options)}"
     raise_limit()  # of this process, for its ends of the connections
     with subprocess.Popen(
@@ -67,8 +67,11 @@ def test_idle_connections_leave_one_for_health(
 ) -> None:
     options = [f"--api-processes={api_servers}", "--header-timeout=600"]
     if tls:
-        made = certified(tmp_path)
-        options += [f"--ssl-certfile={made}/cert.pem", f"--ssl-keyfile={made}/key.pem"]
+        certificates = certified(tmp_path)
+        options += [
+            f"--ssl-certfile={certificates}/cert.pem",
+            f"--ssl-keyfile={certificates}/key.pem",
+        ]
     with (
         limited(limit, limit // 2, *options) as (url, running),
         contextlib.ExitStack() as stack,
@@ -121,12 +124,12 @@ REQUESTS: Final = {
 @pytest.mark.long
 def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
     """Also those that the server has not noticed yet to be closed are connections."""
-    most = 32
-    options = ("--dry-run", "--api-processes=1", f"--max-connections={most}")
-    with server(*options) as made:
-        made.drain()
-        number = made.children()[API_SERVERS[0]]
-        host, port = made.url.split("//")[1].split(":")
+    max_connections = 32
+    options = ("--dry-run", "--api-processes=1", f"--max-connections={max_connections}")
+    with server(*options) as started:
+        started.drain()
+        number = started.children()[API_SERVERS[0]]
+        host, port = started.url.split("//")[1].split(":")
         folder, counts = Path(f"/proc/{number}/fd"), dict[str, int]()
         before = len([*folder.iterdir()])
         for name, request in REQUESTS.items():
@@ -140,8 +143,8 @@ def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
             while len([*folder.iterdir()]) > before + SPARE_DESCRIPTORS:
                 assert time.monotonic() < end, "connections stay open"
                 time.sleep(0.05)
-        assert max(counts.values()) <= most + SPARE_DESCRIPTORS, counts
-        assert served(made.url) == 200
+        assert max(counts.values()) <= max_connections + SPARE_DESCRIPTORS, counts
+        assert served(started.url) == 200
 
 
 def served(url: str) -> int:
@@ -179,8 +182,8 @@ listener.close()
 
 @pytest.mark.long
 def test_a_listener_without_descriptors_refuses_with_its_last() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert (child.returncode, child.stderr.count("\n")) == (0, 1), child.stderr
 
 
 def test_a_listener_gives_all_back() -> None:

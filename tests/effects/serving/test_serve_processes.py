@@ -60,5 +60,5 @@ def test_the_end_of_an_engine_of_several_ranks_is_no_crash_of_its_own(
     options = server.options
     assert not serve_in_processes(args, options, "", 0, 1, lambda run: run(), deployment)
     kinds = [server.ends.last(number).kind for number in range(2)]
-    expected = [EndKind.CRASHED if one else EndKind.UNKNOWN for one in noted]
+    expected = [EndKind.CRASHED if is_crash else EndKind.UNKNOWN for is_crash in noted]
     assert kinds == expected
