@@ -80,9 +80,9 @@ class Guesses:
     def ended(self, state: None, device_rows: SampleId) -> None:
         del state, self.texts[device_rows]
 
-    def propose(self, state: None, device_rows: SampleId, most: int) -> Proposal:
+    def propose(self, state: None, device_rows: SampleId, max_tokens: int) -> Proposal:
         del state
-        count = self.rng.randrange(most + 1)
+        count = self.rng.randrange(max_tokens + 1)
         begin = len(self.texts[device_rows]) - self.prompts[device_rows]
         coming = self.answers[device_rows][begin:][:count]
         return Proposal(tuple(map(self._emitted, coming)))
@@ -92,12 +92,12 @@ class Guesses:
 
 
 def guessing(
-    model: Model, answers: Tokens, right: float, most: int, **settings: Any
+    model: Model, answers: Tokens, right: float, max_drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose host drafts; `rule`: of acceptance."""
-    how = speculation(HOST, most, settings.pop("rule", SAME_NOISE))
-    run = Run.start(model, speculation=how, **settings)
-    guesses = Guesses(answers, right, random.Random(most))
+    spec_config = speculation(HOST, max_drafts, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, speculation=spec_config, **settings)
+    guesses = Guesses(answers, right, random.Random(max_drafts))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
     tally.watch(run)
@@ -108,8 +108,8 @@ def drafting(
     model: Model, draft: LoadedDraft, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose executor drafts; `rule`: of acceptance."""
-    how = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
-    run = Run.start(model, draft=draft, speculation=how, **settings)
+    spec_config = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, draft=draft, speculation=spec_config, **settings)
     tally = Tally()
     tally.watch(run)
     return run, tally

@@ -60,13 +60,13 @@ def near(model: Model) -> LoadedDraft:
 def test_the_target_as_its_own_draft_is_always_right(
     model: Model, sampling: SamplingParams, depth: int, drafts: int
 ) -> None:
-    wanted = [
+    wanted_requests = [
         evolve(r, sampling=sampling, max_tokens=30, stop_ids=frozenset())
         for r in requests(2, 6)
     ]
-    expected = {(r.id, 0): model.expected(r) for r in wanted}
+    expected = {(r.id, 0): model.expected(r) for r in wanted_requests}
     run, tally = drafting(model, same(model), drafts, depth=depth)
-    assert run.serve(wanted, arrival_gap=depth % 2) == expected
+    assert run.serve(wanted_requests, arrival_gap=depth % 2) == expected
     assert tally.accepted == tally.proposed > 60
 
 
@@ -112,11 +112,13 @@ def test_another_model_changes_nothing(
 @pytest.mark.long
 @pytest.mark.parametrize("right", [False, True])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> None:
-    wanted = shaped()
-    decode_rows = {(one.id, 0): model.expected(one) for one in wanted}
+    wanted_requests = shaped()
+    decode_rows = {
+        (request.id, 0): model.expected(request) for request in wanted_requests
+    }
     draft = same(model) if right else other(model)
     run, tally = drafting(model, draft, 4, num_blocks=30)
-    assert run.serve(wanted, arrival_gap=1) == decode_rows
+    assert run.serve(wanted_requests, arrival_gap=1) == decode_rows
     assert not right or tally.accepted > tally.proposed / 2 > 50
 
 
@@ -135,9 +137,9 @@ def test_what_is_drafted_next_follows_drafts_that_all_stood(model: Model) -> Non
     hand = Hand.start(model, WANTED, modelled(), same(model))
     for count in (3, 1, 2, 3):
         hand.go_on(dict.fromkeys(range(len(WANTED)), count))
-        done = hand.collect()
+        result = hand.collect()
         sure = [0, 1, 3]  # penalties count drafts only once they stand
-        assert [len(done.yields[row]) for row in sure] == [count + 1] * 3
+        assert [len(result.yields[row]) for row in sure] == [count + 1] * 3
         hand.settle()
     check(hand, [model.expected(request) for request in WANTED])
 
@@ -155,10 +157,10 @@ def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
     ]
     for drafts in steps:
         hand.go_on(drafts)
-        done = hand.collect()
+        result = hand.collect()
         for row, count in drafts.items():
             if isinstance(count, int):
-                assert len(done.yields[row]) == count + 1
+                assert len(result.yields[row]) == count + 1
         hand.settle()
     check(hand, answers)
 
@@ -207,12 +209,12 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
     assert hand.executor.launcher.catch_up is not None
     hand.executor.launcher.catch_up.budget = 5
     without(hand, 4)
-    taken, absorb = list[int](), DraftModel.absorb
+    budgets, absorb = list[int](), DraftModel.absorb
 
     def noting(
         self: DraftModel, shape: StepShape, prefill: PrefillWords[torch.Tensor]
     ) -> None:
-        taken.append(shape.tokens)
+        budgets.append(shape.tokens)
         absorb(self, shape, prefill)
 
     monkeypatch.setattr(DraftModel, "absorb", noting)
@@ -221,8 +223,8 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
         assert list(map(len, hand.collect().yields)) == [2, 2, 1, 2]
         hand.settle()
     prompts = sum(len(WANTED[row].prompt) for row in (0, 1, 3))
-    assert sum(taken) == prompts + 3 * 5
-    assert taken == [5] * (sum(taken) // 5) + [sum(taken) % 5]
+    assert sum(budgets) == prompts + 3 * 5
+    assert budgets == [5] * (sum(budgets) // 5) + [sum(budgets) % 5]
     check(hand, [model.expected(request) for request in WANTED])
 
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 
 @pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(
-    ("depth", "most"), [(1, 4), (2, 3), *claimed([(2, 1), (3, 7), (1, 20)])]
+    ("depth", "max_drafts"), [(1, 4), (2, 3), *claimed([(2, 1), (3, 7), (1, 20)])]
 )
 @pytest.mark.parametrize(
     "settings",
@@ -66,10 +66,10 @@ def test_whatever_is_guessed_tokens_are_the_same(
     reference: Tokens,
     settings: dict[str, int],
     depth: int,
-    most: int,
+    max_drafts: int,
     right: float,
 ) -> None:
-    run, tally = guessing(model, reference, right, most, depth=depth, **settings)
+    run, tally = guessing(model, reference, right, max_drafts, depth=depth, **settings)
     assert run.serve(requests(0), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     if right == 1:
@@ -86,10 +86,10 @@ def test_whatever_is_guessed_tokens_are_the_same(
 @pytest.mark.long
 @pytest.mark.parametrize("right", [0.7, 1.0])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
-    wanted = shaped()
-    solo = {(one.id, 0): model.expected(one) for one in wanted}
+    wanted_requests = shaped()
+    solo = {(request.id, 0): model.expected(request) for request in wanted_requests}
     run, tally = guessing(model, solo, right, 4, num_blocks=30)
-    assert run.serve(wanted, arrival_gap=1) == solo
+    assert run.serve(wanted_requests, arrival_gap=1) == solo
     assert tally.accepted > 50
     assert tally.beside > 5
 
@@ -98,10 +98,10 @@ def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> No
 def test_log_probabilities_of_drafts_are_those_of_the_model(
     model: Model, reference: Tokens
 ) -> None:
-    wanted = asking(requests(0))
+    wanted_requests = asking(requests(0))
     run, tally = guessing(model, reference, 0.8, 5)
-    assert run.serve(wanted, arrival_gap=1) == reference
-    check_scores(model, run, wanted)
+    assert run.serve(wanted_requests, arrival_gap=1) == reference
+    check_scores(model, run, wanted_requests)
     assert tally.accepted > 20
 
 
@@ -151,27 +151,29 @@ class Hand:
     def start(
         cls,
         model: Model,
-        wanted: list[Request],
+        wanted_requests: list[Request],
         config: EngineConfig = CONFIG,
         draft: LoadedDraft | None = None,
     ) -> "Hand":
         """With all prompts but the last token of each computed, and a token of each."""
         weights = on_device(model.weights)
         draft = draft_on_device(draft)
-        hand = cls(make_executor(config, model.spec, weights, draft), wanted)
-        rows = tuple(range(len(wanted)))
+        hand = cls(make_executor(config, model.spec, weights, draft), wanted_requests)
+        rows = tuple(range(len(wanted_requests)))
         tables = [tuple(range(TABLE * row, TABLE * row + TABLE)) for row in rows]
-        opens = [evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted)]
-        counts = tuple(len(request.prompt) for request in wanted)
+        opens = [
+            evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted_requests)
+        ]
+        counts = tuple(len(request.prompt) for request in wanted_requests)
         fills = tuple(
-            PrefillTokens(i, request.prompt) for i, request in enumerate(wanted)
+            PrefillTokens(i, request.prompt) for i, request in enumerate(wanted_requests)
         )
         hand.latest = list(counts)
-        hand.tokens = [[] for _ in wanted]
-        hand.scores = [[] for _ in wanted]
-        ones = (1,) * len(rows)
+        hand.tokens = [[] for _ in wanted_requests]
+        hand.scores = [[] for _ in wanted_requests]
+        all_ones = (1,) * len(rows)
         zeros = (0,) * len(rows)
-        hand.launch(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
+        hand.launch(Plan(0, rows, rows, zeros, counts, all_ones, fills, tuple(opens)))
         hand.collect()
         return hand
 
@@ -181,12 +183,13 @@ class Hand:
         """
         rows = tuple(range(len(self.wanted)))
         sizes = {
-            i: one if isinstance(one, int) else len(one) for i, one in drafts.items()
+            i: row_draft if isinstance(row_draft, int) else len(row_draft)
+            for i, row_draft in drafts.items()
         }
         counts = tuple(1 + sizes.get(i, 0) for i in rows)
         proposals = tuple(
-            Draft(i, () if isinstance(one, int) else tuple(one))
-            for i, one in drafts.items()
+            Draft(i, () if isinstance(row_draft, int) else tuple(row_draft))
+            for i, row_draft in drafts.items()
         )
         starts = tuple(self.latest)
         self.launch(Plan(self.step, rows, rows, starts, counts, counts, drafts=proposals))
@@ -199,13 +202,13 @@ class Hand:
 
     def collect(self) -> Executed:
         """Take note of what a step yielded."""
-        done = self.executor.collect()
-        assert isinstance(done, Executed), done
-        beside = done.logprobs or ((),) * len(done.yields)
-        for row, (tokens, scores) in enumerate(zip(done.yields, beside, strict=True)):
+        result = self.executor.collect()
+        assert isinstance(result, Executed), result
+        beside = result.logprobs or ((),) * len(result.yields)
+        for row, (tokens, scores) in enumerate(zip(result.yields, beside, strict=True)):
             self.tokens[row] += tokens
             self.scores[row] += scores
-        return done
+        return result
 
     def settle(self) -> None:
         """All that was launched has been collected: where rows are is known."""
@@ -252,8 +255,8 @@ def test_a_row_yields_accepted_drafts_and_one_more(
             3: [(answers[3][1] + 1) % VOCAB],
         }
     )
-    done = hand.collect()
-    assert list(map(len, done.yields)) == [5, 3, 1, 1]
+    result = hand.collect()
+    assert list(map(len, result.yields)) == [5, 3, 1, 1]
     hand.settle()
     hand.go_on({2: answers[2][2:8]})
     assert list(map(len, hand.collect().yields)) == [1, 1, 7, 1]
@@ -267,8 +270,8 @@ def test_steps_ahead_of_results_begin_where_rows_are(
     """Drafts are guessed, so they may be for another place than they come to."""
     rng = random.Random(seed)
     hand = Hand.start(model, WANTED)
-    most = TABLE * CONFIG.block_size
-    while max(hand.latest) < most - 14:
+    max_length = TABLE * CONFIG.block_size
+    while max(hand.latest) < max_length - 14:
         for _ in range(2):  # in flight
             drafts = {}
             for row in rng.sample(range(len(WANTED)), rng.randrange(5)):
@@ -283,10 +286,10 @@ def test_steps_ahead_of_results_begin_where_rows_are(
 
 
 def test_up_to_the_end_of_a_table(model: Model) -> None:
-    one = WANTED[0]
-    count = TABLE * CONFIG.block_size - len(one.prompt)
-    [answer] = [model.expected(evolve(one, max_tokens=count + 1))]
-    hand = Hand.start(model, [one])
+    request = WANTED[0]
+    count = TABLE * CONFIG.block_size - len(request.prompt)
+    [answer] = [model.expected(evolve(request, max_tokens=count + 1))]
+    hand = Hand.start(model, [request])
     while hand.latest[0] < TABLE * CONFIG.block_size:
         room = TABLE * CONFIG.block_size - hand.latest[0] - 1
         begin = len(hand.tokens[0])
@@ -367,14 +370,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_plans_that_cannot_be(model: Model, what: str) -> None:
+@pytest.mark.parametrize("error_text", REFUSED)
+def test_plans_that_cannot_be(model: Model, error_text: str) -> None:
     hand = Hand.start(model, WANTED[:1])
-    hand.launch(Plan(**{**ROW, **REFUSED[what]}))
+    hand.launch(Plan(**{**ROW, **REFUSED[error_text]}))
     failed = hand.executor.collect()
     assert isinstance(failed, Failed)
     assert failed.error.startswith("step 1: ")
-    assert what in failed.error
+    assert error_text in failed.error
 
 
 def test_drafts_where_none_are_expected(model: Model) -> None:
@@ -386,9 +389,9 @@ def test_drafts_where_none_are_expected(model: Model) -> None:
 
 
 def test_speculation_that_cannot_be(model: Model) -> None:
-    how = Speculation(drafter=HOST, drafts=2, adaptive=False)
+    spec_config = Speculation(drafter=HOST, drafts=2, adaptive=False)
     with pytest.raises(ConfigError, match="draft model"):
-        Run.start(model, speculation=evolve(how, drafter=DEVICE))
+        Run.start(model, speculation=evolve(spec_config, drafter=DEVICE))
 
 
 def test_padded_steps_were_tested(model: Model) -> None:
