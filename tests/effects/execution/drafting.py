@@ -28,7 +28,6 @@ class Tally:
 
     proposed: int = 0
     accepted: int = 0
-    beside: int = 0  # steps with rows without drafts
     plans: dict[int, Plan] = field(factory=dict)
 
     def watch(self, run: Run) -> None:
@@ -50,7 +49,6 @@ class Tally:
 
     def add(self, plan: Plan, result: Executed) -> None:
         """A step is done."""
-        self.beside += 0 < len(plan.drafts) < len(plan.rows)
         for draft in plan.drafts:
             self.proposed += plan.num_scheduled_tokens[draft.index] - 1
             self.accepted += len(result.yields[draft.index]) - 1

@@ -264,17 +264,6 @@ def greedy() -> list[Request]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("right", [0.0, 0.8])
-def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
-    solo = {(request.id, 0): model.expected(request) for request in greedy()}
-    run, tally = guessing(model, solo, right, 4, rule=REJECTION)
-    assert run.serve(greedy(), arrival_gap=1) == solo
-    assert tally.proposed > 20
-    drafts, _ = drafting(model, near(model), 3, rule=REJECTION)
-    assert drafts.serve(greedy(), arrival_gap=1) == solo
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8)]
 )
@@ -346,14 +335,3 @@ def test_drafts_of_both_in_one_step(model: Model) -> None:
     greedily = [model.expected(request) for request in WANTED]
     hand.go_on({0: 3, 1: 4, 3: [(greedily[3][1] + 1) % VOCAB] * 2})
     assert list(map(len, hand.collect().yields)) == [4, 5, 1, 1]
-
-
-@pytest.mark.long
-def test_without_drafts_tokens_are_those_without_speculation(
-    model: Model, reference: Tokens
-) -> None:
-    config = speculation(HOST, 4, REJECTION)
-    assert (
-        Run.start(model, speculation=config).serve(requests(0), arrival_gap=1)
-        == reference
-    )

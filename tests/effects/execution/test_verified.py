@@ -11,16 +11,14 @@ from attrs import define, evolve, field
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Discarded, Executed, Failed, Preempted
+from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values.checks import ConfigError
-from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.drafting import guessing, speculation
-from tests.effects.execution.test_shaped import asking as shaped
 from tests.effects.execution.tiny_engine import (
     GREEDY,
     VOCAB,
@@ -42,58 +40,6 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 # --- in an engine whose host drafts -----------------------------------------------------
 
 
-@pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize(
-    ("depth", "max_drafts"), [(1, 4), (2, 3), *claimed([(2, 1), (3, 7), (1, 20)])]
-)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"block_size": 3, "num_blocks": 200},
-        *claimed(
-            [
-                {"max_num_seqs": 3, "max_num_batched_tokens": 5},
-                {"block_size": 5},
-                {"num_blocks": 9},
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_whatever_is_guessed_tokens_are_the_same(
-    model: Model,
-    reference: Tokens,
-    settings: dict[str, int],
-    depth: int,
-    max_drafts: int,
-    right: float,
-) -> None:
-    run, tally = guessing(model, reference, right, max_drafts, depth=depth, **settings)
-    assert run.serve(requests(0), arrival_gap=depth % 2) == reference
-    assert not run.count(Discarded)
-    if right == 1:
-        assert tally.accepted == tally.proposed
-    else:
-        assert tally.accepted < max(1, tally.proposed)
-    if "max_num_seqs" not in settings:  # which leaves no room
-        assert right * tally.proposed / 3 <= tally.accepted
-        assert tally.proposed > 15
-    if settings == {"num_blocks": 9}:
-        assert run.count(Preempted)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("right", [0.7, 1.0])
-def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
-    wanted_requests = shaped()
-    solo = {(request.id, 0): model.expected(request) for request in wanted_requests}
-    run, tally = guessing(model, solo, right, 4, num_blocks=30)
-    assert run.serve(wanted_requests, arrival_gap=1) == solo
-    assert tally.accepted > 50
-    assert tally.beside > 5
-
-
 @pytest.mark.long
 def test_log_probabilities_of_drafts_are_those_of_the_model(
     model: Model, reference: Tokens
@@ -103,23 +49,6 @@ def test_log_probabilities_of_drafts_are_those_of_the_model(
     assert run.serve(wanted_requests, arrival_gap=1) == reference
     check_scores(model, run, wanted_requests)
     assert tally.accepted > 20
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("depth", [1, 2])
-def test_deferred_rows_have_no_drafts_beside_rows_with_drafts(
-    model: Model, reference: Tokens, depth: int
-) -> None:
-    bound = [evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))]
-    run, tally = guessing(model, reference, 0.8, 5, depth=depth)
-    assert run.serve(bound, arrival_gap=depth - 1) == reference
-    assert tally.accepted > 20
-    mixed = 0
-    for plan in tally.plans.values():
-        assert not {draft.index for draft in plan.drafts}.intersection(plan.deferred)
-        mixed += bool(plan.drafts and plan.deferred)
-    assert mixed > 5
-    assert not run.count(Discarded)
 
 
 # --- plans that no engine made ----------------------------------------------------------
