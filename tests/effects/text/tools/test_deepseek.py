@@ -23,21 +23,6 @@ def calls(form: str, *each_call: str) -> str:
 
 
 @both
-def test_a_call(form: str) -> None:
-    parsed = found(calls(form, call(form, "get_weather", WEATHER)), form)
-    assert parsed.calls == [("get_weather", WEATHER)]
-    assert (parsed.content, parsed.reasoning, parsed.whole) == ("", "", [True])
-
-
-@both
-def test_several_calls_and_text_around_them(form: str) -> None:
-    two_calls = call(form, "get_weather", WEATHER), call(form, "now", "{}")
-    parsed = found(f"Let me look.\n\n{calls(form, *two_calls)}\nThat is all.\n", form)
-    assert [name for name, _ in parsed.calls] == ["get_weather", "now"]
-    assert parsed.content == "Let me look.\n\nThat is all.\n"
-
-
-@both
 def test_markers_that_were_left_out(form: str) -> None:
     bare_call = call(form, "now", "{}")
     for text in (

@@ -12,20 +12,6 @@ def marked(*objects: str) -> str:
     return "\n".join(f"<tool_call>\n{call_json}\n</tool_call>" for call_json in objects)
 
 
-def test_a_call() -> None:
-    parsed = found(marked(WEATHER), "hermes")
-    assert parsed.calls == [("get_weather", '{"city": "Zürich", "days": [1, 2]}')]
-    assert (parsed.content, parsed.reasoning, parsed.whole) == ("", "", [True])
-
-
-def test_several_calls_and_text_around_them() -> None:
-    text = f"Let me look.\n\n{marked(WEATHER, ADD)}\nThat is all.\n"
-    parsed = found(text, "hermes")
-    assert [name for name, _ in parsed.calls] == ["get_weather", "add"]
-    assert parsed.parsed[1][1] == {"a": 1, "b": {"c": None}}
-    assert parsed.content == "Let me look.\n\nThat is all.\n"
-
-
 def test_two_objects_between_two_markers() -> None:
     parsed = found(f"<tool_call>\n{WEATHER}\n{ADD}</tool_call>", "hermes")
     assert [name for name, _ in parsed.calls] == ["get_weather", "add"]
@@ -119,11 +105,6 @@ def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -
     assert (parsed.content, parsed.calls) == (bad, [])
     parsed = in_one_piece(f"Hm.\n{marked(ADD)}\nSo: {bad}", "hermes")
     assert (parsed.content, len(parsed.calls)) == (f"Hm.\n\nSo: {bad}", 1)
-
-
-def test_calls_are_the_same_where_nothing_is_streamed() -> None:
-    text = f"Let me look.\n\n{marked(WEATHER, ADD)}\nThat is all.\n"
-    assert in_one_piece(text, "hermes") == found(text, "hermes")
 
 
 @pytest.mark.long

@@ -15,20 +15,6 @@ def call(name: str, *values: tuple[str, str]) -> str:
     return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
 
 
-def test_a_call() -> None:
-    parsed = found(call("get_weather", ("city", "Zürich"), ("days", "[1, 2]")), FORM)
-    assert parsed.calls == [("get_weather", '{"city": "Zürich", "days": [1, 2]}')]
-    assert (parsed.content, parsed.reasoning, parsed.whole) == ("", "", [True])
-
-
-def test_several_calls_and_text_around_them() -> None:
-    calls = f"{call('now')}\n{call('add', ('a', '1'), ('b', '2.5'))}"
-    parsed = found(f"Let me look.\n\n{calls}\nThat is all.\n", FORM)
-    assert parsed.parsed == [("now", {}), ("add", {"a": 1, "b": 2.5})]
-    assert parsed.content == "Let me look.\n\nThat is all.\n"
-    assert parsed.whole == [True, True]
-
-
 @pytest.mark.long
 def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
     for text in (
@@ -179,13 +165,3 @@ def test_a_call_within_a_value_is_its_text(inner_call: str) -> None:
     parsed = found(call("get_weather", *values), FORM)
     assert parsed.parsed == [("get_weather", dict(values))]
     assert parsed.content == ""
-
-
-def test_reasoning_comes_first() -> None:
-    text = f"<think>\nHm: <tool_call>\n</think>\n\n{call('now')}"
-    parsed = found(text, FORM, "think")
-    assert (parsed.reasoning, parsed.content, len(parsed.calls)) == (
-        "Hm: <tool_call>",
-        "",
-        1,
-    )

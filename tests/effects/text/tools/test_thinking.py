@@ -26,11 +26,6 @@ def test_reasoning_and_calls() -> None:
     assert parsed.parsed == [("add", {"a": 1})]
 
 
-def test_a_call_that_is_thought_of_is_none() -> None:
-    parsed = found(f"<think>{CALL}</think>No.", "hermes", "think")
-    assert (parsed.reasoning, parsed.content, parsed.calls) == (CALL, "No.", [])
-
-
 CODER = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
 DEEP = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
