@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.gpu_times import microseconds
 from minfer.effects.execution.ranks.peer_ranks import with_peer_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 CALLS: Final = 50  # of a graph
 
@@ -25,14 +25,14 @@ def main() -> None:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     hidden = int(sys.argv[1])
-    place = Place(rank, Parallel(tensor=ranks))
-    nccl = TorchRanks(place, device, hidden, kind, dist.group.WORLD)
-    made = with_peer_memory(nccl)
+    rank_info = RankInfo(rank, Parallel(tensor=ranks))
+    nccl = TorchRanks(rank_info, device, hidden, kind, dist.group.WORLD)
+    in_memory = with_peer_memory(nccl)
     for rows in map(int, sys.argv[2].split(",")):
-        part = torch.zeros(rows, hidden, dtype=kind, device=device)
-        residual = part.clone()
-        for name, one in (("nccl", nccl), ("sum", made)):
-            calls = [partial(one.add_sum, residual, part)] * CALLS
+        partial_sum = torch.zeros(rows, hidden, dtype=kind, device=device)
+        residual = partial_sum.clone()
+        for name, communicator in (("nccl", nccl), ("sum", in_memory)):
+            calls = [partial(communicator.add_sum, residual, partial_sum)] * CALLS
             us = microseconds(calls, ready=dist.barrier)
             if rank == 0:
                 print(name, rows, f"{us:.2f}", flush=True)

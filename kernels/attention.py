@@ -59,10 +59,10 @@ from minfer.kernels.attention_tunes import (
     PrefillTune,
     decode_tune,
     head_size_of,
-    known_dim,
     num_splits,
     padded,
     prefill_tune,
+    table_dim,
 )
 from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, dequantize
 from minfer.kernels.pdl import arrivals, early
@@ -214,7 +214,7 @@ def prefill_attention(
             scales=scales,
             out=out,
             draft_layout=draft_layout,
-            most=max_count,
+            max_count=max_count,
         )
     tune = tune or prefill_tune(head_size_of(q, k_cache), capability(q.device))
     rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
@@ -282,10 +282,10 @@ def _launch(
     merge_rows = rows_tile
     if splits > 1:
         merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
-    at_once = MERGE_VALUES[known_dim(dim)] * THREADS * warps
+    at_once = MERGE_VALUES[table_dim(dim)] * THREADS * warps
     # For each range a result [dim], and the logarithm of its sum of exponentials.
     results = tokens * heads * splits if splits > 1 else 0
-    parts = torch.empty(results * (dim + 1), dtype=torch.float32, device=q.device)
+    partials = torch.empty(results * (dim + 1), dtype=torch.float32, device=q.device)
     counters = None
     if splits > 1:
         needed = triton.next_power_of_2(tiles * len(rows) * kv_heads)
@@ -303,14 +303,14 @@ def _launch(
         offsets=offsets,
         sinks=None if sinks is None else sinks * LOG2_E,
         out=out,
-        parts=parts,
-        sums=parts[results * dim :],
+        partials=partials,
+        sums=partials[results * dim :],
         arrivals=counters,
         scale=scale * LOG2_E,
         splits=splits,
         skip=draft_layout.skip if draft_layout else 0,
         stride=draft_layout.stride if draft_layout else 0,
-        most=max_count,
+        max_count=max_count,
         q_row=q.stride(0),
         q_head=q.stride(1),
         out_row=out.stride(0),
@@ -364,8 +364,10 @@ def _check(
             f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}"
         )
     out = q if out is None else out
-    known = k_cache.dtype in (q.dtype, FP8, INT8) and k_cache.dtype == v_cache.dtype
-    if out.shape != q.shape or q.dtype != out.dtype or not known:
+    dtypes_match = (
+        k_cache.dtype in (q.dtype, FP8, INT8) and k_cache.dtype == v_cache.dtype
+    )
+    if out.shape != q.shape or q.dtype != out.dtype or not dtypes_match:
         raise ValueError(
             f"q is {q.dtype}, caches {k_cache.dtype} and {v_cache.dtype}, out "
             f"{out.dtype}, {tuple(out.shape)}; all must have one dtype, but for caches "
@@ -379,10 +381,10 @@ def _check(
         raise ValueError(
             f"caches are {k_cache.dtype}; INT8 has scales, other dtypes have none"
         )
-    for one in scales or ():
-        if one.shape != k_cache.shape[:3] or not one.is_contiguous():
+    for scale in scales or ():
+        if scale.shape != k_cache.shape[:3] or not scale.is_contiguous():
             raise ValueError(
-                f"scales of shape {tuple(one.shape)} must be contiguous, and of shape "
+                f"scales of shape {tuple(scale.shape)} must be contiguous, and of shape "
                 f"{tuple(k_cache.shape[:3])}"
             )
 
@@ -400,28 +402,28 @@ def attention_reference(
     window: int = 0,
     out: Tensor | None = None,
     draft_layout: DraftLayout | None = None,
-    most: int = 0,
+    max_count: int = 0,
     sinks: Tensor | None = None,
     sink_tokens: int = 0,
     scales: CacheScales | None = None,
 ) -> Tensor:
-    """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
-    `most` is its max_count.
+    """`prefill_attention` in plain torch, float32 inside; decode is chunks of one
+    token.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     block_size, kv_heads, dim = k_cache.shape[1:]
-    chunks = torch.stack([part.long() for part in (rows, starts, counts, offsets)], 1)
+    chunks = torch.stack([column.long() for column in (rows, starts, counts, offsets)], 1)
     for row, start, count, offset in chunks.tolist():
         first = max(0, start - window + 1) if window else 0
-        beginning = torch.arange(min(sink_tokens, first), device=q.device)
+        sink_positions = torch.arange(min(sink_tokens, first), device=q.device)
         tokens = torch.arange(first, start + count, device=q.device)
-        tokens = torch.cat((beginning, tokens))
+        tokens = torch.cat((sink_positions, tokens))
         blocks = table[row, tokens // block_size].long()
-        places = blocks, tokens % block_size
+        slots = blocks, tokens % block_size
         key, value = (
             dequantize(
-                as_bytes(cache)[places].view(cache.dtype),
-                None if scale_of is None else scale_of[places],
+                as_bytes(cache)[slots].view(cache.dtype),
+                None if scale_of is None else scale_of[slots],
                 torch.float32,
             )
             for cache, scale_of in zip(
@@ -429,27 +431,29 @@ def attention_reference(
             )
         )
         if draft_layout is None:
-            here = torch.arange(offset, offset + count, device=q.device)
+            query_index = torch.arange(offset, offset + count, device=q.device)
         else:
-            behind_first = (
-                offset + draft_layout.skip + draft_layout.stride * torch.arange(most - 1)
+            later_queries = (
+                offset
+                + draft_layout.skip
+                + draft_layout.stride * torch.arange(max_count - 1)
             )
-            every = torch.tensor([offset, *behind_first.tolist()], device=q.device)
-            here = every[:count]
-            out[every[count:]] = 0
-            drafted = (tokens > start)[:, None, None]
-            value = value.where(~drafted | value.isfinite(), 0)
-        query = q[here].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
+            all_queries = torch.tensor([offset, *later_queries.tolist()], device=q.device)
+            query_index = all_queries[:count]
+            out[all_queries[count:]] = 0
+            is_draft = (tokens > start)[:, None, None]
+            value = value.where(~is_draft | value.isfinite(), 0)
+        query = q[query_index].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
-        behind = torch.arange(start, start + count, device=q.device)[:, None] - tokens
-        unseen = behind < 0
+        distance = torch.arange(start, start + count, device=q.device)[:, None] - tokens
+        unseen = distance < 0
         if window:
-            unseen |= (behind >= window) & (tokens >= sink_tokens)
+            unseen |= (distance >= window) & (tokens >= sink_tokens)
         scores = scores.masked_fill(unseen, -math.inf)
         if sinks is not None:
-            extra = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat((scores, extra), -1)
+            sink_logits = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sink_logits), -1)
         weights = scores.softmax(-1)[..., : len(tokens)]
-        mixed = torch.einsum("hgqk,khd->qhgd", weights, value)
-        out[here] = mixed.reshape(count, *out.shape[1:]).to(out)
+        result = torch.einsum("hgqk,khd->qhgd", weights, value)
+        out[query_index] = result.reshape(count, *out.shape[1:]).to(out)
     return out

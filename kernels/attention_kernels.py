@@ -95,66 +95,66 @@ def _scan(
     lanes = tl.arange(0, tile)
     dims = tl.arange(0, dim_pad)
     tokens = lo * tile + lanes
-    inside = (tokens >= first_key) & (tokens <= last_key)
-    ids = tl.load(context.blocks + tokens // block_size, mask=inside, other=0)
+    in_range = (tokens >= first_key) & (tokens <= last_key)
+    ids = tl.load(context.blocks + tokens // block_size, mask=in_range, other=0)
     for index in range(lo, hi):
         tokens = index * tile + lanes
-        at = ids.to(tl.int64) * context.stride_block
-        at += (tokens % block_size) * context.stride_token
+        token_offsets = ids.to(tl.int64) * context.stride_block
+        token_offsets += (tokens % block_size) * context.stride_token
         if scaled:
-            number = ids.to(tl.int64) * block_size + tokens % block_size
+            scale_index = ids.to(tl.int64) * block_size + tokens % block_size
         # The next tile's block ids are loaded while this tile's keys are in flight: if
         # they were loaded where they are used, every tile would wait for two loads in
         # sequence.
-        after = tokens + tile
-        inside = (after >= first_key) & (after <= last_key)
-        ids = tl.load(context.blocks + after // block_size, mask=inside, other=0)
-        where = at[:, None] + dims[None, :]
-        here = (dims < dim)[None, :]
+        next_tokens = tokens + tile
+        in_range = (next_tokens >= first_key) & (next_tokens <= last_key)
+        ids = tl.load(context.blocks + next_tokens // block_size, mask=in_range, other=0)
+        offsets = token_offsets[:, None] + dims[None, :]
+        mask = (dims < dim)[None, :]
         if masked:
-            here = here & ((tokens >= first_key) & (tokens <= last_key))[:, None]
-        key = tl.load(context.k_head + where, mask=here, other=0.0)
-        value = tl.load(context.v_head + where, mask=here, other=0.0)
+            mask = mask & ((tokens >= first_key) & (tokens <= last_key))[:, None]
+        key = tl.load(context.k_head + offsets, mask=mask, other=0.0)
+        value = tl.load(context.v_head + offsets, mask=mask, other=0.0)
         if scaled:
-            read = (tokens >= first_key) & (tokens <= last_key)
+            scale_mask = (tokens >= first_key) & (tokens <= last_key)
             k_scale = tl.load(
-                context.k_scale + number * context.heads, mask=read, other=0.0
+                context.k_scale + scale_index * context.heads, mask=scale_mask, other=0.0
             )
             v_scale = tl.load(
-                context.v_scale + number * context.heads, mask=read, other=0.0
+                context.v_scale + scale_index * context.heads, mask=scale_mask, other=0.0
             )
         if key.dtype != q.dtype:
             key = key.to(q.dtype)
             value = value.to(q.dtype)
         scores = _scores(q, unit, key, k_scale if scaled else None)
         if masked:
-            seen = tokens[None, :] <= positions[:, None]
+            visible = tokens[None, :] <= positions[:, None]
             if window > 0:
-                seen = seen & (tokens[None, :] > positions[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
+                visible = visible & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
             if drafted:
                 accepted = tokens <= context.accepted_until
                 value = _finite(value, accepted[:, None])
                 if scaled:
                     v_scale = _finite(v_scale, accepted)
         # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
-        higher = tl.maximum(top, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, 1)
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weights, 1)
         if scaled:
             weights = weights * v_scale[None, :]
         weights = weights.to(value.dtype)
-        acc = tl.dot(weights, value, acc * fade[:, None], input_precision="ieee")
-        top = higher
+        acc = tl.dot(weights, value, acc * rescale[:, None], input_precision="ieee")
+        top = new_top
     return Softmax(acc, top, total)
 
 
 @triton.jit
 def _merge(
-    parts,
+    partials,
     sums,
-    at,
+    first_index,
     valid,
     used,
     rows: tl.constexpr,
@@ -162,7 +162,8 @@ def _merge(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """Merge the results of ranges: for each row, those at at[row] to at[row] + used - 1,
+    """Merge the results of ranges: for each row, those at first_index[row] to
+    first_index[row] + used - 1,
     weighted by the logarithms in `sums`. Reads `depth` at once; returns [rows, dim_pad].
     """
     dims = tl.arange(0, dim_pad)
@@ -170,20 +171,24 @@ def _merge(
     total = tl.zeros([rows], tl.float32)
     top = tl.full([rows], NOTHING_YET, tl.float32)
     for first in range(0, used, depth):
-        part = first + tl.arange(0, depth)
-        here = at[:, None] + part[None, :]
-        ours = valid[:, None] & (part < used)[None, :]
-        where = here[:, :, None] * dim + dims[None, None, :]
+        range_index = first + tl.arange(0, depth)
+        indices = first_index[:, None] + range_index[None, :]
+        mask = valid[:, None] & (range_index < used)[None, :]
+        offsets = indices[:, :, None] * dim + dims[None, None, :]
         # Other processors wrote these: .cg bypasses this one's L1 cache.
-        logs = tl.load(sums + here, mask=ours, other=float("-inf"), cache_modifier=".cg")
-        inside = ours[:, :, None] & (dims < dim)[None, None, :]
-        found = tl.load(parts + where, mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(top, tl.max(logs, 1))
-        weights = tl.exp2(logs - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * found, 1)
-        top = higher
+        logs = tl.load(
+            sums + indices, mask=mask, other=float("-inf"), cache_modifier=".cg"
+        )
+        value_mask = mask[:, :, None] & (dims < dim)[None, None, :]
+        values = tl.load(
+            partials + offsets, mask=value_mask, other=0.0, cache_modifier=".cg"
+        )
+        new_top = tl.maximum(top, tl.max(logs, 1))
+        weights = tl.exp2(logs - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = acc * rescale[:, None] + tl.sum(weights[:, :, None] * values, 1)
+        top = new_top
     return acc / tl.where(total > 0, total, 1.0)[:, None]
 
 
@@ -292,7 +297,7 @@ def _scan_sinks(
     softmax,
     positions,
     last,
-    part,
+    range_index,
     context,
     scale,
     window: tl.constexpr,
@@ -305,16 +310,16 @@ def _scan_sinks(
     dim_pad: tl.constexpr,
 ):
     """Fold the keys of sink tokens that are before each row's window, in the program of
-    the first range (`part` 0). The last row is at position `last`.
+    the first range (`range_index` 0). The last row is at position `last`.
     """
-    before = tl.minimum(positions - window, sink_tokens - 1)
+    last_sinks = tl.minimum(positions - window, sink_tokens - 1)
     last_key = tl.minimum(last - window, sink_tokens - 1)
-    end = tl.where(part == 0, tl.cdiv(tl.maximum(last_key + 1, 0), tile), 0)
+    end = tl.where(range_index == 0, tl.cdiv(tl.maximum(last_key + 1, 0), tile), 0)
     return _scan(
         q,
         unit,
         softmax,
-        before,
+        last_sinks,
         0,
         end,
         0,
@@ -333,7 +338,7 @@ def _scan_sinks(
 
 
 @triton.jit
-def _in_float16(q):
+def _to_float16(q):
     """Queries [rows, dim_pad] in float16, and the power of two [rows] that they are
     divided by, so that none overflows: FP8 becomes float16 by one instruction for two
     numbers, and bfloat16 by five.
@@ -347,7 +352,7 @@ def _in_float16(q):
 
 # Rows without drafts in the step may begin anywhere among its rows.
 @triton.jit(
-    do_not_specialize=["splits", "skip", "stride", "most"],
+    do_not_specialize=["splits", "skip", "stride", "max_count"],
     do_not_specialize_on_alignment=["rows", "starts", "counts", "offsets"],
 )
 def attend(
@@ -363,14 +368,14 @@ def attend(
     offsets,
     sinks,
     out,
-    parts,
+    partials,
     sums,
     arrivals,
     scale,
     splits,
     skip,
     stride,
-    most,
+    max_count,
     q_row,
     q_head,
     out_row,
@@ -395,20 +400,20 @@ def attend(
     """Grid [tiles of rows * splits, chunks, kv_heads].
 
     counts: None in decode, where each chunk is one query and `starts` are contexts.
-    drafted: queries are laid out by skip and stride, and each chunk has `most`, of which
-    those after its count get finite results. k_scales, v_scales [blocks, block_size,
-    kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss' attention sinks,
-    one more logit of each head, times log2(e); the first range has it. sink_tokens: how
-    many keys at the beginning of a sequence are read beside the window.
+    drafted: queries are laid out by skip and stride, and each chunk has `max_count`, of
+    which those after its count get finite results. k_scales, v_scales [blocks,
+    block_size, kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss'
+    attention sinks, one more logit of each head, times log2(e); the first range has it.
+    sink_tokens: how many keys at the beginning of a sequence are read beside the window.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
     follow()
-    part = tl.program_id(0) % splits
+    range_index = tl.program_id(0) % splits
     chunk = tl.program_id(1)
     kv_head = tl.program_id(2)
     start, count, offset = chunk_of(starts, counts, offsets, chunk)
-    queries = most if drafted else count
+    queries = max_count if drafted else count
     # The last rows of a chunk see the most keys: they are launched first, so that shorter
     # programs fill the end.
     index = tl.cdiv(queries * group, rows_tile) - 1 - tl.program_id(0) // splits
@@ -424,23 +429,23 @@ def attend(
     first = tl.minimum(start + index * rows_tile // group, last)
 
     dims = tl.arange(0, dim_pad)
-    ours = flat < queries * group
-    valid = ours[:, None] & (dims < dim)[None, :]
-    there = (flat < count * group)[:, None] & (dims < dim)[None, :]
-    where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
-    queries_tile = tl.load(where, mask=there, other=0.0)
+    row_mask = flat < queries * group
+    valid = row_mask[:, None] & (dims < dim)[None, :]
+    query_mask = (flat < count * group)[:, None] & (dims < dim)[None, :]
+    q_pointers = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
+    queries_tile = tl.load(q_pointers, mask=query_mask, other=0.0)
     unit = None
     if k_cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
-        queries_tile, unit = _in_float16(queries_tile)
+        queries_tile, unit = _to_float16(queries_tile)
     k_head = k_cache + kv_head * stride_head
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
     top = tl.full([rows_tile], NOTHING_YET, tl.float32)
     total = tl.zeros([rows_tile], tl.float32)
     if sinks is not None:
-        sink = tl.load(sinks + head, mask=ours, other=NOTHING_YET)
-        top = tl.where(part == 0, sink, top)
-        total = tl.where(part == 0, 1.0, total)
+        sink = tl.load(sinks + head, mask=row_mask, other=NOTHING_YET)
+        top = tl.where(range_index == 0, sink, top)
+        total = tl.where(range_index == 0, 1.0, total)
     softmax = Softmax(acc, top, total)
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
     scaled: tl.constexpr = k_scales is not None
@@ -462,7 +467,7 @@ def attend(
             softmax,
             positions,
             last,
-            part,
+            range_index,
             context,
             scale,
             window,
@@ -479,9 +484,9 @@ def attend(
     if counts is None or split:
         share = tl.maximum(tl.cdiv(hi - lo, splits), 1)
         used = tl.maximum(tl.cdiv(hi - lo, share), 1)
-        if part >= used:
+        if range_index >= used:
             return
-        lo += part * share
+        lo += range_index * share
         hi = tl.minimum(lo + share, hi)
     else:
         softmax, lo = _scan_whole(
@@ -525,32 +530,49 @@ def attend(
         dim_pad,
     )
 
-    some = tl.where(total > 0, total, 1.0)
-    result = acc / some[:, None]
+    divisor = tl.where(total > 0, total, 1.0)
+    result = acc / divisor[:, None]
     if split:
         heads = tl.num_programs(2) * group
-        at = (token * heads + head) * splits + part
+        result_index = (token * heads + head) * splits + range_index
         # log2 of the range's sum of exponentials; -inf if it has none.
-        logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
-        tl.store(sums + at, logs, mask=ours)
-        tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=valid)
+        logs = tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
+        tl.store(sums + result_index, logs, mask=row_mask)
+        tl.store(
+            partials + result_index[:, None] * dim + dims[None, :], result, mask=valid
+        )
         counters = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2)
         if arrive(counters, kv_head) == used - 1:
             tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to = token_of(offset, row // group, skip, stride, drafted)
-            by = kv_head * group + row % group
-            base = (to * heads + by) * splits
-            all_of = row < queries * group
+            merged_token = token_of(offset, row // group, skip, stride, drafted)
+            merged_head = kv_head * group + row % group
+            first_result = (merged_token * heads + merged_head) * splits
+            merged_mask = row < queries * group
             merged = _merge(
-                parts, sums, base, all_of, used, merge_rows, depth, dim, dim_pad
+                partials,
+                sums,
+                first_result,
+                merged_mask,
+                used,
+                merge_rows,
+                depth,
+                dim,
+                dim_pad,
             )
-            place = out + to[:, None] * out_row + by[:, None] * out_head + dims[None, :]
+            merged_pointers = (
+                out
+                + merged_token[:, None] * out_row
+                + merged_head[:, None] * out_head
+                + dims[None, :]
+            )
             tl.store(
-                place,
+                merged_pointers,
                 merged.to(out.dtype.element_ty),
-                mask=all_of[:, None] & (dims < dim),
+                mask=merged_mask[:, None] & (dims < dim),
             )
     else:
-        where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
-        tl.store(where, result.to(out.dtype.element_ty), mask=valid)
+        out_pointers = (
+            out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
+        )
+        tl.store(out_pointers, result.to(out.dtype.element_ty), mask=valid)

@@ -9,16 +9,17 @@ from torch import Tensor
 from minfer.kernels.target import Capability
 
 PROCESSORS: Final = 132  # streaming multiprocessors of an H100 or H200
-# Programs for each, by a head's dimensions, if there are so many before contexts are cut:
-# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). Also from 32
-# on (7B, batch 8), but there a step took 4.88 ms instead of 4.69.
-AT_ONCE: Final = {64: 4, 128: 2, 256: 1}
-MANY: Final = 64
+# Programs for each, by a head's dimensions, if there are `MIN_PROGRAMS_AT_ONCE` before
+# contexts are cut: attention then takes 0.5 to 0.85 of the time with one (H200,
+# 2026-11-22). Also from 32 on (7B, batch 8), but there a step took 4.88 ms instead of
+# 4.69.
+PROGRAMS_AT_ONCE: Final = {64: 4, 128: 2, 256: 1}
+MIN_PROGRAMS_AT_ONCE: Final = 64
 # The largest range: for one long context among many short ones, and to fill the GPU twice
 # where contexts are long: 8 of 32,000 tokens take 0.94 of the time of ranges of 8,192 in
 # bfloat16, and 0.55 in 8 bits (H100, 2026-11-27).
-SPLIT_TOKENS: Final = 4096
-LEAST_TOKENS: Final = 64  # of a range
+MAX_RANGE_TOKENS: Final = 4096
+MIN_RANGE_TOKENS: Final = 64  # of a range
 MAX_SPLITS: Final = 128  # with more, merging takes longer than the ranges
 
 
@@ -80,16 +81,16 @@ PREFILL: Final = {
 # Programs that a processor holds, by stages, for rows of `DECODE` with a choice: programs
 # run in waves, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the
 # time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
-HELD: Final = {HeadSize(2, 128): {3: 3, 2: 4}}
+PROGRAMS_PER_PROCESSOR: Final = {HeadSize(2, 128): {3: 3, 2: 4}}
 # The widest heads take 136 KB of shared memory; on GPUs of these compute capabilities a
 # program may have 99 KB.
-WIDEST: Final = HeadSize(2, 256)
-WIDE: Final = (WIDEST, HeadSize(1, 256))
-HAVE_99_KB: Final = ((8, 6), (8, 9), (12, 0), (12, 1))
-WIDEST_IN_99_KB: Final = PrefillTune(64, 32, 2)
+WIDEST_HEAD: Final = HeadSize(2, 256)
+WIDE_HEADS: Final = (WIDEST_HEAD, HeadSize(1, 256))
+CAPABILITIES_WITH_99_KB: Final = ((8, 6), (8, 9), (12, 0), (12, 1))
+WIDE_HEADS_IN_99_KB: Final = PrefillTune(64, 32, 2)
 # Few programs, each of which has a processor: 0.8 of the time with 8 warps.
-FEW: Final = 8
-FEW_WARPS: Final = {HeadSize(1, 128): 8}
+MAX_FEW_PROGRAMS: Final = 8
+FEW_PROGRAMS_WARPS: Final = {HeadSize(1, 128): 8}
 # Values that a merging thread loads at once, by a head's dimensions.
 MERGE_VALUES: Final = {64: 64, 128: 128, 256: 128}
 
@@ -100,12 +101,12 @@ def head_size_of(q: Tensor, cache: Tensor) -> HeadSize:
 
 
 def head_size(query_bytes: int, cached_bytes: int, dim: int) -> HeadSize:
-    """The key of the constants for elements of queries and a cache of so many bytes."""
+    """The key of the constants for elements of queries and of a cache of these bytes."""
     wide = query_bytes == 4
-    return HeadSize(4 if wide else cached_bytes, known_dim(dim))
+    return HeadSize(4 if wide else cached_bytes, table_dim(dim))
 
 
-def known_dim(dim: int) -> int:
+def table_dim(dim: int) -> int:
     """A head's dimensions, rounded to those of the tables of constants."""
     return min(max(power_from(dim), 64), 256)
 
@@ -120,9 +121,9 @@ def power_from(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def programs_at_once(programs: int, dim: int) -> int:
+def target_programs(programs: int, dim: int) -> int:
     """How many of `programs` programs a processor should hold at once."""
-    return AT_ONCE[known_dim(dim)] if programs >= MANY else 1
+    return PROGRAMS_AT_ONCE[table_dim(dim)] if programs >= MIN_PROGRAMS_AT_ONCE else 1
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
@@ -130,33 +131,33 @@ def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
     every replay.
 
     Enough for the number of programs that a processor runs best, and for no range above
-    `SPLIT_TOKENS`; at most one for 64 tokens.
+    `MAX_RANGE_TOKENS`; at most one for 64 tokens.
     """
     programs = max(1, batch * kv_heads)
-    fill = PROCESSORS * programs_at_once(programs, dim) // programs
-    wanted = max(fill, -(-max_context // SPLIT_TOKENS))
-    return max(1, min(wanted, -(-max_context // LEAST_TOKENS), MAX_SPLITS))
+    fill = PROCESSORS * target_programs(programs, dim) // programs
+    num_ranges = max(fill, -(-max_context // MAX_RANGE_TOKENS))
+    return max(1, min(num_ranges, -(-max_context // MIN_RANGE_TOKENS), MAX_SPLITS))
 
 
 def decode_tune(head_size: HeadSize, programs: int, splits: int) -> DecodeTune:
     """The tune from `DECODE`; for contexts of one range, the stages that leave the fewest
     unused places in the last wave of `programs` programs.
     """
-    tune, held = DECODE[head_size], HELD.get(head_size)
-    if programs <= FEW:
-        tune = tune._replace(warps=FEW_WARPS.get(head_size, tune.warps))
-    if splits > 1 or held is None:
+    tune, programs_held = DECODE[head_size], PROGRAMS_PER_PROCESSOR.get(head_size)
+    if programs <= MAX_FEW_PROGRAMS:
+        tune = tune._replace(warps=FEW_PROGRAMS_WARPS.get(head_size, tune.warps))
+    if splits > 1 or programs_held is None:
         return tune
 
-    def places(stages: int) -> int:
+    def wave_places(stages: int) -> int:
         """Places for programs, in all waves."""
-        rounds = -(-programs // (PROCESSORS * held[stages]))
-        return rounds * held[stages]
+        waves = -(-programs // (PROCESSORS * programs_held[stages]))
+        return waves * programs_held[stages]
 
-    return tune._replace(stages=min(held, key=places))
+    return tune._replace(stages=min(programs_held, key=wave_places))
 
 
 def prefill_tune(head_size: HeadSize, target: Capability) -> PrefillTune:
     """The tune from `PREFILL`, unless the GPU has too little shared memory for it."""
-    small = head_size in WIDE and target in HAVE_99_KB
-    return WIDEST_IN_99_KB if small else PREFILL[head_size]
+    small = head_size in WIDE_HEADS and target in CAPABILITIES_WITH_99_KB
+    return WIDE_HEADS_IN_99_KB if small else PREFILL[head_size]

@@ -12,16 +12,17 @@ GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
 # as 2^20 of at most 1 then fit in 63 bits.
 MASS_UNITS = tl.constexpr(2.0**43)
 DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is 0 in float32
-HALVINGS = tl.constexpr(12)  # of a range, until a depth is close enough
-NEARLY = tl.constexpr(0.999)  # of a mass: a margin for float32 sums
-ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: a margin for that of its largest
-MORE = tl.constexpr(1.001)  # of a depth
-DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
-NARROWEST = tl.constexpr(1e-30)  # range of depths: avoids division by 0
+BISECTION_STEPS = tl.constexpr(12)  # of a range, until a depth is close enough
+MASS_MARGIN = tl.constexpr(0.999)  # of a mass: a margin for float32 sums
+# Of a group's mass: a margin for that of its largest.
+GROUP_MASS_MARGIN = tl.constexpr(2.0**-19)
+DEPTH_MARGIN = tl.constexpr(1.001)  # of a depth
+MAX_NORMAL_DEPTH = tl.constexpr(80.0)  # exp(-80) is still a normal float32
+MIN_DEPTH_RANGE = tl.constexpr(1e-30)  # range of depths: avoids division by 0
 # The margin of a sample: one row in a million may be missed. Besides these a few tokens
 # of the sample at the edge, as a few deeper ones may be in it by chance.
 DEVIATIONS = tl.constexpr(5.0)
-STRAYS = tl.constexpr(10.0)
+EXTRA_SAMPLE_TOKENS = tl.constexpr(10.0)
 # The layout of a row's `DepthBounds` in memory.
 BOUND_WORDS = tl.constexpr(8)
 # The sums of a row: the mass of surely kept tokens, and that of all within min-p.
@@ -75,8 +76,8 @@ def row_params(
     top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
     deepest = tl.load(deepests + owner)
     typical_p = tl.load(typical_ps + owner)
-    some = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
-    restricted = filtered & (greedy == 0) & some
+    has_filters = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
+    restricted = filtered & (greedy == 0) & has_filters
     temperature = tl.where(greedy, 1.0, temperature)
     return RowParams(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
 
@@ -84,15 +85,17 @@ def row_params(
 @triton.jit
 def only_typical_p(params):
     """Whether typical-p is a row's only filter."""
-    others = (params.top_k > 0) | (params.top_p < 1) | (params.deepest < float("inf"))
-    return (params.typical_p < 1) & (others == 0)
+    other_filters = (
+        (params.top_k > 0) | (params.top_p < 1) | (params.deepest < float("inf"))
+    )
+    return (params.typical_p < 1) & (other_filters == 0)
 
 
 @triton.jit
 def only_min_p(params):
     """Whether min-p is a row's only filter."""
-    others = (params.top_k > 0) | (params.top_p < 1) | (params.typical_p < 1)
-    return (params.deepest < float("inf")) & (others == 0)
+    other_filters = (params.top_k > 0) | (params.top_p < 1) | (params.typical_p < 1)
+    return (params.deepest < float("inf")) & (other_filters == 0)
 
 
 @triton.jit
@@ -108,53 +111,56 @@ def mass_of(depth):
 
 
 @triton.jit
-def rest_of(depth, mass):
+def mass_without_largest(depth, mass):
     """An upper bound of the masses of groups without their largest token."""
-    return tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
+    return tl.maximum(mass * (1 + GROUP_MASS_MARGIN) - tl.exp(-depth), 0.0)
 
 
 @triton.jit
-def limit_of(params, depth, mass, total, group: tl.constexpr):
+def max_kept_depth(params, depth, mass, total, group: tl.constexpr):
     """A depth that no kept token exceeds, from groups' least depths and their masses."""
     # For top-k, the depth is one of the groups' least depths.
-    deepest = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * MORE + NARROWEST
+    deepest = (
+        tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * DEPTH_MARGIN
+        + MIN_DEPTH_RANGE
+    )
     start = tl.minimum(tl.where(params.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
-    less = 0.0
-    more = start
+    low = 0.0
+    high = start
     share = tl.where(only_typical_p(params), params.typical_p, params.top_p)
-    rest = rest_of(depth, mass)
-    for _step in range(HALVINGS):
-        limit = (less + more) / 2
+    rest_mass = mass_without_largest(depth, mass)
+    for _step in range(BISECTION_STEPS):
+        limit = (low + high) / 2
         # The mass left beyond `limit`: all of a group, or all but its largest token,
         # where the others are at least as deep.
-        near = depth <= limit
-        beyond = tl.minimum(tl.where(near, rest, mass), group * tl.exp(-limit))
-        light = tl.sum(beyond, 0) < NEARLY * (1 - share) * total
-        many = tl.sum(near.to(tl.int32), 0) >= params.top_k
-        enough = tl.where(params.top_k > 0, many, light)
-        less = tl.where(enough, less, limit)
-        more = tl.where(enough, limit, more)
+        is_within = depth <= limit
+        beyond = tl.minimum(tl.where(is_within, rest_mass, mass), group * tl.exp(-limit))
+        has_top_p = tl.sum(beyond, 0) < MASS_MARGIN * (1 - share) * total
+        has_top_k = tl.sum(is_within.to(tl.int32), 0) >= params.top_k
+        enough = tl.where(params.top_k > 0, has_top_k, has_top_p)
+        low = tl.where(enough, low, limit)
+        high = tl.where(enough, limit, high)
     # None found: no bound. What top-p keeps depends on the mass of all that min-p keeps.
-    found = (more < start) & ((params.top_k > 0) | (params.deepest == float("inf")))
-    return tl.minimum(tl.where(found, more, float("inf")), params.deepest)
+    is_bounded = (high < start) & ((params.top_k > 0) | (params.deepest == float("inf")))
+    return tl.minimum(tl.where(is_bounded, high, float("inf")), params.deepest)
 
 
 @triton.jit
-def most_within(depth, mass, limit, group: tl.constexpr):
+def max_tokens_within(depth, mass, limit, group: tl.constexpr):
     """An upper bound of the number of tokens within this depth: each of them has mass."""
-    least = tl.exp(-tl.minimum(limit, DEEP))
-    more = tl.minimum(rest_of(depth, mass) / least, group - 1)
-    return tl.sum(tl.where(depth <= limit, 1 + more, 0.0), 0)
+    min_mass = tl.exp(-tl.minimum(limit, MAX_NORMAL_DEPTH))
+    extra_tokens = tl.minimum(mass_without_largest(depth, mass) / min_mass, group - 1)
+    return tl.sum(tl.where(depth <= limit, 1 + extra_tokens, 0.0), 0)
 
 
 @triton.jit
 def floor_of(largest, limit, temperature):
     """A lower bound of the logits of tokens within this depth, with all roundings."""
-    return largest - limit * temperature * MORE
+    return largest - limit * temperature * DEPTH_MARGIN
 
 
 @triton.jit
-def guess_of(params, line, largest, total, limit, vocab, samples: tl.constexpr):
+def guess_bounds(params, line, largest, total, limit, vocab, samples: tl.constexpr):
     """Two depths between which the edge should be, and the mass before them.
 
     A sample of logits estimates the mass beyond a depth; the range should hold few
@@ -167,63 +173,63 @@ def guess_of(params, line, largest, total, limit, vocab, samples: tl.constexpr):
     total = tl.where(counted, samples, total * samples / vocab)
     share = tl.where(counted, params.top_k / vocab, params.top_p)
     deepest = tl.where(counted, float("inf"), params.deepest)
-    out = tl.sum(tl.where(depth > deepest, weight, 0.0), 0)
-    wanted = (1 - share) * (total - out) + out
+    masked_mass = tl.sum(tl.where(depth > deepest, weight, 0.0), 0)
+    target_mass = (1 - share) * (total - masked_mass) + masked_mass
     end = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0)
     end = tl.minimum(end, limit)
-    _, edge = _leaving(depth, weight, wanted, end)
+    _, edge = _depth_range(depth, weight, target_mass, end)
     beyond = tl.where(depth > edge, weight, 0.0)
-    sum_ = tl.sum(beyond, 0)
-    variance = tl.sum(beyond * beyond, 0) - sum_ * sum_ / samples
-    stray = tl.where(counted, 1.0, tl.exp(-edge)) * STRAYS
+    beyond_sum = tl.sum(beyond, 0)
+    variance = tl.sum(beyond * beyond, 0) - beyond_sum * beyond_sum / samples
+    stray = tl.where(counted, 1.0, tl.exp(-edge)) * EXTRA_SAMPLE_TOKENS
     spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS + stray
-    low, _ = _leaving(depth, weight, wanted + spread, end)
-    _, high = _leaving(depth, weight, wanted - spread, end)
+    low, _ = _depth_range(depth, weight, target_mass + spread, end)
+    _, high = _depth_range(depth, weight, target_mass - spread, end)
     # All tokens up to the edge are listed if their number is needed, not only their mass.
     low = tl.where(counted, 0.0, low)
-    held = tl.maximum((total - wanted - spread) * vocab / samples, 1.0)
-    return low, tl.where(wanted > spread, high, float("inf")), held
+    mass_before = tl.maximum((total - target_mass - spread) * vocab / samples, 1.0)
+    return low, tl.where(target_mass > spread, high, float("inf")), mass_before
 
 
 @triton.jit
-def _leaving(depth, weight, wanted, end):
+def _depth_range(depth, weight, target_mass, end):
     """A depth between two, beyond which the wanted mass is left."""
-    less = 0.0
-    more = end
-    for _step in range(HALVINGS):
-        middle = (less + more) / 2
-        enough = tl.sum(tl.where(depth > middle, weight, 0.0), 0) <= wanted
-        less = tl.where(enough, less, middle)
-        more = tl.where(enough, middle, more)
-    return less, more
+    low = 0.0
+    high = end
+    for _step in range(BISECTION_STEPS):
+        middle = (low + high) / 2
+        enough = tl.sum(tl.where(depth > middle, weight, 0.0), 0) <= target_mass
+        low = tl.where(enough, low, middle)
+        high = tl.where(enough, middle, high)
+    return low, high
 
 
 @triton.jit
-def load_bounds(at):
+def load_bounds(pointer):
     """Load a row's `DepthBounds`."""
     return DepthBounds(
-        tl.load(at),
-        tl.load(at + 1),
-        tl.load(at + 2),
-        tl.load(at + 3),
-        tl.load(at + 4),
-        tl.load(at + 5),
-        tl.load(at + 6),
-        tl.load(at + 7),
+        tl.load(pointer),
+        tl.load(pointer + 1),
+        tl.load(pointer + 2),
+        tl.load(pointer + 3),
+        tl.load(pointer + 4),
+        tl.load(pointer + 5),
+        tl.load(pointer + 6),
+        tl.load(pointer + 7),
     )
 
 
 @triton.jit
-def store_bounds(at, bounds):
+def store_bounds(pointer, bounds):
     """Store a row's bounds for `load_bounds`."""
-    tl.store(at, bounds.largest)
-    tl.store(at + 1, bounds.total)
-    tl.store(at + 2, bounds.mean)
-    tl.store(at + 3, bounds.limit)
-    tl.store(at + 4, bounds.low)
-    tl.store(at + 5, bounds.lowered)
-    tl.store(at + 6, bounds.wait)
-    tl.store(at + 7, bounds.floor)
+    tl.store(pointer, bounds.largest)
+    tl.store(pointer + 1, bounds.total)
+    tl.store(pointer + 2, bounds.mean)
+    tl.store(pointer + 3, bounds.limit)
+    tl.store(pointer + 4, bounds.low)
+    tl.store(pointer + 5, bounds.lowered)
+    tl.store(pointer + 6, bounds.wait)
+    tl.store(pointer + 7, bounds.floor)
 
 
 @triton.jit

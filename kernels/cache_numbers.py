@@ -79,13 +79,13 @@ def write(
     block_size, ...]; with scales [blocks, block_size, ...] if it is INT8. Returns what is
     stored of `new`, as `quantize`.
     """
-    numbers, their_scales = quantize(new, cache.dtype)
-    at, size = slots.long(), cache.shape[1]
-    places = at // size, at % size
+    numbers, new_scales = quantize(new, cache.dtype)
+    slot_index, size = slots.long(), cache.shape[1]
+    places = slot_index // size, slot_index % size
     as_bytes(cache)[places] = as_bytes(numbers)
-    if scales is not None and their_scales is not None:
-        scales[places] = their_scales
-    return numbers, their_scales
+    if scales is not None and new_scales is not None:
+        scales[places] = new_scales
+    return numbers, new_scales
 
 
 def as_bytes(numbers: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 Theory. Triton compiles a kernel when it is first launched, in 0.1 to 1 s, once for each
 combination of its arguments' types, constants and divisibility. The launching code
-decides which combinations there are; so within `compiled`, launches compile the kernel
-and do not run it. There is a compiling thread for each processor: Triton's compiler and
-NVIDIA's assembler release the interpreter lock. Results are in Triton's cache
-(`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds them.
+decides which combinations there are; so within `compile_launches`, launches compile the
+kernel and do not run it. There is a compiling thread for each processor: Triton's
+compiler and NVIDIA's assembler release the interpreter lock. Results are in Triton's
+cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds them.
 """
 
 import os
@@ -21,47 +21,49 @@ from triton import AsyncCompileMode, FutureKernel, knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-one_at_a_time: Final = threading.Lock()  # guards the patching of Triton's launch
+_patch_lock: Final = threading.Lock()  # guards the patching of Triton's launch
 
 
-class Compiled(NamedTuple):
+class CompileResult(NamedTuple):
     """The results of compiling."""
 
-    wanted: int
+    requested: int
     compiled: int  # the others were in the cache on disk
     seconds: float
     failed: tuple[str, ...]  # the reasons of failures
 
 
-def compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
+def compile_launches(
+    launch: Callable[[], None], report: Callable[[int], None]
+) -> CompileResult:
     """Compile and load the kernels that `launch` launches on the current device. They do
     not run, and their outputs are zero. `report` is called with the number of kernels
     that are compiled. A kernel that cannot be compiled fails at its first launch.
     """
-    with one_at_a_time:
-        return _compiled(launch, report)
+    with _patch_lock:
+        return _compile(launch, report)
 
 
-def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
-    began, fresh, run = time.monotonic(), list[str](), JITFunction.run
-    made, mine = dict[int, Any](), threading.get_ident()
+def _compile(launch: Callable[[], None], report: Callable[[int], None]) -> CompileResult:
+    began, newly_compiled, run = time.monotonic(), list[str](), JITFunction.run
+    handles, own_thread = dict[int, Any](), threading.get_ident()
 
-    def compile_only(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
-        if threading.get_ident() != mine:  # a step of another engine, which runs
-            return run(kernel, *of, warmup=warmup, **how)
-        found = run(kernel, *of, warmup=True, **how)
-        made[id(found)] = found
-        return found
+    def compile_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        if threading.get_ident() != own_thread:  # a step of another engine, which runs
+            return run(kernel, *args, warmup=warmup, **kwargs)
+        handle = run(kernel, *args, warmup=True, **kwargs)
+        handles[id(handle)] = handle
+        return handle
 
     listening = knobs.compilation.listener
 
     def listen(**event: Any) -> None:
         if not event["cache_hit"]:
-            fresh.append(event["src"].name)
+            newly_compiled.append(event["src"].name)
         if listening is not None:
             listening(**event)
 
-    pool = _Counting(report)
+    pool = _CountingExecutor(report)
     with (
         pool,
         patch.object(knobs.compilation, "listener", listen),
@@ -73,36 +75,40 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
         patch.object(torch, "empty_like", torch.zeros_like),
     ):
         launch()
-    errors = [_said(error) for one in pool.futures if (error := one.exception())]
+    errors = [
+        _error_text(error) for future in pool.futures if (error := future.exception())
+    ]
     active = driver.active
-    mine_too = active.set_current_device, (active.get_current_device(),)
-    with ThreadPoolExecutor(os.cpu_count(), "load", *mine_too) as loading:
-        errors += filter(None, loading.map(_load, made.values()))
+    device_setup = active.set_current_device, (active.get_current_device(),)
+    with ThreadPoolExecutor(os.cpu_count(), "load", *device_setup) as loading:
+        errors += filter(None, loading.map(_load, handles.values()))
     seconds = time.monotonic() - began
-    return Compiled(len(made), len(fresh), seconds, tuple(dict.fromkeys(errors)))
+    return CompileResult(
+        len(handles), len(newly_compiled), seconds, tuple(dict.fromkeys(errors))
+    )
 
 
-def _load(made: Any) -> str:
+def _load(handle: Any) -> str:
     """Load a kernel; returns the reason if that fails. For each signature, Triton has the
     C compiler build the launcher, unless it is on disk.
     """
     # None: it could not be compiled.
-    kernel = made.kernel if isinstance(made, FutureKernel) else made
+    kernel = handle.kernel if isinstance(handle, FutureKernel) else handle
     try:
         _ = None if kernel is None else kernel.run
     except Exception as error:  # any error: its first launch raises it again
-        return _said(error)
+        return _error_text(error)
     return ""
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     # the compiler's own errors have the place, not the reason
     while error.__cause__ is not None:
         error = error.__cause__
     return repr(error)
 
 
-class _Counting(ThreadPoolExecutor):
+class _CountingExecutor(ThreadPoolExecutor):
     """Threads that report how many kernels they have compiled."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -110,12 +116,12 @@ class _Counting(ThreadPoolExecutor):
         self.report = report
         self.futures = list[Future[Any]]()
 
-    def submit(self, *of: Any, **how: Any) -> Future[Any]:
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit as `ThreadPoolExecutor` does, and count."""
-        future = super().submit(*of, **how)
+        future = super().submit(*args, **kwargs)
         self.futures.append(future)
         future.add_done_callback(self._count)
         return future
 
     def _count(self, _: Future[Any]) -> None:
-        self.report(sum(one.done() for one in self.futures))
+        self.report(sum(future.done() for future in self.futures))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from minfer.kernels.leaves import INT8_PART
 
-MOST: Final = 127
+MAX_MAGNITUDE: Final = 127
 CHECKED_INPUTS: Final = (64, 896, 20_000)
 CHECKED_ROWS: Final = (1, 2, 8, 64)
 CHECKED_OUTPUTS: Final = 16
@@ -63,7 +63,7 @@ class PackedInt8:
         """Returns x @ weight.T + bias [rows, outputs], as `quantized.linear` does."""
         wide = x.float()
         largest = torch.linalg.vector_norm(wide, math.inf, -1, keepdim=True)
-        rows = largest.div_(MOST).clamp_min_(SMALLEST)  # of a row of zeros
+        rows = largest.div_(MAX_MAGNITUDE).clamp_min_(SMALLEST)  # of a row of zeros
         total = self.route.sums(wide.div(rows).round_(), self.weight)
         total.mul_(rows).mul_(self.scales)
         return (total if bias is None else total.add_(bias)).to(x.dtype)
@@ -71,12 +71,12 @@ class PackedInt8:
 
 def pack(weight: Tensor, scales: Tensor) -> PackedInt8:
     """Returns a matrix [outputs, inputs] int8 with scales [outputs, 1] float32."""
-    route = chosen()
+    route = chosen_route()
     return PackedInt8(route, route.pack(weight.contiguous()), scales.t().contiguous())
 
 
 @functools.cache
-def chosen() -> Route:
+def chosen_route() -> Route:
     """Returns the fastest route that is exact on this processor."""
     return next(filter(is_exact, sorted(ROUTES, key=seconds)), INT_MM)
 
@@ -105,60 +105,61 @@ def is_exact(route: Route) -> bool:
         shape = (max(CHECKED_ROWS) + CHECKED_OUTPUTS, inputs)
         signs = torch.randint(0, 2, shape, generator=random, dtype=torch.int8) * 2 - 1
         signs[::2, ::2] = 1  # half of them add up
-        numbers = signs * MOST
+        numbers = signs * MAX_MAGNITUDE
         weight, rows = numbers[:CHECKED_OUTPUTS], numbers[CHECKED_OUTPUTS:]
-        want = (rows.double() @ weight.t().double()).float()
+        expected = (rows.double() @ weight.t().double()).float()
         try:
             packed = route.pack(weight)
-            right = all(
-                torch.equal(route.sums(rows[:n].float(), packed), want[:n])
+            all_equal = all(
+                torch.equal(route.sums(rows[:n].float(), packed), expected[:n])
                 for n in CHECKED_ROWS
             )
         except (RuntimeError, NotImplementedError):  # this build of torch lacks it
             return False
-        if not right:
+        if not all_equal:
             return False
     return True
 
 
 def description() -> str:
     """Returns what multiplies, and which instructions the processor has for it."""
-    there = [
+    extensions = [
         name
-        for name, has in (
+        for name, is_supported in (
             ("AVX2", torch.cpu._is_avx2_supported()),
             ("AVX-512", torch.cpu._is_avx512_supported()),
             ("VNNI", torch.cpu._is_vnni_supported()),
             ("AMX", torch.cpu._is_amx_tile_supported()),
         )
-        if has
+        if is_supported
     ]
-    return f"{chosen().name}, exact on this processor ({', '.join(there) or 'no AVX2'})"
+    names = ", ".join(extensions) or "no AVX2"
+    return f"{chosen_route().name}, exact on this processor ({names})"
 
 
 def _onednn_pack(weight: Tensor) -> Any:
-    ones = torch.ones(len(weight))
+    unit_scales = torch.ones(len(weight))
     zeros = torch.zeros(len(weight), dtype=torch.int64)
-    return torch.ops.onednn.qlinear_prepack(weight, None), ones, zeros
+    return torch.ops.onednn.qlinear_prepack(weight, None), unit_scales, zeros
 
 
 def _onednn_sums(numbers: Tensor, packed: Any) -> Tensor:
-    weight, ones, zeros = packed
-    found: Tensor = torch.ops.onednn.qlinear_pointwise(
-        numbers.to(torch.int8), 1.0, 0, weight, ones, zeros, None, 1.0, 0,
+    weight, unit_scales, zeros = packed
+    sums: Tensor = torch.ops.onednn.qlinear_pointwise(
+        numbers.to(torch.int8), 1.0, 0, weight, unit_scales, zeros, None, 1.0, 0,
         torch.float32, "none", [], "",
     )  # fmt: skip
-    return found
+    return sums
 
 
 def _fbgemm_pack(weight: Tensor) -> Any:
-    ones = torch.ones(len(weight), dtype=torch.float64)
+    unit_scales = torch.ones(len(weight), dtype=torch.float64)
     zeros = torch.zeros(len(weight), dtype=torch.int64)
     engines = torch.backends.quantized
     before = engines.engine
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch.ao's quantized tensors will go
-        typed = torch._make_per_channel_quantized_tensor(weight, ones, zeros, 0)
+        typed = torch._make_per_channel_quantized_tensor(weight, unit_scales, zeros, 0)
         try:
             engines.engine = "fbgemm"
             return torch.ops.quantized.linear_prepack(typed, None)
@@ -169,27 +170,33 @@ def _fbgemm_pack(weight: Tensor) -> Any:
 def _fbgemm(numbers: Tensor, zero: int, packed: Any) -> Tensor:
     """Returns sums of numbers from -`zero` to 255 - `zero`, which are rounded."""
     multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    found: Tensor = multiply(numbers, 1.0, zero, packed)
-    return found
+    sums: Tensor = multiply(numbers, 1.0, zero, packed)
+    return sums
 
 
-def _whole(numbers: Tensor, packed: Any) -> Tensor:
+def _fbgemm_whole(numbers: Tensor, packed: Any) -> Tensor:
     return _fbgemm(numbers, 128, packed)
 
 
-def _halves_pack(weight: Tensor) -> list[Any]:
-    return [_fbgemm_pack(part.contiguous()) for part in torch.split(weight, INT8_PART, 1)]
+def _fbgemm_pack_halves(weight: Tensor) -> list[Any]:
+    return [
+        _fbgemm_pack(columns.contiguous())
+        for columns in torch.split(weight, INT8_PART, 1)
+    ]
 
 
-def _halves(numbers: Tensor, packed: list[Any]) -> Tensor:
+def _fbgemm_halves(numbers: Tensor, packed: list[Any]) -> Tensor:
     """Sums of parts of the inputs are exact in float32, and their sum in float64."""
-    both = torch.add(numbers * 0.5, HALVES).flatten(0, 1)
+    halves = torch.add(numbers * 0.5, HALVES).flatten(0, 1)
     if 2 * numbers.shape[1] <= INT8_PART:
-        lower, upper = _fbgemm(both, 64, packed[0]).chunk(2)
+        lower, upper = _fbgemm(halves, 64, packed[0]).chunk(2)
         return lower.add_(upper)
-    parts = zip(torch.split(both, INT8_PART, 1), packed, strict=True)
-    made = [_fbgemm(part.contiguous(), 64, one).double() for part, one in parts]
-    lower, upper = functools.reduce(Tensor.add_, made).chunk(2)
+    chunk_pairs = zip(torch.split(halves, INT8_PART, 1), packed, strict=True)
+    sums = [
+        _fbgemm(numbers_chunk.contiguous(), 64, matrix_chunk).double()
+        for numbers_chunk, matrix_chunk in chunk_pairs
+    ]
+    lower, upper = functools.reduce(Tensor.add_, sums).chunk(2)
     return lower.add_(upper).float()
 
 
@@ -200,7 +207,7 @@ def _int_mm(numbers: Tensor, packed: Any) -> Tensor:
 INT_MM: Final = Route("torch._int_mm", lambda weight: weight.t(), _int_mm)
 ROUTES: Final = (
     Route("oneDNN", _onednn_pack, _onednn_sums),
-    Route("FBGEMM", _fbgemm_pack, _whole),
-    Route("FBGEMM, rows in two halves of 7 bits", _halves_pack, _halves),
+    Route("FBGEMM", _fbgemm_pack, _fbgemm_whole),
+    Route("FBGEMM, rows in two halves of 7 bits", _fbgemm_pack_halves, _fbgemm_halves),
     INT_MM,
 )

@@ -22,15 +22,24 @@ from minfer.kernels.dequantized_work import DequantizedWork
 
 
 @triton.jit
-def _dequantize(numbers, scales, out, at, number, to, inside, dtype: tl.constexpr):
-    """Copy a tile of numbers at offsets `at` to offsets `to`; scales [tokens] of them are
-    at offsets `number`, or None.
+def _dequantize(
+    numbers,
+    scales,
+    out,
+    source_offsets,
+    scale_index,
+    target_offsets,
+    mask,
+    dtype: tl.constexpr,
+):
+    """Copy a tile of numbers at `source_offsets` to `target_offsets`; their scales
+    [tokens] are at `scale_index`, or None.
     """
-    x = tl.load(numbers + at, mask=inside, other=0.0)
+    x = tl.load(numbers + source_offsets, mask=mask, other=0.0)
     if scales is not None:
-        scale = tl.load(scales + number)
+        scale = tl.load(scales + scale_index)
         x = x.to(tl.float32) * scale[:, None]
-    tl.store(out + to, x.to(dtype), mask=inside)
+    tl.store(out + target_offsets, x.to(dtype), mask=mask)
 
 
 # Chunks may begin anywhere among a step's.
@@ -68,22 +77,35 @@ def _dequantize_contexts(
     index = place - tl.load(firsts + chunk)
     if window > 0:
         # The first query's window: no later query reads before it.
-        seen = tl.load(starts + chunk) - window + 1
-        if ((index + 1) * block_size <= seen) & (index * block_size >= sink_tokens):
+        first_visible = tl.load(starts + chunk) - window + 1
+        if ((index + 1) * block_size <= first_visible) & (
+            index * block_size >= sink_tokens
+        ):
             return
     row = tl.load(rows + chunk).to(tl.int64)
     block = tl.load(table + row * table_row + index).to(tl.int64)
     tokens = tl.arange(0, block_pad)
     dims = tl.arange(0, dim_pad)
-    inside = (tokens < block_size)[:, None] & (dims < dim)[None, :]
-    at = block * stride_block + head * stride_head
-    at = at + tokens[:, None] * stride_token + dims[None, :]
-    number = (block * block_size + tokens % block_size) * kv_heads + head
+    mask = (tokens < block_size)[:, None] & (dims < dim)[None, :]
+    source_offsets = block * stride_block + head * stride_head
+    source_offsets = source_offsets + tokens[:, None] * stride_token + dims[None, :]
+    scale_index = (block * block_size + tokens % block_size) * kv_heads + head
     copied = (place.to(tl.int64) * block_size + tokens) * kv_heads + head
-    to = copied[:, None] * dim + dims[None, :]
+    target_offsets = copied[:, None] * dim + dims[None, :]
     dtype: tl.constexpr = out_keys.dtype.element_ty
-    _dequantize(keys, k_scales, out_keys, at, number, to, inside, dtype)
-    _dequantize(values, v_scales, out_values, at, number, to, inside, dtype)
+    _dequantize(
+        keys, k_scales, out_keys, source_offsets, scale_index, target_offsets, mask, dtype
+    )
+    _dequantize(
+        values,
+        v_scales,
+        out_values,
+        source_offsets,
+        scale_index,
+        target_offsets,
+        mask,
+        dtype,
+    )
 
 
 def dequantize_contexts(
@@ -150,12 +172,14 @@ def _reference(
     size = caches[0].shape[1]
     for place, chunk in enumerate(work.chunks.tolist()):
         index = place - int(work.firsts[chunk])
-        seen = int(work.starts[chunk]) - window + 1 if window else 0
-        unread = (index + 1) * size <= seen and index * size >= sink_tokens
+        first_visible = int(work.starts[chunk]) - window + 1 if window else 0
+        unread = (index + 1) * size <= first_visible and index * size >= sink_tokens
         if chunk < 0 or unread:
             continue
         block = int(table[work.rows[chunk], index])
-        for into, cache, scale in zip(out, caches, scales or (None, None), strict=True):
+        for workspace, cache, scale in zip(
+            out, caches, scales or (None, None), strict=True
+        ):
             numbers = as_bytes(cache)[block].view(cache.dtype)
-            of_block = None if scale is None else scale[block]
-            into[place] = dequantize(numbers, of_block, out.dtype)
+            block_scales = None if scale is None else scale[block]
+            workspace[place] = dequantize(numbers, block_scales, out.dtype)

@@ -32,7 +32,7 @@ class DequantizedWork(NamedTuple):
         block_size: int,
     ) -> "DequantizedWork":
         """Build from arguments as in `prefill_attention`, for tables of `max_blocks` and
-        a workspace of so many `blocks`, which hold all contexts.
+        a workspace of `blocks` blocks, which hold all contexts.
         """
         contexts = torch.where(counts > 0, starts + counts, 0)
         used = (contexts + block_size - 1) // block_size

@@ -33,7 +33,7 @@ from minfer.kernels.expanded_latents_kernels import attend_piece, merge_pieces
 from minfer.kernels.mla_tunes import expanded_tune
 from minfer.kernels.target import capability
 
-MERGED = 1024  # values of a program that merges
+MERGED_VALUES = 1024  # values of a program that merges
 
 
 def piece_attention(
@@ -115,41 +115,44 @@ def piece_reference(
     for (first, begin), (last, end) in pairwise(ends):
         queries, rows = q[first:last].float(), expanded[begin:end].float()
         scores = torch.einsum("qhd,khd->qhk", queries[..., :plain], rows[..., :plain])
-        turned = rotated[begin:end].float()
-        scores += torch.einsum("qhd,kd->qhk", queries[..., plain:], turned)
+        rotated_keys = rotated[begin:end].float()
+        scores += torch.einsum("qhd,kd->qhk", queries[..., plain:], rotated_keys)
         scores *= scale
         if causal:
             key = torch.arange(end - begin, device=q.device)
-            until = torch.arange(last - first, device=q.device) + len(key) - last + first
-            scores.masked_fill_((key > until[:, None])[:, None], -math.inf)
+            last_visible = (
+                torch.arange(last - first, device=q.device) + len(key) - last + first
+            )
+            scores.masked_fill_((key > last_visible[:, None])[:, None], -math.inf)
         logs = scores.logsumexp(-1)
         shares = torch.exp(scores - logs[..., None].clamp(min=-1e30))
         out[first:last] = torch.einsum("qhk,khv->qhv", shares, rows[..., plain:])
         sums[first:last] = logs
 
 
-def merge_piece(total: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
+def merge_piece(total: Tensor, sums: Tensor, piece: Tensor, piece_sums: Tensor) -> None:
     """Merge a piece's result into that of other pieces, in place.
 
     total [tokens, heads, value_dim] float32 and sums [tokens, heads] float32, contiguous;
-    part and part_sums as `piece_attention` leaves them, any strides but the last of part.
+    piece and piece_sums as `piece_attention` leaves them, any strides but the last of
+    piece.
     """
     if not on_triton(total):
-        merge_reference(total, sums, part, part_sums)
+        merge_reference(total, sums, piece, piece_sums)
         return
     tokens, heads, value_dim = total.shape
-    rows = max(1, MERGED // padded(value_dim))
+    rows = max(1, MERGED_VALUES // padded(value_dim))
     merge_pieces[triton.cdiv(tokens * heads, rows),](
         total=total,
         sums=sums,
-        part=part,
-        part_sums=part_sums,
+        piece=piece,
+        piece_sums=piece_sums,
         count=tokens * heads,
         heads=heads,
-        part_row=part.stride(0),
-        part_head=part.stride(1),
-        sums_row=part_sums.stride(0),
-        sums_head=part_sums.stride(1),
+        piece_row=piece.stride(0),
+        piece_head=piece.stride(1),
+        sums_row=piece_sums.stride(0),
+        sums_head=piece_sums.stride(1),
         rows=rows,
         value_dim=value_dim,
         value_pad=padded(value_dim),
@@ -157,11 +160,13 @@ def merge_piece(total: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) ->
     )
 
 
-def merge_reference(total: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
+def merge_reference(
+    total: Tensor, sums: Tensor, piece: Tensor, piece_sums: Tensor
+) -> None:
     """`merge_piece` in plain torch."""
-    both = torch.logaddexp(sums, part_sums)
-    finite = both.clamp(min=-1e30)
-    found = part.float().where((part_sums != -math.inf)[..., None], 0)
+    merged_sums = torch.logaddexp(sums, piece_sums)
+    finite = merged_sums.clamp(min=-1e30)
+    values = piece.float().where((piece_sums != -math.inf)[..., None], 0)
     total *= (sums - finite).exp()[..., None]
-    total += found * (part_sums - finite).exp()[..., None]
-    sums.copy_(both)
+    total += values * (piece_sums - finite).exp()[..., None]
+    sums.copy_(merged_sums)

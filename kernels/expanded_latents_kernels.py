@@ -17,7 +17,7 @@ def _fold(
     acc,
     top,
     total,
-    seen,
+    num_visible,
     lo,
     hi,
     keys,
@@ -36,7 +36,7 @@ def _fold(
     value_pad: tl.constexpr,
 ):
     """Fold tiles lo .. hi - 1 of `keys` keys into a softmax of rows, each of which sees
-    its first `seen` [rows] keys; without `masked`, all of these tiles.
+    its first `num_visible` [rows] keys; without `masked`, all of these tiles.
     """
     plains = tl.arange(0, plain_pad)
     ropes = tl.arange(0, rope_pad)
@@ -44,31 +44,35 @@ def _fold(
     for index in range(lo, hi):
         token = index * tile + tl.arange(0, tile)
         place = expanded + token[:, None].to(tl.int64) * key_row
-        turned = rotated + token[:, None].to(tl.int64) * rotated_row
-        inside = (token < keys)[:, None]
+        rotated_place = rotated + token[:, None].to(tl.int64) * rotated_row
+        key_mask = (token < keys)[:, None]
         key = tl.load(
-            place + plains[None, :], mask=inside & (plains < plain)[None, :], other=0.0
+            place + plains[None, :], mask=key_mask & (plains < plain)[None, :], other=0.0
         )
         key_rope = tl.load(
-            turned + ropes[None, :], mask=inside & (ropes < rope)[None, :], other=0.0
+            rotated_place + ropes[None, :],
+            mask=key_mask & (ropes < rope)[None, :],
+            other=0.0,
         )
         value = tl.load(
             place + plain + values[None, :],
-            mask=inside & (values < value_dim)[None, :],
+            mask=key_mask & (values < value_dim)[None, :],
             other=0.0,
         )
         scores = tl.dot(q_plain, tl.trans(key), input_precision="ieee")
         scores = tl.dot(q_rope, tl.trans(key_rope), scores, input_precision="ieee")
         if masked:
-            scores = tl.where(token[None, :] < seen[:, None], scores, float("-inf"))
+            scores = tl.where(
+                token[None, :] < num_visible[:, None], scores, float("-inf")
+            )
         # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
-        higher = tl.maximum(top, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, 1)
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weights, 1)
         weights = weights.to(value.dtype)
-        acc = tl.dot(weights, value, acc * fade[:, None], input_precision="ieee")
-        top = higher
+        acc = tl.dot(weights, value, acc * rescale[:, None], input_precision="ieee")
+        top = new_top
     return acc, top, total
 
 
@@ -114,28 +118,28 @@ def attend_piece(
     begin = tl.load(bounds + chunk)
     keys = tl.load(bounds + chunk + 1) - begin
     query = index * rows_tile + tl.arange(0, rows_tile)
-    ours = query < count
+    query_mask = query < count
     token = (offset + query).to(tl.int64)
-    seen = tl.zeros([rows_tile], tl.int32) + keys
+    num_visible = tl.zeros([rows_tile], tl.int32) + keys
     hi = tl.cdiv(keys, tile)
-    whole = keys // tile  # tiles that all rows see
+    num_full_tiles = keys // tile  # tiles that all rows see
     if causal:
-        seen = tl.minimum(keys - count + query + 1, keys)
+        num_visible = tl.minimum(keys - count + query + 1, keys)
         after = keys - count + (index + 1) * rows_tile
         hi = tl.cdiv(tl.maximum(tl.minimum(after, keys), 0), tile)
         first = keys - count + index * rows_tile + 1  # keys that the first row sees
-        whole = tl.maximum(tl.minimum(first, keys), 0) // tile
+        num_full_tiles = tl.maximum(tl.minimum(first, keys), 0) // tile
 
     plains = tl.arange(0, plain_pad)
     ropes = tl.arange(0, rope_pad)
     values = tl.arange(0, value_pad)
     place = q + token[:, None] * q_row + head * q_head
-    there = ours[:, None]
+    row_mask = query_mask[:, None]
     q_plain = tl.load(
-        place + plains[None, :], mask=there & (plains < plain)[None, :], other=0.0
+        place + plains[None, :], mask=row_mask & (plains < plain)[None, :], other=0.0
     )
     q_rope = tl.load(
-        place + plain + ropes[None, :], mask=there & (ropes < rope)[None, :], other=0.0
+        place + plain + ropes[None, :], mask=row_mask & (ropes < rope)[None, :], other=0.0
     )
     expanded += begin.to(tl.int64) * key_row + head * key_head
     rotated += begin.to(tl.int64) * rotated_row
@@ -149,9 +153,9 @@ def attend_piece(
             acc,
             top,
             total,
-            seen,
-            whole if masked else 0,
-            hi if masked else whole,
+            num_visible,
+            num_full_tiles if masked else 0,
+            hi if masked else num_full_tiles,
             keys,
             expanded,
             rotated,
@@ -168,24 +172,24 @@ def attend_piece(
             value_pad,
         )
     # Compared with 0, so that NaN stays.
-    some = tl.where(total == 0, 1.0, total)
-    logs = tl.where(total == 0, float("-inf"), (top + tl.log2(some)) * LN_2)
-    tl.store(sums + token * sums_row + head * sums_head, logs, mask=ours)
-    where = out + token[:, None] * out_row + head * out_head + values[None, :]
-    result = (acc / some[:, None]).to(out.dtype.element_ty)
-    tl.store(where, result, mask=there & (values < value_dim)[None, :])
+    divisor = tl.where(total == 0, 1.0, total)
+    logs = tl.where(total == 0, float("-inf"), (top + tl.log2(divisor)) * LN_2)
+    tl.store(sums + token * sums_row + head * sums_head, logs, mask=query_mask)
+    out_pointers = out + token[:, None] * out_row + head * out_head + values[None, :]
+    result = (acc / divisor[:, None]).to(out.dtype.element_ty)
+    tl.store(out_pointers, result, mask=row_mask & (values < value_dim)[None, :])
 
 
 @triton.jit(do_not_specialize=["count", "heads"])
 def merge_pieces(
     total,
     sums,
-    part,
-    part_sums,
+    piece,
+    piece_sums,
     count,
     heads,
-    part_row,
-    part_head,
+    piece_row,
+    piece_head,
     sums_row,
     sums_head,
     rows: tl.constexpr,
@@ -195,25 +199,29 @@ def merge_pieces(
     """Grid [rows of (token, head)]."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     values = tl.arange(0, value_pad)
-    ours = row < count
+    row_mask = row < count
     token = row // heads
     head = row % heads
-    old = tl.load(sums + row, mask=ours, other=float("-inf"))
-    more = part_sums + token * sums_row + head * sums_head
-    new = tl.load(more, mask=ours, other=float("-inf"))
+    old = tl.load(sums + row, mask=row_mask, other=float("-inf"))
+    piece_sum_pointers = piece_sums + token * sums_row + head * sums_head
+    new = tl.load(piece_sum_pointers, mask=row_mask, other=float("-inf"))
     top = tl.maximum(tl.maximum(old, new), NOTHING_YET)
     old_share = tl.exp(old - top)
     new_share = tl.exp(new - top)
-    both = old_share + new_share
-    some = tl.where(both == 0, 1.0, both)
-    here = ours[:, None] & (values < value_dim)[None, :]
-    at = total + row[:, None] * value_dim + values[None, :]
-    place = part + token[:, None] * part_row + head[:, None] * part_head + values[None, :]
-    kept = tl.load(at, mask=here, other=0.0)
+    total_share = old_share + new_share
+    divisor = tl.where(total_share == 0, 1.0, total_share)
+    value_mask = row_mask[:, None] & (values < value_dim)[None, :]
+    total_pointers = total + row[:, None] * value_dim + values[None, :]
+    piece_pointers = (
+        piece + token[:, None] * piece_row + head[:, None] * piece_head + values[None, :]
+    )
+    old_values = tl.load(total_pointers, mask=value_mask, other=0.0)
     # A piece without keys for a row says nothing of it.
-    found = tl.load(place, mask=here & (new != float("-inf"))[:, None], other=0.0)
-    merged = kept * (old_share / some)[:, None]
-    merged += found.to(tl.float32) * (new_share / some)[:, None]
-    tl.store(at, merged, mask=here)
-    logs = tl.where(both == 0, float("-inf"), top + tl.log(some))
-    tl.store(sums + row, logs, mask=ours)
+    piece_values = tl.load(
+        piece_pointers, mask=value_mask & (new != float("-inf"))[:, None], other=0.0
+    )
+    merged = old_values * (old_share / divisor)[:, None]
+    merged += piece_values.to(tl.float32) * (new_share / divisor)[:, None]
+    tl.store(total_pointers, merged, mask=value_mask)
+    logs = tl.where(total_share == 0, float("-inf"), top + tl.log(divisor))
+    tl.store(sums + row, logs, mask=row_mask)

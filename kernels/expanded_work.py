@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-AT_ONCE: Final = 1 << 16  # tokens whose slots are found at once: some 5 MB
+TOKENS_AT_ONCE: Final = 1 << 16  # tokens whose slots are found at once: some 5 MB
 
 
 class ExpandedWork(NamedTuple):
@@ -36,16 +36,16 @@ class ExpandedWork(NamedTuple):
         before them, in all.
         """
         before, slots = _bounds(starts), table.new_empty(len(table), history)
-        for first in range(0, history, AT_ONCE):
-            last = min(first + AT_ONCE, history)
+        for first in range(0, history, TOKENS_AT_ONCE):
+            last = min(first + TOKENS_AT_ONCE, history)
             token = torch.arange(first, last, dtype=torch.int32, device=rows.device)
             chunk = torch.searchsorted(before[1:], token, right=True)
             chunk = chunk.clamp(max=len(rows) - 1)
             real, position = token < before[-1], token - before[chunk]
             block = torch.where(real, position // block_size, 0)
             pages = table[:, rows[chunk], block]
-            here = pages * block_size + position % block_size
-            slots[:, first:last] = torch.where(real, here, 0)
+            token_slots = pages * block_size + position % block_size
+            slots[:, first:last] = torch.where(real, token_slots, 0)
         return cls(_bounds(counts), before, slots, longest)
 
     def piece(self, first: int, size: int) -> Tensor:

@@ -55,13 +55,19 @@ from minfer.kernels.experts_kernels import (
     group_pairs,
     grouped,
 )
-from minfer.kernels.experts_tunes import Few, Grouped, GroupedTune, Tune, tune_of
-from minfer.kernels.leaves import Activation, Choice, Experts, Linear
+from minfer.kernels.experts_tunes import (
+    ExpertsTune,
+    FewTokensTune,
+    GroupedTune,
+    ManyTokensTune,
+    tune_of,
+)
+from minfer.kernels.leaves import Activation, ChosenExperts, Experts, Linear
 from minfer.kernels.pdl import arrivals, early
 
 CHUNK: Final = 1024  # pairs of a program that groups them
 GROUP_WARPS: Final = 4
-COMBINED: Final = 1024  # elements of a program that combines: 8 a thread
+COMBINE_TILE: Final = 1024  # elements of a program that combines: 8 a thread
 COMBINE_WARPS: Final = 4
 
 
@@ -69,8 +75,8 @@ def add_experts(
     residual: Tensor,
     x: Tensor,
     experts: Experts,
-    choice: Choice,
-    tune: Tune | None = None,
+    choice: ChosenExperts,
+    tune: ExpertsTune | None = None,
 ) -> None:
     """Add to `residual` the weighted sum of each token's experts of `x`, as
     `plain_experts.add_experts`; both [tokens, hidden], rows contiguous. A token's ids
@@ -82,14 +88,14 @@ def add_experts(
         plain_experts.add_experts(residual, x, experts, choice)
         return
     wide = x.element_size() > 2
-    tune = tune or tune_of(tokens, top_k, experts, wide=wide)
-    if isinstance(tune, Few):
-        _few(residual, x, experts, choice, tune)
+    tune = tune or tune_of(tokens, top_k, experts, is_float32=wide)
+    if isinstance(tune, FewTokensTune):
+        _launch_few_tokens(residual, x, experts, choice, tune)
     else:
-        _grouped(residual, x, experts, choice, tune)
+        _launch_grouped(residual, x, experts, choice, tune)
 
 
-def experts_hit(choice: Choice) -> Tensor:
+def experts_hit(choice: ChosenExperts) -> Tensor:
     """How many experts have a token: an integer on the device, for measurements."""
     ids = choice.ids.flatten().sort().values
     first = ids >= 0
@@ -97,8 +103,8 @@ def experts_hit(choice: Choice) -> Tensor:
     return first.sum()
 
 
-def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """The most tiles of so many rows for any choice: an expert has at most one that is
+def max_tile_count(pairs: int, experts: int, rows: int) -> int:
+    """The most tiles of `rows` rows for any choice: an expert has at most one that is
     not full.
     """
     return min(pairs, experts) + pairs // rows
@@ -106,34 +112,38 @@ def most_tiles(pairs: int, experts: int, rows: int) -> int:
 
 def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
     """Whether the kernels take such tensors."""
-    rows = residual.stride(1) == x.stride(1) == 1
+    rows_contiguous = residual.stride(1) == x.stride(1) == 1
     matrices = (experts.gate_up, experts.down)
-    together = all(one.weight.is_contiguous() for one in matrices)
-    return rows and together and on_triton(x)
+    are_contiguous = all(matrix.weight.is_contiguous() for matrix in matrices)
+    return rows_contiguous and are_contiguous and on_triton(x)
 
 
-def _sizes(experts: Experts) -> tuple[int, int]:
+def _hidden_and_inner(experts: Experts) -> tuple[int, int]:
     """Returns the hidden and the inner size."""
     return experts.down.weight.shape[1], experts.down.inputs
 
 
-def _scaled(by: Linear, depth: int) -> int:
+def _scale_group(matrix: Linear, depth: int) -> int:
     """How many inputs share a scale, where sums over several matrices are not scaled at
-    their end. A scale of all inputs is that of every pass of so many.
+    their end. A scale of all inputs is that of every pass.
     """
-    if by.scales is None:
+    if matrix.scales is None:
         return 0
-    return by.scheme.group or max(by.inputs, depth)
+    return matrix.scheme.group or max(matrix.inputs, depth)
 
 
-def _few(
-    residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Few
+def _launch_few_tokens(
+    residual: Tensor,
+    x: Tensor,
+    experts: Experts,
+    choice: ChosenExperts,
+    tune: FewTokensTune,
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = _sizes(experts)
+    hidden, inter = _hidden_and_inner(experts)
     inner = x.new_empty(tokens * top_k, inter)
-    wide, narrow = tune
-    few_gate_up[tokens * top_k, triton.cdiv(inter, wide.columns)](
+    gate_up_tune, down_tune = tune
+    few_gate_up[tokens * top_k, triton.cdiv(inter, gate_up_tune.columns)](
         x=x,
         x_stride=x.stride(0),
         weight=experts.gate_up.weight,
@@ -145,15 +155,15 @@ def _few(
         top_k=top_k,
         columns=inter,
         size=hidden,
-        scaled=_scaled(experts.gate_up, wide.depth),
+        scaled=_scale_group(experts.gate_up, gate_up_tune.depth),
         activation=experts.activation,
-        cols=wide.columns,
-        depth=wide.depth,
-        stages=wide.stages,
-        num_warps=wide.warps,
+        cols=gate_up_tune.columns,
+        depth=gate_up_tune.depth,
+        stages=gate_up_tune.stages,
+        num_warps=gate_up_tune.warps,
         launch_pdl=early(x),
     )
-    few_down[tokens, triton.cdiv(hidden, narrow.columns)](
+    few_down[tokens, triton.cdiv(hidden, down_tune.columns)](
         x=inner,
         weight=experts.down.weight,
         scales=experts.down.scales,
@@ -166,20 +176,24 @@ def _few(
         top_k=top_k,
         columns=hidden,
         size=inter,
-        scaled=_scaled(experts.down, narrow.depth),
-        cols=narrow.columns,
-        depth=narrow.depth,
-        ahead=narrow.ahead,
-        num_warps=narrow.warps,
+        scaled=_scale_group(experts.down, down_tune.depth),
+        cols=down_tune.columns,
+        depth=down_tune.depth,
+        ahead=down_tune.ahead,
+        num_warps=down_tune.warps,
         launch_pdl=early(x),
     )
 
 
-def _grouped(
-    residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Grouped
+def _launch_grouped(
+    residual: Tensor,
+    x: Tensor,
+    experts: Experts,
+    choice: ChosenExperts,
+    tune: ManyTokensTune,
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = _sizes(experts)
+    hidden, inter = _hidden_and_inner(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
@@ -190,17 +204,17 @@ def _grouped(
         inner,
         tune.gate_up,
     )
-    parts = x.new_empty(tokens * top_k, hidden)
-    tiles.product(inner, 1, experts.down, None, parts, tune.down)
-    combine[tokens, triton.cdiv(hidden, COMBINED)](
-        parts=parts,
+    pair_outputs = x.new_empty(tokens * top_k, hidden)
+    tiles.product(inner, 1, experts.down, None, pair_outputs, tune.down)
+    combine[tokens, triton.cdiv(hidden, COMBINE_TILE)](
+        pair_outputs=pair_outputs,
         residual=residual,
         residual_stride=residual.stride(0),
         ids=choice.ids,
         weights=choice.weights,
         size=hidden,
         top_k=top_k,
-        tile=COMBINED,
+        tile=COMBINE_TILE,
         num_warps=COMBINE_WARPS,
         launch_pdl=early(x),
     )
@@ -209,14 +223,14 @@ def _grouped(
 class _Tiles:
     """The pairs of each expert, in tiles of rows."""
 
-    def __init__(self, choice: Choice, experts: int, rows: int) -> None:
+    def __init__(self, choice: ChosenExperts, experts: int, rows: int) -> None:
         self.tokens, top_k = choice.ids.shape
         self.rows = rows
         self.early = early(choice.ids)
         pairs = self.tokens * top_k
-        self.most = most_tiles(pairs, experts, rows)
+        self.max_tiles = max_tile_count(pairs, experts, rows)
         self.lists = choice.ids.new_empty(experts, self.tokens)
-        self.tiles = choice.ids.new_empty(1 + 3 * self.most)
+        self.tiles = choice.ids.new_empty(1 + 3 * self.max_tiles)
         group_pairs[triton.cdiv(pairs, CHUNK),](
             ids=choice.ids,
             lists=self.lists,
@@ -224,7 +238,7 @@ class _Tiles:
             counts=arrivals(choice.ids.device, 1 + experts),
             pairs=pairs,
             tokens=self.tokens,
-            most=self.most,
+            max_tiles=self.max_tiles,
             experts=experts,
             rows=rows,
             chunk=CHUNK,
@@ -237,7 +251,7 @@ class _Tiles:
         self,
         x: Tensor,
         top_k: int,
-        by: Linear,
+        matrix: Linear,
         activation: Activation | None,
         out: Tensor,
         tune: GroupedTune,
@@ -246,22 +260,22 @@ class _Tiles:
         columns].
         """
         columns = out.shape[1]
-        grouped[self.most * triton.cdiv(columns, tune.columns),](
+        grouped[self.max_tiles * triton.cdiv(columns, tune.columns),](
             x=x,
             x_stride=x.stride(0),
-            weight=by.weight,
-            scales=by.scales,
-            zeros=by.zeros,
-            bias=by.bias,
+            weight=matrix.weight,
+            scales=matrix.scales,
+            zeros=matrix.zeros,
+            bias=matrix.bias,
             out=out,
             lists=self.lists,
             tiles=self.tiles,
             tokens=self.tokens,
-            most=self.most,
+            max_tiles=self.max_tiles,
             top_k=top_k,
             columns=columns,
             size=x.shape[1],
-            scaled=by.scheme.group,
+            scaled=matrix.scheme.group,
             activation=activation,
             rows=self.rows,
             cols=tune.columns,

@@ -45,7 +45,7 @@ def few_gate_up(
     expert = tl.load(ids + pair).to(tl.int64)
     if expert >= 0:
         column = tl.program_id(1) * cols + tl.arange(0, cols)
-        mine = column < columns
+        column_mask = column < columns
         # Lines past the end repeat the last: no mask is needed.
         line = tl.minimum(column, columns - 1)
         line = expert * 2 * columns + line
@@ -69,8 +69,8 @@ def few_gate_up(
         if bias is not None:
             gate += tl.load(bias + line)
             up += tl.load(bias + line + columns)
-        made = gated_product(gate, up, activation).to(out.dtype.element_ty)
-        tl.store(out + pair * columns + column, made, mask=mine)
+        activated = gated_product(gate, up, activation).to(out.dtype.element_ty)
+        tl.store(out + pair * columns + column, activated, mask=column_mask)
 
 
 @triton.jit
@@ -124,16 +124,16 @@ def few_down(
     passes: tl.constexpr = (size + depth - 1) // depth
     tiles = ()
     for n in tl.static_range(min(ahead, top_k * passes)):
-        at = ids + token * top_k + n // passes
-        expert = tl.load(at, cache_modifier=".cg").to(tl.int64)
+        id_pointer = ids + token * top_k + n // passes
+        expert = tl.load(id_pointer, cache_modifier=".cg").to(tl.int64)
         k = n % passes * depth
         tile = _down_tile(
             *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
         )
         tiles += (tile,)  # type: ignore[assignment]  # a tuple of Triton grows
     follow()
-    where = residual + token * residual_stride + column
-    before = tl.load(where, mask=column < columns, other=0.0)
+    out_pointers = residual + token * residual_stride + column
+    before = tl.load(out_pointers, mask=column < columns, other=0.0)
     packed: tl.constexpr = is_packed(weight)
     acc = tl.zeros([cols, depth // 2 if packed else depth], tl.float32)
     start = tl.zeros([cols], tl.float32)
@@ -149,18 +149,18 @@ def few_down(
             w = _down_tile(
                 *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
             )
-        inside = lane < tl.where(expert >= 0, size, 0)
-        y = tl.load(x + pair * size + lane, mask=inside, other=0.0).to(tl.float32)
+        lane_mask = lane < tl.where(expert >= 0, size, 0)
+        y = tl.load(x + pair * size + lane, mask=lane_mask, other=0.0).to(tl.float32)
         acc = add_lanes(acc, w, (y * share)[None, :])
         if bias is not None and n % passes == 0:
-            own = bias + expert * columns + line
-            known = line < tl.where(expert >= 0, columns, 0)
-            start += share * tl.load(own, mask=known, other=0.0)
+            bias_pointers = bias + expert * columns + line
+            bias_mask = line < tl.where(expert >= 0, columns, 0)
+            start += share * tl.load(bias_pointers, mask=bias_mask, other=0.0)
     acc = tl.sum(acc, 1) + start + before
-    tl.store(where, acc.to(residual.dtype.element_ty), mask=column < columns)
+    tl.store(out_pointers, acc.to(residual.dtype.element_ty), mask=column < columns)
 
 
-@triton.jit(do_not_specialize=["pairs", "tokens", "most"])
+@triton.jit(do_not_specialize=["pairs", "tokens", "max_tiles"])
 def group_pairs(
     ids,
     lists,
@@ -168,7 +168,7 @@ def group_pairs(
     counts,
     pairs,
     tokens,
-    most,
+    max_tiles,
     experts: tl.constexpr,
     rows: tl.constexpr,
     chunk: tl.constexpr,
@@ -176,32 +176,36 @@ def group_pairs(
 ):
     """Grid [chunks of pairs]: the pairs of each expert, and the tiles of rows.
 
-    lists [experts, tokens]: an expert's pairs, in any order. tiles [1 + 3 * most]: how
-    many there are; then of each its expert, its first place in the expert's list, and
+    lists [experts, tokens]: an expert's pairs, in any order. tiles [1 + 3 * max_tiles]:
+    how many there are; then of each its expert, its first place in the expert's list, and
     its rows. counts: zeros, for programs that have finished and for each expert's pairs.
     """
     follow()
     pair = tl.program_id(0) * chunk + tl.arange(0, chunk)
     expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
-    there = expert >= 0
-    place = tl.atomic_add(counts + 1 + expert, 1, mask=there, sem="relaxed")
-    tl.store(lists + expert.to(tl.int64) * tokens + place, pair, mask=there)
+    is_pair = expert >= 0
+    place = tl.atomic_add(counts + 1 + expert, 1, mask=is_pair, sem="relaxed")
+    tl.store(lists + expert.to(tl.int64) * tokens + place, pair, mask=is_pair)
     if arrive(counts, 0) == tl.num_programs(0) - 1:
         tl.store(counts, 0)  # for the next launch
-        one = tl.arange(0, lanes)
-        known = one < experts
-        count = tl.load(counts + 1 + one, mask=known, other=0)
-        tl.store(counts + 1 + one, tl.zeros_like(count), mask=known)
-        own = (count + rows - 1) // rows
-        end = tl.cumsum(own, 0)
-        tl.store(tiles, tl.sum(own, 0))
-        at = tiles + 1 + (end - own)
-        for i in range(tl.max(own, 0)):
-            mine = i < own
-            tl.store(at + i, one, mask=mine)
-            tl.store(at + i + most, tl.zeros_like(one) + i * rows, mask=mine)
+        expert_lane = tl.arange(0, lanes)
+        expert_mask = expert_lane < experts
+        count = tl.load(counts + 1 + expert_lane, mask=expert_mask, other=0)
+        tl.store(counts + 1 + expert_lane, tl.zeros_like(count), mask=expert_mask)
+        num_tiles = (count + rows - 1) // rows
+        end = tl.cumsum(num_tiles, 0)
+        tl.store(tiles, tl.sum(num_tiles, 0))
+        tile_pointers = tiles + 1 + (end - num_tiles)
+        for i in range(tl.max(num_tiles, 0)):
+            tile_mask = i < num_tiles
+            tl.store(tile_pointers + i, expert_lane, mask=tile_mask)
+            tl.store(
+                tile_pointers + i + max_tiles,
+                tl.zeros_like(expert_lane) + i * rows,
+                mask=tile_mask,
+            )
             left = tl.minimum(count - i * rows, rows)
-            tl.store(at + i + 2 * most, left, mask=mine)
+            tl.store(tile_pointers + i + 2 * max_tiles, left, mask=tile_mask)
 
 
 @triton.jit
@@ -216,7 +220,7 @@ def _swizzled(row_tiles, column_tiles, group: tl.constexpr):
     return first + program % area % height, program % area // height
 
 
-@triton.jit(do_not_specialize=["tokens", "most"])
+@triton.jit(do_not_specialize=["tokens", "max_tiles"])
 def grouped(
     x,
     x_stride,
@@ -228,7 +232,7 @@ def grouped(
     lists,
     tiles,
     tokens,
-    most,
+    max_tiles,
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
@@ -247,18 +251,20 @@ def grouped(
     """
     if activation is not None:
         follow_first()
-    tile, column_tile = _swizzled(most, tl.cdiv(columns, cols), group)
+    tile, column_tile = _swizzled(max_tiles, tl.cdiv(columns, cols), group)
     # Past the last tile there is no value, which is not used.
     expert = tl.load(tiles + 1 + tile, cache_modifier=".cg").to(tl.int64)
-    first = tl.load(tiles + 1 + most + tile, cache_modifier=".cg")
-    left = tl.load(tiles + 1 + 2 * most + tile, cache_modifier=".cg")
+    first = tl.load(tiles + 1 + max_tiles + tile, cache_modifier=".cg")
+    left = tl.load(tiles + 1 + 2 * max_tiles + tile, cache_modifier=".cg")
     exists = tile < tl.load(tiles, cache_modifier=".cg")
-    each: tl.constexpr = 1 if activation is None else 2
-    lines: tl.constexpr = cols * each
+    lines_per_column: tl.constexpr = 1 if activation is None else 2
+    lines: tl.constexpr = cols * lines_per_column
     # Gates and what they multiply alternate. Lines past the end repeat the last.
     line = tl.arange(0, lines)
-    column = tl.minimum(column_tile * cols + line // each, columns - 1)
-    line = expert * (each * columns) + column + line % each * columns
+    column = tl.minimum(column_tile * cols + line // lines_per_column, columns - 1)
+    line = (
+        expert * (lines_per_column * columns) + column + line % lines_per_column * columns
+    )
     leaf = leaf_lines(weight, scales, zeros, line, size, scaled)
     if activation is None:
         if exists:
@@ -267,11 +273,11 @@ def grouped(
         follow()
     if exists:
         row = tl.arange(0, rows)
-        there = row < left
-        pair = tl.load(lists + expert * tokens + first + row, mask=there, other=0)
+        row_mask = row < left
+        pair = tl.load(lists + expert * tokens + first + row, mask=row_mask, other=0)
         acc = _tile(
             x + (pair // top_k).to(tl.int64)[:, None] * x_stride,
-            there[:, None],
+            row_mask[:, None],
             leaf,
             size,
             depth,
@@ -287,15 +293,15 @@ def grouped(
             gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
             acc = gated_product(gate, up, activation)
         place = column_tile * cols + tl.arange(0, cols)[None, :]
-        where = out + pair.to(tl.int64)[:, None] * columns + place
-        mine = there[:, None] & (place < columns)
-        tl.store(where, acc.to(out.dtype.element_ty), mask=mine)
+        out_pointers = out + pair.to(tl.int64)[:, None] * columns + place
+        out_mask = row_mask[:, None] & (place < columns)
+        tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit
 def _tile(
     x,
-    there,
+    row_mask,
     leaf,
     size: tl.constexpr,
     depth: tl.constexpr,
@@ -311,14 +317,14 @@ def _tile(
     for k in tl.range(0, size, depth, num_stages=stages):
         lane = k + tl.arange(0, depth)[None, :]
         w = load_tile(leaf, k, size, full, depth, scaled)
-        y = tl.load(x + lane, mask=there & ((lane < size) | full), other=0.0)
+        y = tl.load(x + lane, mask=row_mask & ((lane < size) | full), other=0.0)
         acc = add_products(acc, w, y, swapped)
     return tl.trans(acc) if swapped else acc
 
 
 @triton.jit
 def combine(
-    parts,
+    pair_outputs,
     residual,
     residual_stride,
     ids,
@@ -327,22 +333,25 @@ def combine(
     top_k: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Grid [tokens, tiles of a row]: residual += the weighted sum of parts [pairs, size],
+    """Grid [tokens, tiles of a row]: residual += the weighted sum of pair_outputs
+    [pairs, size],
     in the order of the pairs.
     """
     follow()
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * tile + tl.arange(0, tile)
-    inside = lane < size
-    where = residual + token * residual_stride + lane
-    before = tl.load(where, mask=inside, other=0.0)
+    mask = lane < size
+    out_pointers = residual + token * residual_stride + lane
+    before = tl.load(out_pointers, mask=mask, other=0.0)
     total = tl.zeros([tile], tl.float32)
     for i in tl.static_range(top_k):
         pair = token * top_k + i
-        there = tl.load(ids + pair) >= 0
-        share = tl.load(weights + pair, mask=there, other=0.0)
-        limit = tl.where(there, size, 0)
-        part = tl.load(parts + pair * size + lane, mask=lane < limit, other=0.0)
-        total += share * part.to(tl.float32)
+        is_pair = tl.load(ids + pair) >= 0
+        share = tl.load(weights + pair, mask=is_pair, other=0.0)
+        limit = tl.where(is_pair, size, 0)
+        pair_output = tl.load(
+            pair_outputs + pair * size + lane, mask=lane < limit, other=0.0
+        )
+        total += share * pair_output.to(tl.float32)
     total += before
-    tl.store(where, total.to(residual.dtype.element_ty), mask=inside)
+    tl.store(out_pointers, total.to(residual.dtype.element_ty), mask=mask)

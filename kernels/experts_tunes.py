@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from minfer.kernels.leaves import Experts
 
 
-class FewTune(NamedTuple):
+class GateUpTune(NamedTuple):
     """The tiling of gates of pairs, one a program."""
 
     columns: int  # of a program
@@ -39,14 +39,14 @@ class GroupedTune(NamedTuple):
     swapped: bool  # weights are the first operand of the tensor cores
 
 
-class Few(NamedTuple):
+class FewTokensTune(NamedTuple):
     """Constants for few tokens."""
 
-    gate_up: FewTune
+    gate_up: GateUpTune
     down: DownTune
 
 
-class Grouped(NamedTuple):
+class ManyTokensTune(NamedTuple):
     """Constants for many tokens."""
 
     rows: int  # of a tile
@@ -58,32 +58,34 @@ class FewEntry(NamedTuple):
     """A row of the table: its upper limit, and the tune."""
 
     inter: float
-    tune: Few
+    tune: FewTokensTune
 
 
 class GroupedEntry(NamedTuple):
     """A row of the table: its upper limit, and the tune."""
 
     mean: float  # pairs an expert
-    tune: Grouped
+    tune: ManyTokensTune
 
 
-Tune = Few | Grouped
-# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice,
-# the second time from the cache.
-FEW_SHARE: Final = 0.4
+ExpertsTune = FewTokensTune | ManyTokensTune
+# Few tokens: one, or at most this many pairs an expert, so that few experts are read
+# twice, the second time from the cache.
+FEW_PAIRS_PER_EXPERT: Final = 0.4
 # Of both tables, the first row that fits is used.
-FEW: Final = [
+FEW_TOKENS_TABLE: Final = [
     # columns, depth, warps, stages; columns, depth, warps, ahead
-    FewEntry(1024, Few(FewTune(1, 2048, 1, 1), DownTune(1, 256, 1, 16))),
-    FewEntry(4096, Few(FewTune(1, 2048, 1, 1), DownTune(1, 512, 1, 12))),
-    FewEntry(float("inf"), Few(FewTune(1, 1024, 1, 1), DownTune(1, 4096, 4, 4))),
+    FewEntry(1024, FewTokensTune(GateUpTune(1, 2048, 1, 1), DownTune(1, 256, 1, 16))),
+    FewEntry(4096, FewTokensTune(GateUpTune(1, 2048, 1, 1), DownTune(1, 512, 1, 12))),
+    FewEntry(
+        float("inf"), FewTokensTune(GateUpTune(1, 1024, 1, 1), DownTune(1, 4096, 4, 4))
+    ),
 ]
-GROUPED: Final = [
+GROUPED_TABLE: Final = [
     # columns, depth, warps, stages, group, swapped
     GroupedEntry(
         8,
-        Grouped(
+        ManyTokensTune(
             16,
             GroupedTune(32, 128, 4, 4, 1, True),
             GroupedTune(64, 128, 4, 4, 1, True),
@@ -91,7 +93,7 @@ GROUPED: Final = [
     ),
     GroupedEntry(
         24,
-        Grouped(
+        ManyTokensTune(
             32,
             GroupedTune(32, 128, 4, 4, 1, True),
             GroupedTune(64, 128, 4, 4, 1, True),
@@ -99,7 +101,7 @@ GROUPED: Final = [
     ),
     GroupedEntry(
         64,
-        Grouped(
+        ManyTokensTune(
             64,
             GroupedTune(64, 64, 4, 4, 8, False),
             GroupedTune(128, 64, 4, 4, 8, False),
@@ -107,7 +109,7 @@ GROUPED: Final = [
     ),
     GroupedEntry(
         float("inf"),
-        Grouped(
+        ManyTokensTune(
             128,
             GroupedTune(128, 64, 8, 4, 8, False),
             GroupedTune(128, 64, 8, 4, 8, False),
@@ -115,20 +117,20 @@ GROUPED: Final = [
     ),
 ]
 # Of float32, which no tensor cores multiply.
-WIDE: Final = Grouped(
+FLOAT32_TUNE: Final = ManyTokensTune(
     16, GroupedTune(16, 32, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 1, False)
 )
 # Of quantized experts, start values from arithmetic until they are measured: a warp loads
 # at least 256 bytes of a line, and rows are the first operand, so that numbers are
 # decoded where the tensor cores take them.
-FEW_NARROW: Final = {
-    8: Few(FewTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)),
-    4: Few(FewTune(2, 1024, 1, 1), DownTune(2, 1024, 1, 6)),
+QUANTIZED_FEW_TOKENS: Final = {
+    8: FewTokensTune(GateUpTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)),
+    4: FewTokensTune(GateUpTune(2, 1024, 1, 1), DownTune(2, 1024, 1, 6)),
 }
-GROUPED_NARROW: Final = [
+QUANTIZED_GROUPED_TABLE: Final = [
     GroupedEntry(
         8,
-        Grouped(
+        ManyTokensTune(
             16,
             GroupedTune(32, 128, 4, 4, 1, False),
             GroupedTune(64, 128, 4, 4, 1, False),
@@ -136,32 +138,34 @@ GROUPED_NARROW: Final = [
     ),
     GroupedEntry(
         24,
-        Grouped(
+        ManyTokensTune(
             32,
             GroupedTune(32, 128, 4, 4, 1, False),
             GroupedTune(64, 128, 4, 4, 1, False),
         ),
     ),
-    *GROUPED[2:],
+    *GROUPED_TABLE[2:],
 ]
 
 
 def grouped_from(top_k: int, experts: int) -> int:
     """The tokens from which pairs are grouped by their experts."""
-    return max(1, int(FEW_SHARE * experts / top_k)) + 1
+    return max(1, int(FEW_PAIRS_PER_EXPERT * experts / top_k)) + 1
 
 
-def tune_of(tokens: int, top_k: int, experts: Experts, *, wide: bool = False) -> Tune:
-    """The constants for so many tokens, of so many experts each. wide: activations are
-    float32.
+def tune_of(
+    tokens: int, top_k: int, experts: Experts, *, is_float32: bool = False
+) -> ExpertsTune:
+    """The constants for `tokens` tokens, of `top_k` experts each. is_float32: activations
+    are.
     """
-    by = experts.down
-    mean = tokens * top_k / len(by.weight)
-    if tokens < grouped_from(top_k, len(by.weight)):
-        if not by.scheme.is_plain:
-            return FEW_NARROW[by.scheme.bits]
-        return next(row.tune for row in FEW if by.inputs <= row.inter)
-    if wide or by.weight.element_size() > 2:
-        return WIDE
-    table = GROUPED if by.scheme.is_plain else GROUPED_NARROW
+    down = experts.down
+    mean = tokens * top_k / len(down.weight)
+    if tokens < grouped_from(top_k, len(down.weight)):
+        if not down.scheme.is_plain:
+            return QUANTIZED_FEW_TOKENS[down.scheme.bits]
+        return next(row.tune for row in FEW_TOKENS_TABLE if down.inputs <= row.inter)
+    if is_float32 or down.weight.element_size() > 2:
+        return FLOAT32_TUNE
+    table = GROUPED_TABLE if down.scheme.is_plain else QUANTIZED_GROUPED_TABLE
     return next(row.tune for row in table if mean <= row.mean)

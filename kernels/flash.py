@@ -21,23 +21,23 @@ def flash_missing(
     head_dim: int, dtype: torch.dtype, block_size: int, device: torch.device
 ) -> str:
     """Why `flash_attention` cannot serve such a cache on this device; empty if it can."""
-    why = missing(FLASH, dtype, device)
-    if not why and (head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64)):
+    reason = missing(FLASH, dtype, device)
+    if not reason and (head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64)):
         return (
             f"heads of {head_dim} in blocks of {block_size} tokens are none of "
             "flash-attn's"
         )
-    return why
+    return reason
 
 
 def flash_piece_missing(
     key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
 ) -> str:
     """Why `flash_piece` cannot serve such keys and values; empty if it can."""
-    why = missing(FLASH, dtype, device)
-    if not why and (max(key_dim, value_dim) > 256 or key_dim % 8 or value_dim % 8):
+    reason = missing(FLASH, dtype, device)
+    if not reason and (max(key_dim, value_dim) > 256 or key_dim % 8 or value_dim % 8):
         return f"keys of {key_dim} and values of {value_dim} are none of flash-attn's"
-    return why
+    return reason
 
 
 def flash_piece(

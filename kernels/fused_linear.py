@@ -19,49 +19,53 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.activation import gated_mul
-from minfer.kernels.gated import gated, pays
+from minfer.kernels.gated import gated, is_gated_faster
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.linear_kernels import product
-from minfer.kernels.linear_tunes import Tune, tune_of
+from minfer.kernels.linear_tunes import LinearTune, tune_of
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import arrivals, early
 
 # Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1
-# and there are at most so many weights: with more, programs run in waves, and only the
-# first wave would gain.
+# and there are at most `HELD_WEIGHTS` weights: with more, programs run in waves, and only
+# the first wave would gain.
 HELD_BYTES = 256
 HELD_WEIGHTS = 12e6
 THREADS = 32  # of a warp
 
 
-def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> Tensor:
+def norm_linear(
+    x: Tensor, norm: Norm, matrix: Linear, tune: LinearTune | None = None
+) -> Tensor:
     """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens,
     out].
 
     One dtype. Call it before a CUDA graph captures it. tune: constants instead of the
     table's (linear_tunes.py).
     """
-    tune = tune or tune_of("norm_linear", x, by.weight)
-    if tune is not None and fits(x, by):
-        return launch(x, by, tune, norm=norm)
-    return plain.linear(rms_norm(x, norm), by)
+    tune = tune or tune_of("norm_linear", x, matrix.weight)
+    if tune is not None and fits(x, matrix):
+        return launch(x, matrix, tune, norm=norm)
+    return plain.linear(rms_norm(x, norm), matrix)
 
 
-def linear(x: Tensor, by: Linear, tune: Tune | None = None) -> Tensor:
+def linear(x: Tensor, matrix: Linear, tune: LinearTune | None = None) -> Tensor:
     """x @ weight.T + bias; else as above."""
-    tune = tune or tune_of("linear", x, by.weight)
-    if tune is not None and fits(x, by):
-        return launch(x, by, tune)
-    return plain.linear(x, by)
+    tune = tune or tune_of("linear", x, matrix.weight)
+    if tune is not None and fits(x, matrix):
+        return launch(x, matrix, tune)
+    return plain.linear(x, matrix)
 
 
-def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None) -> None:
+def linear_add(
+    residual: Tensor, x: Tensor, matrix: Linear, tune: LinearTune | None = None
+) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias; else as above."""
-    tune = tune or tune_of("linear_add", x, by.weight)
-    if tune is not None and fits(x, by) and residual.is_contiguous():
-        launch(x, by, tune, out=residual)
+    tune = tune or tune_of("linear_add", x, matrix.weight)
+    if tune is not None and fits(x, matrix) and residual.is_contiguous():
+        launch(x, matrix, tune, out=residual)
     else:
-        plain.linear_add(residual, x, by)
+        plain.linear_add(residual, x, matrix)
 
 
 def norm_gated(
@@ -70,7 +74,7 @@ def norm_gated(
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,
-    tune: Tune | None = None,
+    tune: LinearTune | None = None,
 ) -> Tensor:
     """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
     above.
@@ -83,26 +87,26 @@ def norm_gated(
     if tune is not None and fits(x, gate_up, gated=True):
         return launch(x, gate_up, tune, norm=norm, gated=True)
     normed, inter = rms_norm(x, norm), gate_up.weight.shape[0] // 2
-    if fused and gate_up.bias is None and pays(x.shape[0], inter):
+    if fused and gate_up.bias is None and is_gated_faster(x.shape[0], inter):
         return gated(normed, gate_up)
     return gated_mul(plain.linear(normed, gate_up))
 
 
-def fits(x: Tensor, by: Linear, *, gated: bool = False) -> bool:
+def fits(x: Tensor, matrix: Linear, *, gated: bool = False) -> bool:
     """Whether the kernel takes such tensors: contiguous, with sizes that are multiples of
     16.
     """
     tokens, size = x.shape
-    columns = len(by.weight) // (1 + gated)
+    columns = len(matrix.weight) // (1 + gated)
     aligned = size % 16 == columns % 16 == 0
-    together = x.is_contiguous() and by.weight.is_contiguous()
-    return tokens > 0 and aligned and together and on_triton(x)
+    are_contiguous = x.is_contiguous() and matrix.weight.is_contiguous()
+    return tokens > 0 and aligned and are_contiguous and on_triton(x)
 
 
 def launch(
     x: Tensor,
-    by: Linear,
-    tune: Tune,
+    matrix: Linear,
+    tune: LinearTune,
     *,
     norm: Norm | None = None,
     gated: bool = False,
@@ -114,17 +118,17 @@ def launch(
     scaled: the rows of x have scales [tokens], and the result has that dtype, not that of
     x.
     """
-    weight, add = by.weight, out is not None
+    weight, add = matrix.weight, out is not None
     tokens, size = x.shape
     columns = len(weight) // (1 + gated)
     row_tiles = triton.cdiv(tokens, tune.rows)
     column_tiles = triton.cdiv(columns, tune.columns)
-    parts = None
+    partial_sums = None
     counts = None
     if tune.splits > 1:
         tiles = row_tiles * column_tiles
         sums = tune.rows * (tune.columns * (1 + gated) + 1)  # of a program, and squares
-        parts = x.new_empty(tiles * tune.splits * sums, dtype=torch.float32)
+        partial_sums = x.new_empty(tiles * tune.splits * sums, dtype=torch.float32)
         counts = arrivals(x.device, tiles)
     x_scales, dtype = (None, x.dtype) if scaled is None else scaled
     if out is None:
@@ -134,11 +138,11 @@ def launch(
         x_scales=x_scales,
         norm=None if norm is None else norm.weight,
         weight=weight,
-        scales=by.scales,
-        zeros=by.zeros,
-        bias=by.bias,
+        scales=matrix.scales,
+        zeros=matrix.zeros,
+        bias=matrix.bias,
         out=out,
-        parts=parts,
+        partial_sums=partial_sums,
         arrivals=counts,
         eps=0.0 if norm is None else norm.eps,
         tokens=tokens,
@@ -146,13 +150,13 @@ def launch(
         gated=gated,
         add=add,
         size=size,
-        group=by.scheme.group,
+        group=matrix.scheme.group,
         rows=tune.rows,
         cols=tune.columns,
         depth=tune.depth,
         splits=tune.splits,
         stages=tune.stages,
-        held=_held(by, tune, gated=gated),
+        held_passes=_held_passes(matrix, tune, gated=gated),
         swapped=tune.swapped,
         num_warps=tune.warps,
         launch_pdl=early(x),
@@ -160,16 +164,16 @@ def launch(
     return out
 
 
-def _held(by: Linear, tune: Tune, *, gated: bool) -> int:
+def _held_passes(matrix: Linear, tune: LinearTune, *, gated: bool) -> int:
     """The number of passes whose weights a program holds before x is available: all, or
     none.
     """
     depth = tune.depth * tune.splits
-    passes = triton.cdiv(by.inputs, depth)
+    passes = triton.cdiv(matrix.inputs, depth)
     lines = tune.columns * (1 + gated)
-    element = by.weight.element_size()
-    bytes_held = lines * tune.depth * passes * element // by.scheme.numbers
-    few = bytes_held <= HELD_BYTES * THREADS * tune.warps
-    few = few and by.weight.numel() <= HELD_WEIGHTS
-    whole = tune.splits == 1 or by.inputs % depth == 0
-    return passes if tune.rows == tune.stages == 1 and few and whole else 0
+    element = matrix.weight.element_size()
+    bytes_held = lines * tune.depth * passes * element // matrix.scheme.numbers
+    is_held = bytes_held <= HELD_BYTES * THREADS * tune.warps
+    is_held = is_held and matrix.weight.numel() <= HELD_WEIGHTS
+    divides_evenly = tune.splits == 1 or matrix.inputs % depth == 0
+    return passes if tune.rows == tune.stages == 1 and is_held and divides_evenly else 0

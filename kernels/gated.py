@@ -19,15 +19,18 @@ from minfer.kernels.packages import QUACK
 # rows and columns of a tile
 ROWS = 256
 COLUMNS = 192
-PAIRS = 66  # of processors, on an H100 or H200
-FILLED = 0.76  # share of the tiles' places that are used, from which on it is faster
+PROCESSOR_PAIRS = 66  # of processors, on an H100 or H200
+# Share of the tiles' places that are used, from which on it is faster.
+MIN_FILLED_SHARE = 0.76
 
 
-def pays(tokens: int, inter: int) -> bool:
+def is_gated_faster(tokens: int, inter: int) -> bool:
     """Whether `gated` is faster than cuBLAS and gated_mul."""
     tiles = -(-tokens // ROWS) * -(-2 * inter // COLUMNS)
-    rounds = -(-tiles // PAIRS)
-    return tokens * 2 * inter >= FILLED * rounds * PAIRS * ROWS * COLUMNS
+    rounds = -(-tiles // PROCESSOR_PAIRS)
+    return (
+        tokens * 2 * inter >= MIN_FILLED_SHARE * rounds * PROCESSOR_PAIRS * ROWS * COLUMNS
+    )
 
 
 def gated(x: Tensor, gate_up: Linear) -> Tensor:

@@ -15,14 +15,14 @@ from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
 
-HEADS = 16  # of a program
+HEADS_PER_PROGRAM = 16  # of a program
 
 
 @triton.jit
 def _store_key(
     kv,
     factor,
-    to,
+    out,
     cos,
     sin,
     eps,
@@ -33,8 +33,8 @@ def _store_key(
     half_pad: tl.constexpr,
     interleaved: tl.constexpr,
 ):
-    """Norm a token's latent and rotate its key, at kv, and store both at `to`, unless its
-    slot is negative.
+    """Norm a token's latent and rotate its key, at kv, and store both at `out`, unless
+    its slot is negative.
     """
     dims = tl.arange(0, latent_pad)
     value = tl.load(kv + dims, mask=dims < latent, other=0.0)
@@ -47,24 +47,24 @@ def _store_key(
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / latent + eps)
     # Rounded as in transformers: normalised value, product.
     normed = (wide * scale).to(value.dtype) * factor
-    below = dims < tl.where(slot >= 0, latent, 0)
-    there = lane < tl.where(slot >= 0, half, 0)
+    latent_mask = dims < tl.where(slot >= 0, latent, 0)
+    rotated_mask = lane < tl.where(slot >= 0, half, 0)
     left = low * cos - high * sin
     right = high * cos + low * sin
-    if to.dtype.element_ty != kv.dtype.element_ty:
+    if out.dtype.element_ty != kv.dtype.element_ty:
         # Rounded to the dtype of kv first, then to 8 bits.
-        normed = saturated(normed.to(tl.float32), to)
-        left = saturated(left.to(kv.dtype.element_ty).to(tl.float32), to)
-        right = saturated(right.to(kv.dtype.element_ty).to(tl.float32), to)
-    tl.store(to + dims, normed, mask=below)
-    tl.store(to + first, left, mask=there)
-    tl.store(to + second, right, mask=there)
+        normed = saturated(normed.to(tl.float32), out)
+        left = saturated(left.to(kv.dtype.element_ty).to(tl.float32), out)
+        right = saturated(right.to(kv.dtype.element_ty).to(tl.float32), out)
+    tl.store(out + dims, normed, mask=latent_mask)
+    tl.store(out + first, left, mask=rotated_mask)
+    tl.store(out + second, right, mask=rotated_mask)
 
 
 @triton.jit
 def _rotate_heads(
     q,
-    to,
+    out,
     cos,
     sin,
     head,
@@ -75,18 +75,18 @@ def _rotate_heads(
     half_pad: tl.constexpr,
     interleaved: tl.constexpr,
 ):
-    """Rotate heads `head` of a token's queries, at q, and store them at `to`."""
+    """Rotate heads `head` of a token's queries, at q, and store them at `out`."""
     lane = tl.arange(0, half_pad)[None, :]
     head = head[:, None]
-    ours = (head < heads) & (lane < half)
+    mask = (head < heads) & (lane < half)
     first = lane * 2 if interleaved else lane
     second = first + (1 if interleaved else half)
-    low = tl.load(q + head * q_head + first, mask=ours, other=0.0).to(tl.float32)
-    high = tl.load(q + head * q_head + second, mask=ours, other=0.0).to(tl.float32)
+    low = tl.load(q + head * q_head + first, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(q + head * q_head + second, mask=mask, other=0.0).to(tl.float32)
     cos = cos[None, :]
     sin = sin[None, :]
-    tl.store(to + head * out_head + first, low * cos - high * sin, mask=ours)
-    tl.store(to + head * out_head + second, high * cos + low * sin, mask=ours)
+    tl.store(out + head * out_head + first, low * cos - high * sin, mask=mask)
+    tl.store(out + head * out_head + second, high * cos + low * sin, mask=mask)
 
 
 # Tokens may begin anywhere among a step's.
@@ -203,7 +203,7 @@ def write_latent(
     if not on_triton(kv):
         _write_reference(kv, norm, cos_sin, positions, slots, cache, q, out, interleaved)
         return
-    height = min(HEADS, triton.next_power_of_2(q.shape[1]))
+    height = min(HEADS_PER_PROGRAM, triton.next_power_of_2(q.shape[1]))
     _write_latent[len(kv), 1 + triton.cdiv(q.shape[1], height)](
         kv=kv,
         weight=norm.weight,
@@ -249,15 +249,19 @@ def _write_reference(
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
     latent = len(norm.weight)
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         wide = x.float()
         pairs = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
         first, second = pairs
-        both = first * cos - second * sin, second * cos + first * sin
-        return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+        rotated_pair = first * cos - second * sin, second * cos + first * sin
+        return (
+            torch.stack(rotated_pair, -1).flatten(-2)
+            if interleaved
+            else torch.cat(rotated_pair, -1)
+        )
 
     normed = rms_norm(kv[:, :latent], norm)
-    keys = turned(kv[:, None, latent:])[:, 0].to(kv.dtype)
+    keys = rotate(kv[:, None, latent:])[:, 0].to(kv.dtype)
     written = slots >= 0
     write(cache, None, slots[written], torch.cat((normed, keys), 1)[written])
-    out.copy_(turned(q))
+    out.copy_(rotate(q))

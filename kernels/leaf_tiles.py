@@ -24,7 +24,7 @@ import triton.language as tl
 
 from minfer.kernels.pdl import prefetch
 
-MIDDLE = tl.constexpr(8)
+ZERO_POINT = tl.constexpr(8)
 # Four bytes to four low and four high halves, in pairs of bfloat16.
 INTEGERS: Final = tl.constexpr("""{
 .reg .b32 a, b, c, d, m;
@@ -96,9 +96,9 @@ def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.conste
     groups, as far as there are any.
     """
     line = line.to(tl.int64)[:, None]
-    each: tl.constexpr = 2 if is_packed(weight) else 1
+    per_element: tl.constexpr = 2 if is_packed(weight) else 1
     groups: tl.constexpr = (size + group - 1) // group if group else 1
-    leaf = (weight + line * (size // each),)
+    leaf = (weight + line * (size // per_element),)
     if group:
         leaf += (scales + line * groups,)  # type: ignore[assignment]  # tuples grow
         if zeros is not None:
@@ -118,22 +118,26 @@ def load_tile(
     """A tile [lines, depth] of `leaf_lines` from input k on, as it is stored: weights,
     and scales and zeros [lines, groups]. full: no input is beyond `limit`.
     """
-    each: tl.constexpr = 2 if is_packed(leaf[0]) else 1
-    lane = k // each + tl.arange(0, depth // each)[None, :]
-    tile = (tl.load(leaf[0] + lane, mask=(lane < limit // each) | full, other=0.0),)
+    per_element: tl.constexpr = 2 if is_packed(leaf[0]) else 1
+    lane = k // per_element + tl.arange(0, depth // per_element)[None, :]
+    tile = (
+        tl.load(leaf[0] + lane, mask=(lane < limit // per_element) | full, other=0.0),
+    )
     for i in tl.static_range(1, len(leaf)):
-        at = k // group + tl.arange(0, max(depth // group, 1))[None, :]
-        tile += (tl.load(leaf[i] + at, mask=(at * group < limit) | full, other=0.0),)  # type: ignore[assignment]  # as above
+        index = k // group + tl.arange(0, max(depth // group, 1))[None, :]
+        tile += (
+            tl.load(leaf[i] + index, mask=(index * group < limit) | full, other=0.0),
+        )  # type: ignore[assignment]  # as above
     return tile
 
 
 @triton.jit
 def prefetch_lines(weight, k, size: tl.constexpr, depth: tl.constexpr):
     """Prefetch a tile of lines [lines, 1] to the cache, 32 bytes at once."""
-    each: tl.constexpr = 2 if is_packed(weight) else 1
+    per_element: tl.constexpr = 2 if is_packed(weight) else 1
     step: tl.constexpr = 256 // weight.dtype.element_ty.primitive_bitwidth
-    ahead = tl.arange(0, max(depth // each // step, 1))[None, :] * step
-    prefetch(weight + tl.minimum(k // each + ahead, size // each - 1))
+    ahead = tl.arange(0, max(depth // per_element // step, 1))[None, :] * step
+    prefetch(weight + tl.minimum(k // per_element + ahead, size // per_element - 1))
 
 
 @triton.jit
@@ -265,7 +269,7 @@ def _pairs(tile, dtype: tl.constexpr):
         low, high = _half(tile[0] & 15, fp4), _half(tile[0] >> 4, fp4)
     low, high = low.to(kind), high.to(kind)
     if len(tile) > 2:
-        middle = _spread(tile[2].to(kind) - MIDDLE, tile[0].shape[1])
+        middle = _spread(tile[2].to(kind) - ZERO_POINT, tile[0].shape[1])
         low -= middle
         high -= middle
     return low, high
@@ -280,5 +284,5 @@ def _half(code, fp4: tl.constexpr):
         size = tl.where(exponent == 0, digit, 2 + digit << exponent >> 1)  # halves
         number = tl.where(code > 7, -size, size).to(tl.float32) * 0.5
     else:
-        number = code.to(tl.float32) - MIDDLE
+        number = code.to(tl.float32) - ZERO_POINT
     return number

@@ -2,7 +2,7 @@
 
 A leaf is a matrix, or the matrices of a layer's experts, with how its numbers are stored
 and split, so that a kernel has all that it needs to multiply with it, and a new scheme
-adds no parameters. `Norm` and `Router` are the other two things that products need.
+adds no parameters. `Norm` and `ExpertRouter` are the other two things that products need.
 
 torch is not imported: the sizes of a model are read without it.
 """
@@ -51,7 +51,7 @@ class Scheme:
         return 2 if self.bits == 4 else 1
 
     def groups(self, inputs: int) -> int:
-        """Returns the scales of an output with so many inputs."""
+        """Returns the number of scales of an output with `inputs` inputs."""
         if self.is_plain:
             return 0
         return -(-inputs // self.group) if self.group else 1
@@ -65,8 +65,10 @@ class Scheme:
         """Whether torch's 4-bit product takes such a matrix under activations of `dtype`
         (cpu_int4.py).
         """
-        known = self.is_int4 and self.group in PACKED_GROUPS and dtype in PACKED_DTYPES
-        return known and inputs % self.group == 0 and outputs % PACKED_OUTPUTS == 0
+        is_supported = (
+            self.is_int4 and self.group in PACKED_GROUPS and dtype in PACKED_DTYPES
+        )
+        return is_supported and inputs % self.group == 0 and outputs % PACKED_OUTPUTS == 0
 
     def matrix_bytes(self, outputs: int, inputs: int, element: int) -> int:
         """Returns the bytes of a matrix, scales included, under activations of `element`
@@ -150,7 +152,7 @@ MXFP4: Final = Scheme(
     gpu="quantized_linear",
     gpu_experts="experts",
 )
-PIECE: Final = 1 << 24  # numbers of a matrix that are dequantized at once
+MAX_DEQUANTIZED_NUMBERS: Final = 1 << 24  # of a matrix, at once
 INT4_GROUPS: Final = (32, 64, 128)
 
 
@@ -225,22 +227,24 @@ class Linear:
             raise ValueError(f"a {self.scheme.name} matrix has no scales")
         return self.scales
 
-    def select(self, at: "int | slice") -> "Linear":
+    def select(self, index: "int | slice") -> "Linear":
         """Returns a part of it along the first dimension: an expert's matrix, or some
         outputs. It shares memory.
         """
-        rest = (self.bias, self.scales, self.zeros)
-        bias, scales, zeros = (None if one is None else one[at] for one in rest)
-        weight = self.weight[at]
-        parts = self.parts if isinstance(at, int) else (len(weight),)
-        packed = self.packed[at] if isinstance(self.packed, tuple) else self.packed
+        tensors = (self.bias, self.scales, self.zeros)
+        bias, scales, zeros = (
+            None if tensor is None else tensor[index] for tensor in tensors
+        )
+        weight = self.weight[index]
+        fused_outputs = self.parts if isinstance(index, int) else (len(weight),)
+        packed = self.packed[index] if isinstance(self.packed, tuple) else self.packed
         return evolve(
             self,
             weight=weight,
             bias=bias,
             scales=scales,
             zeros=zeros,
-            parts=parts,
+            parts=fused_outputs,
             packed=packed,
         )
 
@@ -290,7 +294,7 @@ class RoutingRule:
 
 
 @frozen(eq=False, kw_only=True)
-class Router:
+class ExpertRouter:
     """Chooses the experts of each token. Logits are computed in the dtype of `weight`."""
 
     weight: "Tensor"  # [experts, hidden]
@@ -300,12 +304,12 @@ class Router:
     rule: RoutingRule
     # The first of this rank's experts, and how many it has: ids of chosen ones count from
     # there, and those of others are -1. None: it has all.
-    first: int = 0
-    held: int | None = None
+    first_local: int = 0
+    num_local: int | None = None
 
 
 @frozen(eq=False)
-class Choice:
+class ChosenExperts:
     """The experts of each token. An id of -1 (of padding, of an expert that another rank
     has) is no expert.
     """

@@ -20,21 +20,21 @@ from minfer.kernels.pdl import arrive, follow
 def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.constexpr):
     """The operands of a pass besides x: their mask, weights, and the norm's weights."""
     lane = k + tl.arange(0, depth)[None, :]
-    inside = (lane < size) | (size % depth == 0)
-    tile = (inside, load_tile(leaf, k, size, size % depth == 0, depth, group))
+    lane_mask = (lane < size) | (size % depth == 0)
+    tile = (lane_mask, load_tile(leaf, k, size, size % depth == 0, depth, group))
     if norm is not None:
-        n = tl.load(norm + lane, mask=inside, other=0.0)
+        n = tl.load(norm + lane, mask=lane_mask, other=0.0)
         tile += (n,)  # type: ignore[assignment]  # a tuple of Triton grows
     return tile
 
 
 @triton.jit
-def _pass(acc, squares, x, there, tile, swapped: tl.constexpr):
+def _pass(acc, squares, x, row_mask, tile, swapped: tl.constexpr):
     """The sums plus a tile's products; those of one row are not yet summed over the
     depth.
     """
     depth: tl.constexpr = tile[0].shape[1]
-    y = tl.load(x + tl.arange(0, depth)[None, :], mask=there & tile[0], other=0.0)
+    y = tl.load(x + tl.arange(0, depth)[None, :], mask=row_mask & tile[0], other=0.0)
     dtype: tl.constexpr = y.dtype
     if len(tile) > 2:
         wide = y.to(tl.float32)
@@ -53,7 +53,7 @@ def _products(
     norm,
     leaf,
     tiles,
-    there,
+    row_mask,
     first,
     last,
     size: tl.constexpr,
@@ -62,7 +62,7 @@ def _products(
     depth: tl.constexpr,
     group: tl.constexpr,
     stages: tl.constexpr,
-    held: tl.constexpr,
+    held_passes: tl.constexpr,
     swapped: tl.constexpr,
 ):
     """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares
@@ -73,13 +73,13 @@ def _products(
     wide: tl.constexpr = lanes if rows == 1 else rows
     acc = tl.zeros([lines, wide] if tall else [rows, lines], tl.float32)
     squares = tl.zeros([rows, depth], tl.float32)
-    for i in tl.static_range(held):
-        at = x + first + i * depth
-        acc, squares = _pass(acc, squares, at, there, tiles[i], swapped)
-    if held == 0:
+    for i in tl.static_range(held_passes):
+        x_pointers = x + first + i * depth
+        acc, squares = _pass(acc, squares, x_pointers, row_mask, tiles[i], swapped)
+    if held_passes == 0:
         for k in tl.range(first, last, depth, num_stages=stages):
             tile = _tile(leaf, norm, k, size, depth, group)
-            acc, squares = _pass(acc, squares, x + k, there, tile, swapped)
+            acc, squares = _pass(acc, squares, x + k, row_mask, tile, swapped)
     if rows == 1:
         acc = tl.sum(acc, 1)[None, :]
     elif swapped:
@@ -97,7 +97,7 @@ def product(
     zeros,
     bias,
     out,
-    parts,
+    partial_sums,
     arrivals,
     eps,
     tokens,
@@ -111,27 +111,30 @@ def product(
     depth: tl.constexpr,
     splits: tl.constexpr,
     stages: tl.constexpr,
-    held: tl.constexpr,
+    held_passes: tl.constexpr,
     swapped: tl.constexpr,
 ):
     """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; x_scales
     [tokens]: what the products of each row are multiplied with; add: to what is in `out`.
     """
     tile = tl.program_id(1) // splits
-    part = tl.program_id(1) % splits
+    split_index = tl.program_id(1) % splits
     row = (tl.program_id(0) * rows + tl.arange(0, rows))[:, None]
     column = tile * cols + tl.arange(0, cols)
-    where = out + row * columns + column
-    mine = (row < tokens) & (column < columns)
+    out_pointers = out + row * columns + column
+    out_mask = (row < tokens) & (column < columns)
     # Gates and their factors alternate. Lines past the end repeat the last: no mask is
     # needed.
-    each: tl.constexpr = 1 + gated
-    lines: tl.constexpr = cols * each
+    lines_per_column: tl.constexpr = 1 + gated
+    lines: tl.constexpr = cols * lines_per_column
     line = tl.arange(0, lines)
-    line = tl.minimum(tile * cols + line // each, columns - 1) + line % each * columns
+    line = (
+        tl.minimum(tile * cols + line // lines_per_column, columns - 1)
+        + line % lines_per_column * columns
+    )
     leaf = leaf_lines(weight, scales, zeros, line, size, group)
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
-    first = part * share
+    first = split_index * share
     # Operands added at the end are loaded at the start: at the end they would cost a
     # latency.
     start = tl.zeros([rows, lines], tl.float32)
@@ -140,10 +143,10 @@ def product(
     factor = 1.0
     if scales is not None and group == 0:
         factor = tl.load(scales + line)
-    tiles = _early(leaf, norm, first, size, depth, group, stages, held)
+    tiles = _load_early(leaf, norm, first, size, depth, group, stages, held_passes)
     follow()
     if add:
-        start += tl.load(where, mask=mine, other=0.0)
+        start += tl.load(out_pointers, mask=out_mask, other=0.0)
     acc, total = _products(
         x + row * size,
         norm,
@@ -158,25 +161,25 @@ def product(
         depth,
         group,
         stages,
-        held,
+        held_passes,
         swapped,
     )
     if splits > 1:
-        cell = tile * tl.num_programs(0) + tl.program_id(0)
-        lot = rows * (lines + 1)
-        base = parts + cell.to(tl.int64) * (splits * lot)
+        tile_index = tile * tl.num_programs(0) + tl.program_id(0)
+        split_size = rows * (lines + 1)
+        base = partial_sums + tile_index.to(tl.int64) * (splits * split_size)
         sums = base + tl.arange(0, rows)[:, None] * lines + tl.arange(0, lines)[None, :]
         squares = base + rows * lines + tl.arange(0, rows)
-        tl.store(sums + part * lot, acc)
-        tl.store(squares + part * lot, total)
-        if arrive(arrivals, cell) < splits - 1:
+        tl.store(sums + split_index * split_size, acc)
+        tl.store(squares + split_index * split_size, total)
+        if arrive(arrivals, tile_index) < splits - 1:
             return
-        tl.store(arrivals + cell, 0)  # for the next launch
+        tl.store(arrivals + tile_index, 0)  # for the next launch
         acc = tl.zeros_like(acc)
         total = tl.zeros_like(total)
         for i in tl.static_range(splits):
-            acc += tl.load(sums + i * lot)
-            total += tl.load(squares + i * lot)
+            acc += tl.load(sums + i * split_size)
+            total += tl.load(squares + i * split_size)
     if norm is not None:
         acc *= tl.rsqrt(total / size + eps)[:, None]
     if scales is not None and group == 0:
@@ -187,11 +190,11 @@ def product(
     if gated:
         gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
         acc = gate / (1 + tl.exp(-gate)) * up
-    tl.store(where, acc.to(out.dtype.element_ty), mask=mine)
+    tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit
-def _early(
+def _load_early(
     leaf,
     norm,
     first,
@@ -199,15 +202,15 @@ def _early(
     depth: tl.constexpr,
     group: tl.constexpr,
     stages: tl.constexpr,
-    held: tl.constexpr,
+    held_passes: tl.constexpr,
 ):
-    """The tiles of `held` passes, loaded; if there are none, the first are prefetched to
-    the cache.
+    """The tiles of `held_passes` passes, loaded; if there are none, the first are
+    prefetched to the cache.
     """
     tiles = ()
-    for i in tl.static_range(held):
+    for i in tl.static_range(held_passes):
         tile = _tile(leaf, norm, first + i * depth, size, depth, group)
         tiles += (tile,)  # type: ignore[assignment]  # a tuple of Triton grows
-    for i in tl.static_range(0 if held else stages):
+    for i in tl.static_range(0 if held_passes else stages):
         prefetch_lines(leaf[0], first + i * depth, size, depth)
     return tiles

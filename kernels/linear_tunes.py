@@ -21,7 +21,7 @@ from torch import Tensor
 Product = Literal["norm_linear", "linear", "linear_add", "norm_gated"]
 
 
-class Tune(NamedTuple):
+class LinearTune(NamedTuple):
     """The tiling of a product into programs."""
 
     rows: int  # of a program. 1: a token each; else at least all tokens
@@ -40,72 +40,72 @@ class TuneEntry(NamedTuple):
 
     tokens: int  # at most
     millions: float  # of weights, at most
-    tune: Tune | None  # None: cuBLAS is faster
+    tune: LinearTune | None  # None: cuBLAS is faster
     above: int = 0  # it is for more inputs than this
 
 
-MOST_TOKENS: Final = 16  # of any row of the table
+MAX_TOKENS: Final = 16  # of any row of the table
 # The first row that fits is used; if none does, cuBLAS.
 TABLE: Final[dict[Product, list[TuneEntry]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     "norm_linear": [
-        TuneEntry(4, 2, Tune(1, 2, 512, 1, 2, 1)),
-        TuneEntry(1, 8.5, Tune(1, 1, 512, 1, 1, 1), above=2048),
-        TuneEntry(4, 8, Tune(1, 4, 256, 1, 1, 4)),
-        TuneEntry(1, 99, Tune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(4, 2, LinearTune(1, 2, 512, 1, 2, 1)),
+        TuneEntry(1, 8.5, LinearTune(1, 1, 512, 1, 1, 1), above=2048),
+        TuneEntry(4, 8, LinearTune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(1, 99, LinearTune(1, 4, 256, 1, 1, 4)),
     ],
     "linear": [
-        TuneEntry(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
-        TuneEntry(4, 1.5, Tune(1, 4, 512, 1, 2, 1)),
-        TuneEntry(1, 999, Tune(1, 2, 2048, 1, 8, 1)),
+        TuneEntry(2, 1.5, LinearTune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(4, 1.5, LinearTune(1, 4, 512, 1, 2, 1)),
+        TuneEntry(1, 999, LinearTune(1, 2, 2048, 1, 8, 1)),
     ],
     "linear_add": [
-        TuneEntry(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
-        TuneEntry(1, 3, Tune(1, 2, 2048, 1, 8, 1)),
-        TuneEntry(1, 8, Tune(1, 2, 4096, 1, 8, 1)),
-        TuneEntry(1, 13, Tune(1, 1, 512, 1, 1, 1)),
-        TuneEntry(1, 20, Tune(1, 4, 1024, 1, 4, 4)),
-        TuneEntry(1, 999, Tune(1, 4, 512, 1, 1, 4)),
-        TuneEntry(2, 3, Tune(1, 2, 1024, 1, 4, 1)),
-        TuneEntry(2, 8, Tune(1, 4, 1024, 1, 2, 4)),
-        TuneEntry(2, 20, Tune(1, 4, 512, 1, 2, 4)),
-        TuneEntry(4, 1.5, Tune(1, 4, 512, 1, 2, 1)),
-        TuneEntry(4, 3, Tune(1, 4, 256, 1, 1, 4)),
-        TuneEntry(16, 1.5, Tune(16, 16, 256, 1, 2, 5)),
-        TuneEntry(16, 3, Tune(16, 16, 128, 4, 2, 6)),
-        TuneEntry(16, 8, Tune(16, 64, 128, 8, 4, 4)),
-        TuneEntry(16, 13, Tune(16, 64, 64, 4, 4, 6)),
-        TuneEntry(16, 20, Tune(16, 32, 128, 4, 2, 6)),
-        TuneEntry(16, 999, Tune(16, 64, 64, 4, 2, 6)),
+        TuneEntry(2, 1.5, LinearTune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(1, 3, LinearTune(1, 2, 2048, 1, 8, 1)),
+        TuneEntry(1, 8, LinearTune(1, 2, 4096, 1, 8, 1)),
+        TuneEntry(1, 13, LinearTune(1, 1, 512, 1, 1, 1)),
+        TuneEntry(1, 20, LinearTune(1, 4, 1024, 1, 4, 4)),
+        TuneEntry(1, 999, LinearTune(1, 4, 512, 1, 1, 4)),
+        TuneEntry(2, 3, LinearTune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(2, 8, LinearTune(1, 4, 1024, 1, 2, 4)),
+        TuneEntry(2, 20, LinearTune(1, 4, 512, 1, 2, 4)),
+        TuneEntry(4, 1.5, LinearTune(1, 4, 512, 1, 2, 1)),
+        TuneEntry(4, 3, LinearTune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(16, 1.5, LinearTune(16, 16, 256, 1, 2, 5)),
+        TuneEntry(16, 3, LinearTune(16, 16, 128, 4, 2, 6)),
+        TuneEntry(16, 8, LinearTune(16, 64, 128, 8, 4, 4)),
+        TuneEntry(16, 13, LinearTune(16, 64, 64, 4, 4, 6)),
+        TuneEntry(16, 20, LinearTune(16, 32, 128, 4, 2, 6)),
+        TuneEntry(16, 999, LinearTune(16, 64, 64, 4, 2, 6)),
     ],
     "norm_gated": [
-        TuneEntry(2, 12, Tune(1, 2, 1024, 1, 1, 1)),
-        TuneEntry(1, 999, Tune(1, 2, 1024, 1, 4, 4), above=4096),
-        TuneEntry(1, 60, Tune(1, 2, 4096, 1, 8, 1), above=2048),
-        TuneEntry(2, 60, Tune(1, 1, 2048, 1, 1, 1)),
-        TuneEntry(1, 999, Tune(1, 2, 4096, 1, 8, 1)),
+        TuneEntry(2, 12, LinearTune(1, 2, 1024, 1, 1, 1)),
+        TuneEntry(1, 999, LinearTune(1, 2, 1024, 1, 4, 4), above=4096),
+        TuneEntry(1, 60, LinearTune(1, 2, 4096, 1, 8, 1), above=2048),
+        TuneEntry(2, 60, LinearTune(1, 1, 2048, 1, 1, 1)),
+        TuneEntry(1, 999, LinearTune(1, 2, 4096, 1, 8, 1)),
         TuneEntry(16, 60, None),
-        TuneEntry(16, 999, Tune(16, 32, 128, 1, 2, 5), above=4096),
-        TuneEntry(16, 80, Tune(16, 32, 128, 1, 2, 3), above=2048),
-        TuneEntry(16, 999, Tune(16, 64, 128, 1, 2, 3)),
+        TuneEntry(16, 999, LinearTune(16, 32, 128, 1, 2, 5), above=4096),
+        TuneEntry(16, 80, LinearTune(16, 32, 128, 1, 2, 3), above=2048),
+        TuneEntry(16, 999, LinearTune(16, 64, 128, 1, 2, 3)),
     ],
 }
 
 
-def tune_of(product: Product, x: Tensor, weight: Tensor) -> Tune | None:
+def tune_of(product: Product, x: Tensor, weight: Tensor) -> LinearTune | None:
     """The table's constants for x [tokens, in] and its weight; None: cuBLAS is faster."""
     tokens, inputs = x.shape
-    if tokens > MOST_TOKENS:
+    if tokens > MAX_TOKENS:
         return None
     for choice in TABLE[product]:
         small = tokens <= choice.tokens and weight.numel() <= choice.millions * 1e6
         if small and inputs > choice.above:
             tune = choice.tune
-            return tune if tune is None or _holds(product, x, tune) else None
+            return tune if tune is None or _is_supported(product, x, tune) else None
     return None
 
 
-def _holds(product: Product, x: Tensor, tune: Tune) -> bool:
+def _is_supported(product: Product, x: Tensor, tune: LinearTune) -> bool:
     """Whether the kernel supports such numbers with this tune.
 
     Tensor cores, which take rows of more than one token, do not multiply float32, and x *

@@ -42,34 +42,37 @@ def _scan(
     stats,
     lists,
     vocab,
-    most: tl.constexpr,
+    max_listed: tl.constexpr,
     chunk: tl.constexpr,
 ):
     """Grid [chunks, rows]: the results of a chunk of a row.
 
     stats [rows, 3, chunks]: its largest logit, its sum of exponentials, and how many keys
-    reach the sampled token's. lists [rows, most, chunks]: its largest keys.
+    reach the sampled token's. lists [rows, max_listed, chunks]: its largest keys.
     """
     follow()
-    part = tl.program_id(0)
+    chunk_index = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    parts = tl.num_programs(0)
+    num_chunks = tl.num_programs(0)
     count = tl.load(requested + tl.load(rows + row))
     if count > 0:
         line = logits + row * stride
-        ids = part * chunk + tl.arange(0, chunk)
+        ids = chunk_index * chunk + tl.arange(0, chunk)
         x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         token = tl.load(tokens + row)
-        own = _key(tl.load(line + token).to(tl.float32), token)
+        sampled_key = _key(tl.load(line + token).to(tl.float32), token)
         keys = tl.where(ids < vocab, _key(x, ids), NONE)
         top = tl.maximum(tl.max(x, 0), LOWEST)
-        here = stats + row * 3 * parts + part
-        tl.store(here, top)
-        tl.store(here + parts, tl.sum(tl.exp(x - top), 0))
-        tl.store(here + 2 * parts, tl.sum((keys >= own).to(tl.int32), 0).to(tl.float32))
+        stat_pointers = stats + row * 3 * num_chunks + chunk_index
+        tl.store(stat_pointers, top)
+        tl.store(stat_pointers + num_chunks, tl.sum(tl.exp(x - top), 0))
+        tl.store(
+            stat_pointers + 2 * num_chunks,
+            tl.sum((keys >= sampled_key).to(tl.int32), 0).to(tl.float32),
+        )
         for i in range(count - 1):
             best = tl.max(keys, 0)
-            tl.store(lists + (row * most + i) * parts + part, best)
+            tl.store(lists + (row * max_listed + i) * num_chunks + chunk_index, best)
             keys = tl.where(keys == best, NONE, keys)
 
 
@@ -83,8 +86,8 @@ def _finish(
     stats,
     lists,
     out,
-    parts,
-    most: tl.constexpr,
+    num_chunks,
+    max_listed: tl.constexpr,
     pad: tl.constexpr,
     wide: tl.constexpr,
 ):
@@ -92,22 +95,28 @@ def _finish(
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
-    at = tl.arange(0, wide)
+    key_lanes = tl.arange(0, wide)
     count = tl.load(requested + tl.load(rows + row))
     if count > 0:
-        here = stats + row * 3 * parts + lanes
-        top = tl.load(here, mask=lanes < parts, other=float("-inf"))
-        mass = tl.load(here + parts, mask=lanes < parts, other=0.0)
-        rank = tl.sum(tl.load(here + 2 * parts, mask=lanes < parts, other=0.0), 0)
+        stat_pointers = stats + row * 3 * num_chunks + lanes
+        top = tl.load(stat_pointers, mask=lanes < num_chunks, other=float("-inf"))
+        mass = tl.load(stat_pointers + num_chunks, mask=lanes < num_chunks, other=0.0)
+        rank = tl.sum(
+            tl.load(stat_pointers + 2 * num_chunks, mask=lanes < num_chunks, other=0.0), 0
+        )
         largest = tl.max(top, 0)
         total = tl.log(tl.sum(mass * tl.exp(top - largest), 0))  # relative to the largest
-        ids = out + 2 * row * (most + 1)
-        values = out + (2 * row + 1) * (most + 1)
-        chosen = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
+        ids = out + 2 * row * (max_listed + 1)
+        values = out + (2 * row + 1) * (max_listed + 1)
+        sampled_logit = tl.load(logits + row * stride + tl.load(tokens + row)).to(
+            tl.float32
+        )
         tl.store(ids, rank.to(tl.int32))
-        tl.store(values, (chosen - largest - total).to(tl.int32, bitcast=True))
+        tl.store(values, (sampled_logit - largest - total).to(tl.int32, bitcast=True))
         keys = tl.load(
-            lists + row * most * parts + at, mask=at < (count - 1) * parts, other=NONE
+            lists + row * max_listed * num_chunks + key_lanes,
+            mask=key_lanes < (count - 1) * num_chunks,
+            other=NONE,
         )
         for i in range(1, count):
             best = tl.max(keys, 0)
@@ -126,34 +135,34 @@ def logprobs(
 
     `logits` [rows, vocab], rows contiguous; `tokens` and `rows` [rows] int32: the sampled
     tokens, and their device rows; `requested` [device rows] int32: 0 for nothing, else 1
-    + k, with k <= vocab. For a row that requests some, `out` [rows, 2, 1 + most] int32
-    gets, first, the sampled token's rank (1 is the likeliest) and the k <= most likeliest
-    ids; second, the bits of the log-probabilities of the sampled token and of these. Of
-    tokens that tie, the lower id counts as the likelier.
+    + k, with k <= vocab. For a row that requests some, `out` [rows, 2, 1 + max_listed]
+    int32 gets, first, the sampled token's rank (1 is the likeliest) and the k <=
+    max_listed likeliest ids; second, the bits of the log-probabilities of the sampled
+    token and of these. Of tokens that tie, the lower id counts as the likelier.
     """
     if not on_triton(logits):
         plain.logprobs(logits, tokens, rows, requested, out)
         return
     count, vocab = logits.shape
-    most = out.shape[2] - 1
-    parts = triton.cdiv(vocab, CHUNK)
-    row = {
+    max_listed = out.shape[2] - 1
+    num_chunks = triton.cdiv(vocab, CHUNK)
+    arguments = {
         "logits": logits,
         "stride": logits.stride(0),
         "tokens": tokens,
         "rows": rows,
         "requested": requested,
-        "stats": logits.new_empty(count, 3, parts, dtype=torch.float32),
-        "lists": logits.new_empty(count, most, parts, dtype=torch.int64),
-        "most": most,
+        "stats": logits.new_empty(count, 3, num_chunks, dtype=torch.float32),
+        "lists": logits.new_empty(count, max_listed, num_chunks, dtype=torch.int64),
+        "max_listed": max_listed,
         "launch_pdl": early(logits),
     }
-    _scan[parts, count](**row, vocab=vocab, chunk=CHUNK, num_warps=SCAN_WARPS)
+    _scan[num_chunks, count](**arguments, vocab=vocab, chunk=CHUNK, num_warps=SCAN_WARPS)
     _finish[count,](
-        **row,
+        **arguments,
         out=out,
-        parts=parts,
-        pad=triton.next_power_of_2(parts),
-        wide=triton.next_power_of_2(most * parts),
+        num_chunks=num_chunks,
+        pad=triton.next_power_of_2(num_chunks),
+        wide=triton.next_power_of_2(max_listed * num_chunks),
         num_warps=FINISH_WARPS,
     )

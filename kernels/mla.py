@@ -169,7 +169,7 @@ def _attention(
             scale=scale,
             out=out,
             draft_layout=draft_layout,
-            most=max_count,
+            max_count=max_count,
         )
     pairs = max_count * q.shape[1]
     _launch(
@@ -210,7 +210,7 @@ def _launch(
     tokens, heads, latent = out.shape
     # For each range a result [latent], and the logarithm of its sum of exponentials.
     results = tokens * heads * splits if splits > 1 else 0
-    parts = torch.empty(results * (latent + 1), dtype=torch.float32, device=q.device)
+    partials = torch.empty(results * (latent + 1), dtype=torch.float32, device=q.device)
     queries = {
         "starts": starts,
         "counts": counts,
@@ -218,12 +218,12 @@ def _launch(
         "splits": splits,
         "skip": draft_layout.skip if draft_layout else 0,
         "stride": draft_layout.stride if draft_layout else 0,
-        "most": max_count,
+        "max_count": max_count,
         "drafted": draft_layout is not None,
     }
     results_of = {
-        "parts": parts,
-        "sums": parts[results * latent :],
+        "partials": partials,
+        "sums": partials[results * latent :],
         "out": out,
         "out_row": out.stride(0),
         "out_head": out.stride(1),
@@ -278,8 +278,8 @@ def _check(
             f"q {tuple(q.shape)} and values of {value_dim} do not fit a cache of "
             f"{tuple(cache.shape)}"
         )
-    known = cache.dtype in (q.dtype, FP8) and q.dtype == out.dtype
-    if out.shape != (*q.shape[:2], value_dim) or not known:
+    dtypes_match = cache.dtype in (q.dtype, FP8) and q.dtype == out.dtype
+    if out.shape != (*q.shape[:2], value_dim) or not dtypes_match:
         raise ValueError(
             f"q is {q.dtype}, the cache {cache.dtype}, out {out.dtype}, "
             f"{tuple(out.shape)}; they have one type, or the cache is FP8, and out has "

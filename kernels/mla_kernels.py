@@ -30,25 +30,25 @@ def _block_ids(pages, index, block_size: tl.constexpr, tile: tl.constexpr):
     tokens = index * tile
     if block_size % tile > 0:
         tokens += tl.arange(0, tile)
-    at = pages.blocks + tokens // block_size
-    return tl.load(at, mask=tokens <= pages.last, other=0)
+    pointers = pages.blocks + tokens // block_size
+    return tl.load(pointers, mask=tokens <= pages.last, other=0)
 
 
 @triton.jit
 def _offsets(pages, ids, index, block_size: tl.constexpr, tile: tl.constexpr):
     """[tile]: where the keys of a tile are in the cache."""
-    at = ids.to(tl.int64) * pages.stride_block
+    offsets = ids.to(tl.int64) * pages.stride_block
     lanes = tl.arange(0, tile)
     if block_size % tile > 0:
-        return at + (index * tile + lanes) % block_size * pages.stride_token
-    at += index * tile % block_size * pages.stride_token
-    return at + lanes * pages.stride_token
+        return offsets + (index * tile + lanes) % block_size * pages.stride_token
+    offsets += index * tile % block_size * pages.stride_token
+    return offsets + lanes * pages.stride_token
 
 
 @triton.jit
 def _rotated(
     pages,
-    at,
+    offsets,
     index,
     tile: tl.constexpr,
     latent: tl.constexpr,
@@ -58,9 +58,9 @@ def _rotated(
     """[tile, rotated_pad]: the rotated keys of a tile."""
     dims = tl.arange(0, rotated_pad)
     tokens = index * tile + tl.arange(0, tile)
-    inside = (tokens <= pages.last)[:, None] & (dims < rotated)[None, :]
-    place = pages.cache + at[:, None] + latent + dims[None, :]
-    return tl.load(place, mask=inside, other=0.0)
+    mask = (tokens <= pages.last)[:, None] & (dims < rotated)[None, :]
+    place = pages.cache + offsets[:, None] + latent + dims[None, :]
+    return tl.load(place, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -81,12 +81,12 @@ def _first_broken(
     for index in range(first // tile, pages.last // tile + 1):
         tokens = index * tile + tl.arange(0, tile)
         ids = _block_ids(pages, index, block_size, tile)
-        at = _offsets(pages, ids, index, block_size, tile)
-        inside = (tokens >= first) & (tokens <= pages.last)
-        here = inside[:, None] & (dims < latent)[None, :]
-        place = pages.cache + at[:, None] + dims[None, :]
-        found = tl.load(place, mask=here, other=0.0).to(tl.float32)
-        broken = tl.max(tl.where(tl.abs(found) < float("inf"), 0, 1), 1) > 0
+        offsets = _offsets(pages, ids, index, block_size, tile)
+        is_checked = (tokens >= first) & (tokens <= pages.last)
+        mask = is_checked[:, None] & (dims < latent)[None, :]
+        place = pages.cache + offsets[:, None] + dims[None, :]
+        values = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        broken = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1) > 0
         position = tl.minimum(position, tl.min(tl.where(broken, tokens, never), 0))
     return position
 
@@ -122,39 +122,43 @@ def _scan(
     total = tl.zeros([rows], tl.float32)
     # Block ids and rotated keys are loaded to registers, a tile ahead. Triton would hold
     # rotated keys in shared memory, as latents, for as many tiles; three do not fit.
-    at = _offsets(pages, _block_ids(pages, lo, block_size, tile), lo, block_size, tile)
-    turned = _rotated(pages, at, lo, tile, latent, rotated, rotated_pad)
+    offsets = _offsets(
+        pages, _block_ids(pages, lo, block_size, tile), lo, block_size, tile
+    )
+    next_rotated = _rotated(pages, offsets, lo, tile, latent, rotated, rotated_pad)
     ids = _block_ids(pages, lo + 1, block_size, tile)
     for index in range(lo, hi):
         tokens = index * tile + tl.arange(0, tile)
         latents = tl.load(
-            pages.cache + at[:, None] + dims[None, :],
+            pages.cache + offsets[:, None] + dims[None, :],
             mask=(tokens <= pages.last)[:, None] & (dims < latent)[None, :],
             other=0.0,
         )
-        rotated_keys = turned.to(q_rotated.dtype)
+        rotated_keys = next_rotated.to(q_rotated.dtype)
         latents = latents.to(q_latent.dtype)
-        at = _offsets(pages, ids, index + 1, block_size, tile)
-        turned = _rotated(pages, at, index + 1, tile, latent, rotated, rotated_pad)
+        offsets = _offsets(pages, ids, index + 1, block_size, tile)
+        next_rotated = _rotated(
+            pages, offsets, index + 1, tile, latent, rotated, rotated_pad
+        )
         ids = _block_ids(pages, index + 2, block_size, tile)
         scores = tl.dot(q_rotated, tl.trans(rotated_keys), input_precision="ieee")
         scores = tl.dot(q_latent, tl.trans(latents), scores, input_precision="ieee")
-        seen = tokens[None, :] <= positions[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, 1)
+        visible = tokens[None, :] <= positions[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weights, 1)
         weights = weights.to(latents.dtype)
-        acc = acc * fade[:, None]
+        acc = acc * rescale[:, None]
         acc = tl.dot(weights, latents, acc, input_precision="ieee")
-        top = higher
+        top = new_top
     return acc, top, total
 
 
 # Rows without drafts in the step may begin anywhere among its rows.
 @triton.jit(
-    do_not_specialize=["splits", "skip", "stride", "most"],
+    do_not_specialize=["splits", "skip", "stride", "max_count"],
     do_not_specialize_on_alignment=["rows", "starts", "counts", "offsets"],
 )
 def attend_latent(
@@ -166,13 +170,13 @@ def attend_latent(
     counts,
     offsets,
     out,
-    parts,
+    partials,
     sums,
     scale,
     splits,
     skip,
     stride,
-    most,
+    max_count,
     q_row,
     q_head,
     out_row,
@@ -192,17 +196,17 @@ def attend_latent(
     drafted: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks]; without counts, the starts are contexts.
-    `drafted`: queries are laid out by skip and stride, and each chunk has `most`, of
+    `drafted`: queries are laid out by skip and stride, and each chunk has `max_count`, of
     which those after its count get finite results.
 
-    With `split`, results are stored in `parts` [tokens, heads, splits, latent], and the
-    logarithms of their sums of exponentials in `sums` [tokens, heads, splits].
+    With `split`, results are stored in `partials` [tokens, heads, splits, latent], and
+    the logarithms of their sums of exponentials in `sums` [tokens, heads, splits].
     """
     follow()
-    part = tl.program_id(0) % splits
+    range_index = tl.program_id(0) % splits
     chunk = tl.program_id(1)
     start, count, offset = chunk_of(starts, counts, offsets, chunk)
-    queries = most if drafted else count
+    queries = max_count if drafted else count
     # The last rows of a chunk see the most keys: they are launched first, so that shorter
     # programs fill the end.
     index = tl.cdiv(queries * heads, rows_tile) - 1 - tl.program_id(0) // splits
@@ -213,28 +217,30 @@ def attend_latent(
     token = token_of(offset, query, skip, stride, drafted)
     head = flat - query * heads
     positions = start + query
-    ours = flat < queries * heads
-    here = (token * heads + head) * splits + part
+    row_mask = flat < queries * heads
+    result_index = (token * heads + head) * splits + range_index
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // heads, count - 1)
     lo = 0
     hi = tl.cdiv(last + 1, tile)
     if split:
         share = tl.maximum(tl.cdiv(hi, splits), 1)
-        lo = part * share
+        lo = range_index * share
         if lo >= hi:
-            tl.store(sums + here, float("-inf"), mask=ours)
+            tl.store(sums + result_index, float("-inf"), mask=row_mask)
             return
         hi = tl.minimum(lo + share, hi)
 
     dims = tl.arange(0, latent_pad)
-    more = tl.arange(0, rotated_pad)
-    there = (flat < count * heads)[:, None]
+    rotated_dims = tl.arange(0, rotated_pad)
+    query_mask = (flat < count * heads)[:, None]
     place = q + (token * q_row + head * q_head)[:, None]
     q_latent = tl.load(
-        place + dims[None, :], mask=there & (dims < latent)[None, :], other=0.0
+        place + dims[None, :], mask=query_mask & (dims < latent)[None, :], other=0.0
     )
     q_rotated = tl.load(
-        place + latent + more[None, :], mask=there & (more < rotated)[None, :], other=0.0
+        place + latent + rotated_dims[None, :],
+        mask=query_mask & (rotated_dims < rotated)[None, :],
+        other=0.0,
     )
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     read = tl.minimum(last, hi * tile - 1)
@@ -266,24 +272,28 @@ def attend_latent(
         total = tl.where((positions >= broken) & (query < count), float("nan"), total)
 
     # Compared with 0, so that NaN stays.
-    some = tl.where(total == 0, 1.0, total)
-    result = acc / some[:, None]
-    valid = ours[:, None] & (dims < latent)[None, :]
+    divisor = tl.where(total == 0, 1.0, total)
+    result = acc / divisor[:, None]
+    valid = row_mask[:, None] & (dims < latent)[None, :]
     if split:
-        logs = tl.where(total == 0, float("-inf"), top + tl.log2(some))
-        tl.store(sums + here, logs, mask=ours)
-        tl.store(parts + here[:, None] * latent + dims[None, :], result, mask=valid)
+        logs = tl.where(total == 0, float("-inf"), top + tl.log2(divisor))
+        tl.store(sums + result_index, logs, mask=row_mask)
+        tl.store(
+            partials + result_index[:, None] * latent + dims[None, :], result, mask=valid
+        )
     else:
-        where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
-        tl.store(where, result.to(out.dtype.element_ty), mask=valid)
+        out_pointers = (
+            out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
+        )
+        tl.store(out_pointers, result.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit(
-    do_not_specialize=["splits", "skip", "stride", "most"],
+    do_not_specialize=["splits", "skip", "stride", "max_count"],
     do_not_specialize_on_alignment=["starts", "counts", "offsets"],
 )
 def merge_ranges(
-    parts,
+    partials,
     sums,
     starts,
     counts,
@@ -292,7 +302,7 @@ def merge_ranges(
     splits,
     skip,
     stride,
-    most,
+    max_count,
     out_row,
     out_head,
     heads: tl.constexpr,
@@ -308,23 +318,23 @@ def merge_ranges(
     row = tl.program_id(0)
     _, count, offset = chunk_of(starts, counts, offsets, tl.program_id(2))
     query = row // heads
-    if query >= (most if drafted else count):
+    if query >= (max_count if drafted else count):
         return
     token = token_of(offset, query, skip, stride, drafted)
     head = row % heads
-    part = tl.arange(0, splits_pad)
-    at = (token * heads + head) * splits + part
+    range_index = tl.arange(0, splits_pad)
+    result_index = (token * heads + head) * splits + range_index
     dims = tl.program_id(1) * piece + tl.arange(0, piece)
-    logs = tl.load(sums + at, mask=part < splits, other=float("-inf"))
+    logs = tl.load(sums + result_index, mask=range_index < splits, other=float("-inf"))
     # Compared with -inf, so that NaN stays. Results of no tile were not written.
     used = logs != float("-inf")
-    found = tl.load(
-        parts + at[:, None] * latent + dims[None, :],
+    results = tl.load(
+        partials + result_index[:, None] * latent + dims[None, :],
         mask=used[:, None] & (dims < latent)[None, :],
         other=0.0,
     )
     weights = tl.exp2(logs - tl.maximum(tl.max(logs, 0), NOTHING_YET))
     total = tl.sum(weights, 0)
-    merged = tl.sum(weights[:, None] * found, 0) / tl.where(total == 0, 1.0, total)
+    merged = tl.sum(weights[:, None] * results, 0) / tl.where(total == 0, 1.0, total)
     place = out + token * out_row + head * out_head + dims
     tl.store(place, merged.to(out.dtype.element_ty), mask=dims < latent)

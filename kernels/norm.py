@@ -12,10 +12,10 @@ from minfer.kernels import on_triton, plain
 from minfer.kernels.leaves import Norm
 from minfer.kernels.pdl import early, follow
 
-TILE = 4096  # elements of a program
-WARP = 512  # elements of a warp
-MOST_WARPS = 16
-MANY = 1024  # rows from which on rows share programs
+TILE_ELEMENTS = 4096  # elements of a program
+WARP_ELEMENTS = 512  # elements of a warp
+MAX_WARPS = 16
+MIN_SHARED_PROGRAM_ROWS = 1024  # rows from which on rows share programs
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -37,19 +37,19 @@ def _rms_norm(
     """Grid [rows / height]: `height` rows of a program."""
     row = (tl.program_id(0) * height + tl.arange(0, height)).to(tl.int64)[:, None]
     lane = tl.arange(0, pad)[None, :]
-    inside = (row < rows) & (lane < size)
+    mask = (row < rows) & (lane < size)
     factor = tl.load(weight + lane, mask=lane < size, other=0.0)
     follow()
-    value = tl.load(x + row * x_stride + lane, mask=inside, other=0.0)
+    value = tl.load(x + row * x_stride + lane, mask=mask, other=0.0)
     if add:
-        there = residual + row * residual_stride + lane
-        value += tl.load(there, mask=inside, other=0.0)
-        tl.store(there, value, mask=inside)
+        residual_pointers = residual + row * residual_stride + lane
+        value += tl.load(residual_pointers, mask=mask, other=0.0)
+        tl.store(residual_pointers, value, mask=mask)
     wide = value.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)[:, None]
     if factor.dtype != tl.float32:
         scaled = scaled.to(value.dtype)
-    tl.store(out + row * out_stride + lane, scaled * factor, mask=inside)
+    tl.store(out + row * out_stride + lane, scaled * factor, mask=mask)
 
 
 def rms_norm(
@@ -71,15 +71,16 @@ def rms_norm(
         out = torch.empty_like(x)
     rows, size = x.shape
     pad = triton.next_power_of_2(size)
-    height = max(1, TILE // pad) if rows >= MANY else 1
-    more = x if residual is None else residual  # a kernel needs a tensor: x is not read
+    height = max(1, TILE_ELEMENTS // pad) if rows >= MIN_SHARED_PROGRAM_ROWS else 1
+    # A kernel needs a tensor: x is not read.
+    residual_or_x = x if residual is None else residual
     _rms_norm[triton.cdiv(rows, height),](
         x=x,
         weight=norm.weight,
-        residual=more,
+        residual=residual_or_x,
         out=out,
         x_stride=x.stride(0),
-        residual_stride=more.stride(0),
+        residual_stride=residual_or_x.stride(0),
         out_stride=out.stride(0),
         rows=rows,
         eps=norm.eps,
@@ -87,7 +88,7 @@ def rms_norm(
         pad=pad,
         height=height,
         add=residual is not None,
-        num_warps=min(MOST_WARPS, max(1, pad * height // WARP)),
+        num_warps=min(MAX_WARPS, max(1, pad * height // WARP_ELEMENTS)),
         launch_pdl=early(x),
     )
     return out

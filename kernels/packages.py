@@ -23,9 +23,10 @@ def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
         return f"{NAMES[package]} is used on Hopper GPUs only"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{NAMES[package]} takes bfloat16 and float16, not {dtype}"
-    top, part, *_ = package.split(".")
+    top, module, *_ = package.split(".")
     if not any(
-        (at / part).exists() or (at / f"{part}.py").exists() for at in _places(top)
+        (folder / module).exists() or (folder / f"{module}.py").exists()
+        for folder in _package_folders(top)
     ):
         return f"{NAMES[package]} is not installed"
     return _misplaced() if package == QUACK else ""
@@ -33,7 +34,7 @@ def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
 
 def _misplaced() -> str:
     """Why quack would refuse CUTLASS in its folder; empty if it would not."""
-    for place in _places("cutlass"):
+    for place in _package_folders("cutlass"):
         if INSTALLED.isdisjoint(place.parts):
             return (
                 f"{NAMES[QUACK]} works only beside a CUTLASS in a folder named "
@@ -42,10 +43,10 @@ def _misplaced() -> str:
     return ""
 
 
-def _places(top: str) -> list[Path]:
+def _package_folders(top: str) -> list[Path]:
     """Folders of an importable package, found without importing it."""
-    found = find_spec(top)
-    folders = found.submodule_search_locations if found else None
+    spec = find_spec(top)
+    folders = spec.submodule_search_locations if spec else None
     return [Path(folder) for folder in folders or ()]
 
 

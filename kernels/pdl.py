@@ -21,14 +21,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from minfer.kernels.target import HOPPER, capability
 
 # The most rows for which launches dominate: at 256 a step got 1 % slower.
-MOST = 64
+MAX_EARLY_ROWS = 64
 
 
 def early(x: Tensor) -> bool:
     """Whether a kernel that calls `follow` is launched early for this tensor
     (`launch_pdl`).
     """
-    return x.shape[0] <= MOST and capability(x.device) >= HOPPER
+    return x.shape[0] <= MAX_EARLY_ROWS and capability(x.device) >= HOPPER
 
 
 def arrivals(device: torch.device, size: int) -> Tensor:
@@ -50,15 +50,15 @@ def _zeros(device: torch.device, size: int, _stream: int) -> Tensor:
 
 
 @triton.jit
-def arrive(counts, at):
-    """Count this program, which has stored its share, at counts[at]; returns the count
+def arrive(counts, index):
+    """Count this program, which has stored its share, at counts[index]; returns the count
     before.
 
     counts: of `arrivals`. The last program may read all shares, and resets its count to
     zero.
     """
     tl.debug_barrier()  # all threads have stored, before one of them counts
-    return tl.atomic_add(counts + at, 1, sem="acq_rel", scope="gpu")
+    return tl.atomic_add(counts + index, 1, sem="acq_rel", scope="gpu")
 
 
 @triton.jit
@@ -81,12 +81,12 @@ def follow_first():
 
 
 @triton.jit
-def prefetch(at):
+def prefetch(pointers):
     """Prefetch the 32 bytes at each of these addresses to the L2 cache."""
     if tl.target_info.cuda_capability_geq(9, 0):
         asm: tl.constexpr = (
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;"  # it has to return something
         )
         tl.inline_asm_elementwise(
-            asm, "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+            asm, "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
         )

@@ -46,8 +46,8 @@ PROGRAMS: Final = 128  # the most of a launch; a power of 2, equal on all ranks
 FLAG_BYTES: Final = 8  # of a flag
 # Elements of a tile and warps of its program: of small messages, which are to be spread
 # over many programs, and of large ones.
-SMALL: Final = 1024, 4
-LARGE: Final = 4096, 16
+SMALL_TILE: Final = 1024, 4
+LARGE_TILE: Final = 4096, 16
 
 
 @frozen
@@ -74,23 +74,28 @@ def flag_bytes(ranks: int) -> int:
 
 
 def peer_sum(
-    part: Tensor, buffer: PeerBuffer, residual: Tensor | None = None, two: bool = False
+    partial: Tensor,
+    buffer: PeerBuffer,
+    residual: Tensor | None = None,
+    two_shot: bool = False,
 ) -> None:
-    """residual += sum over ranks of `part`, or without `residual`: part = that sum.
+    """residual += sum over ranks of `partial`, or without `residual`: partial = that sum.
 
     Both [tokens, hidden] and contiguous, of one dtype; no more elements than a half. All
-    ranks call this with equal shapes, and `two` (a two-shot sum) equal.
+    ranks call this with equal shapes, and `two_shot` (a two-shot sum) equal.
     """
-    size, ranks = part.numel(), len(buffer.halves)
-    if size > buffer.half or part.dtype != buffer.halves[0].dtype:
-        raise ValueError(f"{size} elements of {part.dtype} for buffers of {buffer.half}")
-    each = triton.cdiv(size, ranks) if two else size
-    tile, warps = SMALL if each <= PROGRAMS * SMALL[0] else LARGE
+    size, ranks = partial.numel(), len(buffer.halves)
+    if size > buffer.half or partial.dtype != buffer.halves[0].dtype:
+        raise ValueError(
+            f"{size} elements of {partial.dtype} for buffers of {buffer.half}"
+        )
+    num_summed = triton.cdiv(size, ranks) if two_shot else size
+    tile, warps = SMALL_TILE if num_summed <= PROGRAMS * SMALL_TILE[0] else LARGE_TILE
     # A share has whole tiles, so that vectors are aligned.
-    share = triton.cdiv(each, tile) * tile
-    out = part if residual is None else residual
+    share = triton.cdiv(num_summed, tile) * tile
+    out = partial if residual is None else residual
     add_over_ranks[min(PROGRAMS, share // tile),](
-        part=part,
+        partial=partial,
         out=out,
         halves=buffer.halves,
         flags=buffer.flags,
@@ -101,20 +106,20 @@ def peer_sum(
         rank=buffer.rank,
         ranks=ranks,
         width=triton.next_power_of_2(ranks),
-        shares=ranks if two else 1,
+        shares=ranks if two_shot else 1,
         add=residual is not None,
         tile=tile,
-        most=PROGRAMS,
+        max_programs=PROGRAMS,
         num_warps=warps,
-        launch_pdl=early(part),
+        launch_pdl=early(partial),
     )
 
 
-def reference(parts: list[Tensor], residual: Tensor | None = None) -> Tensor:
+def reference(partials: list[Tensor], residual: Tensor | None = None) -> Tensor:
     """Returns what `peer_sum` stores, of the parts of all ranks."""
-    total = torch.zeros_like(parts[0], dtype=torch.float32)
-    for part in parts:
-        total += part
+    total = torch.zeros_like(partials[0], dtype=torch.float32)
+    for partial in partials:
+        total += partial
     if residual is not None:
         total += residual
-    return total.to(parts[0].dtype)
+    return total.to(partials[0].dtype)

@@ -27,8 +27,8 @@ def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
     """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
     `norm.rms_norm`.
     """
-    plain, weight = x.dtype is torch.float32, norm.weight
-    wide = x if plain else x.float()
+    is_float32, weight = x.dtype is torch.float32, norm.weight
+    wide = x if is_float32 else x.float()
     # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches fewer.
     floor, root = _constants(norm.eps, x.shape[-1])
     size: Tensor = torch.linalg.vector_norm(wide, 2, -1, True)
@@ -44,12 +44,12 @@ def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(math.sqrt(eps * size)), torch.tensor(1 / math.sqrt(size))
 
 
-def linear(x: Tensor, by: Linear) -> Tensor:
+def linear(x: Tensor, matrix: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, in] -> [tokens, out]."""
-    if not (_are_few(x) and by.weight.is_contiguous()):
-        return F.linear(x, by.weight, by.bias)
-    found = torch.mm(by.weight, x.t()).t().contiguous()
-    return found if by.bias is None else found.add_(by.bias)
+    if not (_has_few_rows(x) and matrix.weight.is_contiguous()):
+        return F.linear(x, matrix.weight, matrix.bias)
+    product = torch.mm(matrix.weight, x.t()).t().contiguous()
+    return product if matrix.bias is None else product.add_(matrix.bias)
 
 
 def product_dtype(kind: torch.dtype) -> torch.dtype:
@@ -58,23 +58,23 @@ def product_dtype(kind: torch.dtype) -> torch.dtype:
     return torch.float32 if kind is torch.bfloat16 and not fast else kind
 
 
-def _are_few(x: Tensor) -> bool:
+def _has_few_rows(x: Tensor) -> bool:
     return len(x) in FEW_ROWS and x.dtype is torch.float32
 
 
-def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
+def norm_linear(x: Tensor, norm: Norm, matrix: Linear) -> Tensor:
     """`linear` of rms_norm(x)."""
-    return linear(rms_norm(x, norm), by)
+    return linear(rms_norm(x, norm), matrix)
 
 
-def linear_add(residual: Tensor, x: Tensor, by: Linear) -> None:
+def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
-    if _are_few(x):
-        residual.add_(linear(x, by))
+    if _has_few_rows(x):
+        residual.add_(linear(x, matrix))
         return
-    residual.addmm_(x, by.weight.t())
-    if by.bias is not None:
-        residual.add_(by.bias)
+    residual.addmm_(x, matrix.weight.t())
+    if matrix.bias is not None:
+        residual.add_(matrix.bias)
 
 
 def norm_gated(
@@ -124,9 +124,9 @@ def gather(
     out.tokens.copy_(token)
     out.positions.copy_(position)
     torch.add(position, 1, out=out.ahead)
-    at = position // block_size
-    page = state.table[:, rows, at]
-    torch.add(position - at * block_size, page, alpha=block_size, out=out.slots)
+    block_index = position // block_size
+    page = state.table[:, rows, block_index]
+    torch.add(position - block_index * block_size, page, alpha=block_size, out=out.slots)
 
 
 def advance(
@@ -147,17 +147,17 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
+def store_logits(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
     """Store logits of rows that are not the scratch row; see masked_logits.py."""
-    there = rows != scratch
-    out[rows[there].long()] = logits[there]
+    is_stored = rows != scratch
+    out[rows[is_stored].long()] = logits[is_stored]
 
 
-def hide(kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+def mask_logits(stored_logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     """Logits of rows, without the tokens that are not allowed; see masked_logits.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
-    bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : kept.shape[1]]
-    return kept.index_select(0, rows.long()).masked_fill(bits == 0, -torch.inf)
+    bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : stored_logits.shape[1]]
+    return stored_logits.index_select(0, rows.long()).masked_fill(bits == 0, -torch.inf)
 
 
 def logprobs(
@@ -168,7 +168,7 @@ def logprobs(
     listed = counts.nonzero()[:, 0]
     if not len(listed):
         return
-    x, own, counts = (
+    x, sampled, counts = (
         logits[listed].float(),
         tokens[listed, None].long(),
         counts[listed, None],
@@ -177,12 +177,16 @@ def logprobs(
     order = bits ^ (bits >> 31 & 0x7FFFFFFF)
     keys = (order.long() << 32) - torch.arange(x.shape[1], device=x.device)
     ids = keys.topk(int(counts.max()) - 1).indices
-    rank = (keys >= keys.gather(1, own)).sum(1, keepdim=True)
-    found = x.log_softmax(1).gather(1, torch.cat((own, ids), 1))
-    both = torch.stack((torch.cat((rank, ids), 1).int(), found.view(torch.int32)), 1)
-    width = found.shape[1]
-    there = torch.arange(width, device=x.device) < counts
-    out[listed, :, :width] = torch.where(there[:, None], both, out[listed, :, :width])
+    rank = (keys >= keys.gather(1, sampled)).sum(1, keepdim=True)
+    log_probs = x.log_softmax(1).gather(1, torch.cat((sampled, ids), 1))
+    results = torch.stack(
+        (torch.cat((rank, ids), 1).int(), log_probs.view(torch.int32)), 1
+    )
+    width = log_probs.shape[1]
+    is_requested = torch.arange(width, device=x.device) < counts
+    out[listed, :, :width] = torch.where(
+        is_requested[:, None], results, out[listed, :, :width]
+    )
 
 
 def write_draft_inputs(
@@ -195,12 +199,12 @@ def write_draft_inputs(
 ) -> None:
     """Drafts as inputs; see verify_drafts.py."""
     places = torch.arange(len(drafts), dtype=torch.int32, device=drafts.device)[:, None]
-    there = places < counts
+    has_draft = places < counts
     tokens = drafts if proposed is None else torch.where(drafts < 0, proposed, drafts)
     positions = state.next.index_select(0, rows) + 1 + places
-    owners = torch.where(there, rows, state.scratch)
+    owners = torch.where(has_draft, rows, state.scratch)
     for line, values in zip(out, (tokens, positions), strict=False):
-        line.copy_(torch.where(there, values, 0).flatten())
+        line.copy_(torch.where(has_draft, values, 0).flatten())
     out[2].copy_(owners.flatten())
 
 
@@ -220,5 +224,5 @@ def accept_drafts(
     next_rows.copy_(torch.where(accepts, owners, state.scratch))
     ahead = state.next.index_select(0, owners)
     positions.copy_(torch.where(accepts, ahead, 0) + 1)
-    kept = accepted if place else torch.zeros_like(accepted)
-    accepted.copy_(torch.where(accepts, place + 1, kept))
+    old_accepted = accepted if place else torch.zeros_like(accepted)
+    accepted.copy_(torch.where(accepts, place + 1, old_accepted))

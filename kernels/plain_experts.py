@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import plain, quantized
-from minfer.kernels.leaves import Choice, Experts, Linear, Router
+from minfer.kernels.leaves import ChosenExperts, ExpertRouter, Experts, Linear
 from minfer.kernels.plain import gated_mul
 
 
-def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
+def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> ChosenExperts:
     """Choose the experts of normalised tokens `x` [tokens, hidden]. `real` [tokens] bool
     is False for padding, which gets no expert. Of equal scores the lower id is chosen.
     """
@@ -23,29 +23,31 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
     if rule.groups > rule.kept_groups:
         by_group = ranked.view(len(ranked), rule.groups, ranked.shape[1] // rule.groups)
         best = by_group.topk(1 + (rule.ranked_by == "best_two"), -1).values.sum(-1)
-        kept = _first_of(best, rule.kept_groups)
-        allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
+        best_groups = _best_ids(best, rule.kept_groups)
+        allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best_groups, True)
         ranked = by_group.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
-    ids = _first_of(ranked, rule.top_k)
+    ids = _best_ids(ranked, rule.top_k)
     weights = scores.gather(1, ids)
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     ids = ids.int()
-    if router.held is not None:
-        ids = ids - router.first
-        ids = ids.where((ids >= 0) & (ids < router.held), -1)
+    if router.num_local is not None:
+        ids = ids - router.first_local
+        ids = ids.where((ids >= 0) & (ids < router.num_local), -1)
     if real is not None:
         ids = ids.where(real[:, None], -1)
-    return Choice(ids, weights * rule.scaling)
+    return ChosenExperts(ids, weights * rule.scaling)
 
 
-def _first_of(scores: Tensor, count: int) -> Tensor:
+def _best_ids(scores: Tensor, count: int) -> Tensor:
     """Returns the ids of the largest scores, of equal ones the lowest."""
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     return order[:, :count]
 
 
-def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -> None:
+def add_experts(
+    residual: Tensor, x: Tensor, experts: Experts, choice: ChosenExperts
+) -> None:
     """Add to `residual` [tokens, hidden] the weighted sum of each token's experts of `x`
     [tokens, hidden]: two products for each expert that is hit, of the tokens that chose
     it; all else is done for all pairs of token and expert at once.
@@ -61,23 +63,23 @@ def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -
     inner = gated_mul(
         _products(x.index_select(0, tokens), experts.gate_up, hit), experts.activation
     )
-    own = _products(inner, experts.down, hit).float()
-    own.mul_(choice.weights.flatten()[order, None])
+    outputs = _products(inner, experts.down, hit).float()
+    outputs.mul_(choice.weights.flatten()[order, None])
     total = torch.zeros_like(residual, dtype=torch.float32)
-    residual.add_(total.index_add_(0, tokens, own))
+    residual.add_(total.index_add_(0, tokens, outputs))
 
 
 prepare = quantized.prepare  # of experts' matrices, each by itself
 
 
-def _products(x: Tensor, by: Linear, hit: list[tuple[int, int]]) -> Tensor:
+def _products(x: Tensor, matrices: Linear, hit: list[tuple[int, int]]) -> Tensor:
     """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
     has each expert and the number of its pairs, in the order of the rows.
     """
-    product = plain.linear if by.scheme.is_plain else quantized.linear
-    parts = x.split_with_sizes([count for _, count in hit])
-    made = [
-        product(part, by.select(expert))
-        for (expert, _), part in zip(hit, parts, strict=True)
+    product = plain.linear if matrices.scheme.is_plain else quantized.linear
+    rows_by_expert = x.split_with_sizes([count for _, count in hit])
+    products = [
+        product(expert_rows, matrices.select(expert))
+        for (expert, _), expert_rows in zip(hit, rows_by_expert, strict=True)
     ]
-    return torch.cat(made)
+    return torch.cat(products)

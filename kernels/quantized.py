@@ -13,8 +13,8 @@ of integers are summed exactly. With weights alone in few bits, activations stay
 are, and the product is that with the dequantized matrix.
 
 These are the references of the kernels, and the products of a device that has no better
-ones. A matrix is dequantized in pieces, so that never more than `PIECE` of its numbers
-take their full size.
+ones. A matrix is dequantized in pieces, so that never more than
+`MAX_DEQUANTIZED_NUMBERS` of its numbers take their full size.
 """
 
 from typing import Final, NamedTuple
@@ -29,7 +29,7 @@ from minfer.kernels.eight_bits import FP8, LARGEST, divide, to_8_bits
 from minfer.kernels.leaves import (
     FP8_BLOCKS,
     INT8,
-    PIECE,
+    MAX_DEQUANTIZED_NUMBERS,
     Activation,
     Linear,
     Norm,
@@ -40,7 +40,7 @@ from minfer.kernels.leaves import (
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and from 8 on their negatives
 FP4_EXPONENT: Final = 2  # of the largest, 6 = 1.5 * 2^2
 BIAS: Final = 127  # of exponents in 8 bits
-MIDDLE: Final = 8  # what means 0 in groups without zeros
+ZERO_POINT: Final = 8  # what means 0 in groups without zeros
 
 
 class Stored(NamedTuple):
@@ -70,60 +70,68 @@ def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
     return _integers(wide, scheme, dtype)
 
 
-def dequantize(by: Linear) -> Tensor:
+def dequantize(matrix: Linear) -> Tensor:
     """Returns a leaf's matrix, or matrices, in float32."""
-    scheme, weight = by.scheme, by.weight
+    scheme, weight = matrix.scheme, matrix.weight
     if scheme.is_plain:
         return weight.float()
     numbers = _unpacked(weight) if scheme.bits == 4 else weight
     if scheme.scales == "uint8":
-        table = torch.tensor([*FP4, *(-one for one in FP4)], device=weight.device)
+        table = torch.tensor([*FP4, *(-number for number in FP4)], device=weight.device)
         wide = table[numbers.int()]
-        scales = torch.exp2(by.scaled.float() - BIAS)
+        scales = torch.exp2(matrix.scaled.float() - BIAS)
     else:
-        wide, scales = numbers.float(), by.scaled.float()
-    size = scheme.group or by.inputs
+        wide, scales = numbers.float(), matrix.scaled.float()
+    size = scheme.group or matrix.inputs
     if scheme.is_int4:
-        wide = wide - (MIDDLE if by.zeros is None else _spread(by.zeros, size, by.inputs))
-    return wide * _spread(scales, size, by.inputs)
+        wide = wide - (
+            ZERO_POINT
+            if matrix.zeros is None
+            else _repeat_groups(matrix.zeros, size, matrix.inputs)
+        )
+    return wide * _repeat_groups(scales, size, matrix.inputs)
 
 
-def linear(x: Tensor, by: Linear) -> Tensor:
+def linear(x: Tensor, matrix: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype of `x`."""
-    if by.packed is not None and not isinstance(by.packed, tuple):
-        return by.packed.product(x, by.bias)
-    rounded = round_activations(x, by.scheme)
-    at_once = max(1, PIECE // by.inputs)
-    rows = by.weight.shape[0]
-    made = [
-        _product(x, rounded, by.select(slice(i, min(i + at_once, rows))))
+    if matrix.packed is not None and not isinstance(matrix.packed, tuple):
+        return matrix.packed.product(x, matrix.bias)
+    rounded = round_activations(x, matrix.scheme)
+    at_once = max(1, MAX_DEQUANTIZED_NUMBERS // matrix.inputs)
+    rows = matrix.weight.shape[0]
+    products = [
+        _product(x, rounded, matrix.select(slice(i, min(i + at_once, rows))))
         for i in range(0, rows, at_once)
     ]
-    return made[0] if len(made) == 1 else torch.cat(made, 1)
+    return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
-def prepare(by: Linear) -> Linear:
+def prepare(matrix: Linear) -> Linear:
     """Returns a leaf, or that of several experts, as a library of the CPU stores it, if
     one multiplies it.
     """
-    if by.weight.device.type != "cpu":
-        return by
-    single = by.weight.dim() == 2
-    each = [by] if single else [by.select(i) for i in range(len(by.weight))]
-    made = [one for leaf in each if (one := _packed_leaf(leaf)) is not None]
-    if len(made) < len(each):
-        return by
-    packed = made[0] if single else tuple(made)
-    return evolve(by, weight=by.weight.to("meta"), scales=None, zeros=None, packed=packed)
+    if matrix.weight.device.type != "cpu":
+        return matrix
+    single = matrix.weight.dim() == 2
+    leaves = [matrix] if single else [matrix.select(i) for i in range(len(matrix.weight))]
+    packed_leaves = [
+        packed_leaf for leaf in leaves if (packed_leaf := _packed_leaf(leaf)) is not None
+    ]
+    if len(packed_leaves) < len(leaves):
+        return matrix
+    packed = packed_leaves[0] if single else tuple(packed_leaves)
+    return evolve(
+        matrix, weight=matrix.weight.to("meta"), scales=None, zeros=None, packed=packed
+    )
 
 
-def _packed_leaf(by: Linear) -> Packed | None:
-    if by.scheme is INT8:
-        return cpu_int8.pack(by.weight, by.scaled)
-    return cpu_int4.pack(by) if by.scheme.is_int4 else None
+def _packed_leaf(matrix: Linear) -> Packed | None:
+    if matrix.scheme is INT8:
+        return cpu_int8.pack(matrix.weight, matrix.scaled)
+    return cpu_int4.pack(matrix) if matrix.scheme.is_int4 else None
 
 
-def described(scheme: Scheme) -> str:
+def product_description(scheme: Scheme) -> str:
     """Returns what multiplies a scheme's matrices on the CPU."""
     if scheme is INT8:
         return cpu_int8.description()
@@ -132,14 +140,14 @@ def described(scheme: Scheme) -> str:
     return "dequantized a piece at a time, then multiplied"
 
 
-def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
+def norm_linear(x: Tensor, norm: Norm, matrix: Linear) -> Tensor:
     """`linear` of rms_norm(x)."""
-    return linear(plain.rms_norm(x, norm), by)
+    return linear(plain.rms_norm(x, norm), matrix)
 
 
-def linear_add(residual: Tensor, x: Tensor, by: Linear) -> None:
+def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
     """residual [tokens, outputs] += x @ weight.T + bias."""
-    residual.add_(linear(x, by))
+    residual.add_(linear(x, matrix))
 
 
 def norm_gated(
@@ -170,23 +178,25 @@ def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None
     return numbers.flatten(-2)[..., : x.shape[-1]], scales.squeeze(-1)
 
 
-def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, by: Linear) -> Tensor:
+def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, matrix: Linear) -> Tensor:
     """The product with some outputs of a leaf, all of whose inputs are there."""
     if rounded is None:
         kind = x.dtype if x.is_cuda or len(x) == 1 else plain.product_dtype(x.dtype)
-        weight = dequantize(by).to(x.dtype).to(kind)
-        bias = None if by.bias is None else by.bias.to(kind)
+        weight = dequantize(matrix).to(x.dtype).to(kind)
+        bias = None if matrix.bias is None else matrix.bias.to(kind)
         return F.linear(x.to(kind), weight, bias).to(x.dtype)
     numbers, scales = rounded
-    if by.scheme.group:
-        wide = numbers.float() * _spread(scales, by.scheme.group, by.inputs)
-        total = F.linear(wide, dequantize(by))
+    if matrix.scheme.group:
+        wide = numbers.float() * _repeat_groups(
+            scales, matrix.scheme.group, matrix.inputs
+        )
+        total = F.linear(wide, dequantize(matrix))
     else:
         # Sums of integers are exact in float64.
-        kind = torch.float64 if by.scheme.storage == "int8" else torch.float32
-        sums = F.linear(numbers.to(kind), by.weight.to(kind))
-        total = sums.float() * scales * by.scaled.t()
-    return (total if by.bias is None else total + by.bias.float()).to(x.dtype)
+        kind = torch.float64 if matrix.scheme.storage == "int8" else torch.float32
+        sums = F.linear(numbers.to(kind), matrix.weight.to(kind))
+        total = sums.float() * scales * matrix.scaled.t()
+    return (total if matrix.bias is None else total + matrix.bias.float()).to(x.dtype)
 
 
 def _quantize_groups(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
@@ -215,7 +225,7 @@ def _in_blocks(matrix: Tensor) -> Stored:
     by_output = (
         _scales(largest, FP8).repeat_interleave(size, -2)[..., :outputs, :].contiguous()
     )
-    wide = matrix.float() / _spread(by_output, size, inputs)
+    wide = matrix.float() / _repeat_groups(by_output, size, inputs)
     weight = to_8_bits(wide, FP8)
     return Stored(weight.view(*count, outputs, inputs), by_output, None)
 
@@ -230,11 +240,11 @@ def _integers(wide: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
         # The number of the largest magnitude is -8 or 7, whichever leaves no clipping.
         high, low = wide.amax(-1), wide.amin(-1)
         scales = torch.maximum(divide(high, 7), -low / 8).to(dtype)
-        zeros = torch.full_like(scales, MIDDLE, dtype=torch.float32)
+        zeros = torch.full_like(scales, ZERO_POINT, dtype=torch.float32)
     steps = wide / _nonzero(scales)[..., None]
     numbers = (steps + zeros[..., None]).round().clamp(0, 15).to(torch.uint8)
-    kept = zeros.to(torch.uint8) if scheme.zeros else None
-    return Stored(packed(numbers.flatten(-2)), scales, kept)
+    stored_zeros = zeros.to(torch.uint8) if scheme.zeros else None
+    return Stored(packed(numbers.flatten(-2)), scales, stored_zeros)
 
 
 def _nonzero(scales: Tensor) -> Tensor:
@@ -269,6 +279,6 @@ def _unpacked(weight: Tensor) -> Tensor:
     return torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
 
 
-def _spread(groups: Tensor, size: int, inputs: int) -> Tensor:
+def _repeat_groups(groups: Tensor, size: int, inputs: int) -> Tensor:
     """Returns the value of each input's group."""
     return groups.repeat_interleave(size, -1)[..., :inputs]

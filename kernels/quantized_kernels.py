@@ -16,12 +16,13 @@ from minfer.kernels.leaf_tiles import leaf_lines, load_tile, scaled_tile
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.pdl import early, follow
 
-WARP: Final = 256  # elements of a row for each warp at once, in loads of 16 bytes
+# Of a row for each warp at once, in loads of 16 bytes.
+WARP_ELEMENTS: Final = 256
 WARPS: Final = 8
-# Of a row, in the registers of so many warps; a longer row takes twice as many warps.
-MOST_TILES: Final = 12
-LINES: Final = 8  # of a program that dequantizes
-DEPTH: Final = 512
+# Of a row, in the registers of `WARPS` warps; a longer row takes twice as many warps.
+MAX_TILES: Final = 12
+LINES_PER_PROGRAM: Final = 8  # of a program that dequantizes
+TILE_DEPTH: Final = 512
 DEQUANTIZE_WARPS: Final = 4
 
 
@@ -80,14 +81,15 @@ def _round_rows(
     scales,
     x_stride,
     eps,
-    most: tl.constexpr,
+    max_magnitude: tl.constexpr,
     size: tl.constexpr,
     tiles: tl.constexpr,
     tile: tl.constexpr,
     activation: tl.constexpr,
 ):
     """Grid [rows]: a row, normalised if there is `norm`, or activation(gate) * up of a
-    row of both if there is `activation`, times most / largest. It stays in registers.
+    row of both if there is `activation`, times max_magnitude / largest. It stays in
+    registers.
     """
     row = tl.program_id(0).to(tl.int64)
     factors = _factors(norm, size, tiles, tile)
@@ -99,12 +101,12 @@ def _round_rows(
     for i in tl.static_range(1, tiles):
         largest = tl.maximum(largest, tl.abs(values[i].to(tl.float32)))
     top = tl.max(largest, 0)
-    scale = tl.where(top > 0, tl.div_rn(top, most), 1.0)
+    scale = tl.where(top > 0, tl.div_rn(top, max_magnitude), 1.0)
     for i in tl.static_range(tiles):
         lane = i * tile + tl.arange(0, tile)
         wide = values[i].to(tl.float32)
         scaled = tl.div_rn(wide, tl.zeros_like(wide) + scale)
-        scaled = tl.minimum(tl.maximum(scaled, -most), most)
+        scaled = tl.minimum(tl.maximum(scaled, -max_magnitude), max_magnitude)
         if out.dtype.element_ty == tl.int8:
             scaled = nearest(scaled)
         place = out + row * size + lane
@@ -127,8 +129,8 @@ def round_rows(
     rows, size = len(x), x.shape[1] // (1 if activation is None else 2)
     out = torch.empty(rows, size, dtype=dtype, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    warps = WARPS if size <= MOST_TILES * WARPS * WARP else 2 * WARPS
-    tile = min(warps * WARP, triton.next_power_of_2(size))
+    warps = WARPS if size <= MAX_TILES * WARPS * WARP_ELEMENTS else 2 * WARPS
+    tile = min(warps * WARP_ELEMENTS, triton.next_power_of_2(size))
     _round_rows[rows,](
         x=x,
         norm=None if norm is None else norm.weight,
@@ -136,12 +138,12 @@ def round_rows(
         scales=scales,
         x_stride=x.stride(0),
         eps=0.0 if norm is None else norm.eps,
-        most=LARGEST[dtype],
+        max_magnitude=LARGEST[dtype],
         size=size,
         tiles=triton.cdiv(size, tile),
         tile=tile,
         activation=activation,
-        num_warps=max(1, tile // WARP),
+        num_warps=max(1, tile // WARP_ELEMENTS),
         launch_pdl=early(x),
     )
     return out, scales
@@ -167,25 +169,25 @@ def _dequantize(
     wide = scaled_tile(load_tile(leaf, k, size, size % depth == 0, depth, group))
     follow()
     lane = k + tl.arange(0, depth)[None, :]
-    where = out + line.to(tl.int64)[:, None] * size + lane
-    mine = (line < lines)[:, None] & (lane < size)
-    tl.store(where, wide.to(out.dtype.element_ty), mask=mine)
+    out_pointers = out + line.to(tl.int64)[:, None] * size + lane
+    mask = (line < lines)[:, None] & (lane < size)
+    tl.store(out_pointers, wide.to(out.dtype.element_ty), mask=mask)
 
 
-def dequantized(by: Linear, x: Tensor) -> Tensor:
+def dequantized(matrix: Linear, x: Tensor) -> Tensor:
     """Returns a leaf's matrix in the dtype of `x`, as `quantized.dequantize`."""
-    lines, size = len(by.weight), by.inputs
+    lines, size = len(matrix.weight), matrix.inputs
     out = x.new_empty(lines, size)
-    _dequantize[triton.cdiv(lines, LINES), triton.cdiv(size, DEPTH)](
-        weight=by.weight,
-        scales=by.scaled,
-        zeros=by.zeros,
+    _dequantize[triton.cdiv(lines, LINES_PER_PROGRAM), triton.cdiv(size, TILE_DEPTH)](
+        weight=matrix.weight,
+        scales=matrix.scaled,
+        zeros=matrix.zeros,
         out=out,
         lines=lines,
         size=size,
-        group=by.scheme.group or max(size, DEPTH),
-        tall=LINES,
-        depth=DEPTH,
+        group=matrix.scheme.group or max(size, TILE_DEPTH),
+        tall=LINES_PER_PROGRAM,
+        depth=TILE_DEPTH,
         num_warps=DEQUANTIZE_WARPS,
         launch_pdl=early(x),
     )

@@ -24,49 +24,53 @@ from torch import Tensor
 from minfer.kernels import activation as gates
 from minfer.kernels import fused_linear
 from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
-from minfer.kernels.linear_tunes import Tune
+from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.quantized_kernels import dequantized, round_rows
-from minfer.kernels.quantized_tunes import FUSED_NORM, rounded_tune_of, tune_of
+from minfer.kernels.quantized_tunes import MAX_FUSED_NORM_TOKENS, rounded_tune_of, tune_of
 
-LEAST_INTEGER_ROWS = 17  # of `torch._int_mm`
+MIN_INT_MM_ROWS = 17  # of `torch._int_mm`
 
 gated_mul = gates.gated_mul
 
 
-def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> Tensor:
+def norm_linear(
+    x: Tensor, norm: Norm, matrix: Linear, tune: LinearTune | None = None
+) -> Tensor:
     """rms_norm(x) @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype
     of x.
 
     Call it before a CUDA graph captures it. tune: constants instead of the table's.
     """
-    tune = tune or tune_of(x, by)
-    if tune is not None and fused_linear.fits(x, by):
-        return _few(x, norm, by, tune)
-    if _in_8_bits(x, by):
-        return _rounded_product(x, norm, by)
-    return fused_linear.norm_linear(x, norm, _plain(by, x))
+    tune = tune or tune_of(x, matrix)
+    if tune is not None and fused_linear.fits(x, matrix):
+        return _product_of_few_tokens(x, norm, matrix, tune)
+    if _has_8_bit_library(x, matrix):
+        return _rounded_product(x, norm, matrix)
+    return fused_linear.norm_linear(x, norm, _dequantized(matrix, x))
 
 
-def linear(x: Tensor, by: Linear, tune: Tune | None = None) -> Tensor:
+def linear(x: Tensor, matrix: Linear, tune: LinearTune | None = None) -> Tensor:
     """x @ weight.T + bias; else as above."""
-    tune = tune or tune_of(x, by)
-    if tune is not None and fused_linear.fits(x, by):
-        return _few(x, None, by, tune)
-    if _in_8_bits(x, by):
-        return _rounded_product(x, None, by)
-    return fused_linear.linear(x, _plain(by, x))
+    tune = tune or tune_of(x, matrix)
+    if tune is not None and fused_linear.fits(x, matrix):
+        return _product_of_few_tokens(x, None, matrix, tune)
+    if _has_8_bit_library(x, matrix):
+        return _rounded_product(x, None, matrix)
+    return fused_linear.linear(x, _dequantized(matrix, x))
 
 
-def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None) -> None:
+def linear_add(
+    residual: Tensor, x: Tensor, matrix: Linear, tune: LinearTune | None = None
+) -> None:
     """residual [tokens, outputs] += x @ weight.T + bias; else as above."""
-    tune = tune or tune_of(x, by)
-    if tune is not None and fused_linear.fits(x, by) and residual.is_contiguous():
-        fused_linear.launch(x, by, tune, out=residual)
-    elif _in_8_bits(x, by):
-        _rounded_product(x, None, by, out=residual)
+    tune = tune or tune_of(x, matrix)
+    if tune is not None and fused_linear.fits(x, matrix) and residual.is_contiguous():
+        fused_linear.launch(x, matrix, tune, out=residual)
+    elif _has_8_bit_library(x, matrix):
+        _rounded_product(x, None, matrix, out=residual)
     else:
-        fused_linear.linear_add(residual, x, _plain(by, x))
+        fused_linear.linear_add(residual, x, _dequantized(matrix, x))
 
 
 def norm_gated(
@@ -75,7 +79,7 @@ def norm_gated(
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,
-    tune: Tune | None = None,
+    tune: LinearTune | None = None,
 ) -> Tensor:
     """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
     above.
@@ -85,14 +89,14 @@ def norm_gated(
     tune = tune or tune_of(x, gate_up, gated=True)
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
-        return _few(x, norm, gate_up, tune, gated=True)
-    if _in_8_bits(x, gate_up):
+        return _product_of_few_tokens(x, norm, gate_up, tune, gated=True)
+    if _has_8_bit_library(x, gate_up):
         if silu and _rounded_tune(x, gate_up, gated=True):
             return _rounded_product(x, norm, gate_up, gated=True)
         return gated_mul(_rounded_product(x, norm, gate_up), activation)
     if tune is not None and not silu:
         return gated_mul(norm_linear(x, norm, gate_up), activation)
-    return fused_linear.norm_gated(x, norm, _plain(gate_up, x), activation, fused)
+    return fused_linear.norm_gated(x, norm, _dequantized(gate_up, x), activation, fused)
 
 
 def feed(
@@ -108,51 +112,60 @@ def feed(
 
     Where gate and up are a tensor, their product is rounded to 8 bits as it is made.
     """
-    many = tune_of(x, gate_up, gated=True) is None and tune_of(x, down) is None
-    whole = _rounded_tune(x, gate_up, gated=True) is None or activation != "silu"
-    if many and whole and _in_8_bits(x, gate_up) and _in_8_bits(x, down):
-        both = _rounded_product(x, norm, gate_up)
-        rows = round_rows(both, down.weight.dtype, activation=activation)
+    uses_library = tune_of(x, gate_up, gated=True) is None and tune_of(x, down) is None
+    has_separate_gate = (
+        _rounded_tune(x, gate_up, gated=True) is None or activation != "silu"
+    )
+    if (
+        uses_library
+        and has_separate_gate
+        and _has_8_bit_library(x, gate_up)
+        and _has_8_bit_library(x, down)
+    ):
+        gate_and_up = _rounded_product(x, norm, gate_up)
+        rows = round_rows(gate_and_up, down.weight.dtype, activation=activation)
         _product_of_rounded(*rows, x.dtype, down, out=out)
     else:
         linear_add(out, norm_gated(x, norm, gate_up, activation, fused), down)
 
 
-def _few(
-    x: Tensor, norm: Norm | None, by: Linear, tune: Tune, *, gated: bool = False
+def _product_of_few_tokens(
+    x: Tensor, norm: Norm | None, matrix: Linear, tune: LinearTune, *, gated: bool = False
 ) -> Tensor:
     """The product by the kernel of few tokens, with the norm inside if there are so few
     that it is worth to compute it in each program, and if float16 does not overflow.
     """
-    inside = len(x) <= FUSED_NORM and (x.dtype is not torch.float16 or tune.rows == 1)
-    if norm is not None and not inside:
+    fuses_norm = len(x) <= MAX_FUSED_NORM_TOKENS and (
+        x.dtype is not torch.float16 or tune.rows == 1
+    )
+    if norm is not None and not fuses_norm:
         x, norm = rms_norm(x, norm), None
-    return fused_linear.launch(x, by, tune, norm=norm, gated=gated)
+    return fused_linear.launch(x, matrix, tune, norm=norm, gated=gated)
 
 
-def _in_8_bits(x: Tensor, by: Linear) -> bool:
+def _has_8_bit_library(x: Tensor, matrix: Linear) -> bool:
     """Whether a library multiplies numbers of 8 bits of such sizes."""
-    if by.scheme.activations != "rows" or not x.is_cuda:
+    if matrix.scheme.activations != "rows" or not x.is_cuda:
         return False
-    outputs, inputs = by.weight.shape
-    if by.scheme.storage == "int8":
-        return len(x) >= LEAST_INTEGER_ROWS and inputs % 8 == outputs % 8 == 0
+    outputs, inputs = matrix.weight.shape
+    if matrix.scheme.storage == "int8":
+        return len(x) >= MIN_INT_MM_ROWS and inputs % 8 == outputs % 8 == 0
     aligned = inputs % 16 == outputs % 16 == 0
     return len(x) > 0 and aligned and x.dtype is torch.bfloat16
 
 
-def _rounded_tune(x: Tensor, by: Linear, *, gated: bool) -> Tune | None:
+def _rounded_tune(x: Tensor, matrix: Linear, *, gated: bool) -> LinearTune | None:
     """Returns the constants of the kernel of few tokens for rows that are rounded to 8
     bits; None if it does not take such sizes, or a library is faster.
     """
-    fits = fused_linear.fits(x, by, gated=gated)
-    return rounded_tune_of(x, by, gated=gated) if fits else None
+    fits = fused_linear.fits(x, matrix, gated=gated)
+    return rounded_tune_of(x, matrix, gated=gated) if fits else None
 
 
 def _rounded_product(
     x: Tensor,
     norm: Norm | None,
-    by: Linear,
+    matrix: Linear,
     *,
     gated: bool = False,
     out: Tensor | None = None,
@@ -160,15 +173,15 @@ def _rounded_product(
     """Returns the product [tokens, outputs] with rows [tokens, inputs] that are rounded
     to 8 bits, normalised first if `norm` is given; else as `_product_of_rounded`.
     """
-    numbers, scales = round_rows(x, by.weight.dtype, norm)
-    return _product_of_rounded(numbers, scales, x.dtype, by, gated=gated, out=out)
+    numbers, scales = round_rows(x, matrix.weight.dtype, norm)
+    return _product_of_rounded(numbers, scales, x.dtype, matrix, gated=gated, out=out)
 
 
 def _product_of_rounded(
     numbers: Tensor,
     scales: Tensor,
     dtype: torch.dtype,
-    by: Linear,
+    matrix: Linear,
     *,
     gated: bool = False,
     out: Tensor | None = None,
@@ -178,28 +191,30 @@ def _product_of_rounded(
     `_rounded_tune` has constants.
     """
     together = out is None or out.is_contiguous()
-    tune = _rounded_tune(numbers, by, gated=gated) if together else None
+    tune = _rounded_tune(numbers, matrix, gated=gated) if together else None
     if tune is not None:
         scaled = scales, dtype
-        return fused_linear.launch(numbers, by, tune, gated=gated, out=out, scaled=scaled)
-    transposed = by.weight.t()
-    if by.scheme.storage == "int8":
-        total = torch._int_mm(numbers, transposed).float() * scales * by.scaled.t()
-        total = (total if by.bias is None else total + by.bias.float()).to(dtype)
+        return fused_linear.launch(
+            numbers, matrix, tune, gated=gated, out=out, scaled=scaled
+        )
+    transposed = matrix.weight.t()
+    if matrix.scheme.storage == "int8":
+        total = torch._int_mm(numbers, transposed).float() * scales * matrix.scaled.t()
+        total = (total if matrix.bias is None else total + matrix.bias.float()).to(dtype)
     else:
         total = torch._scaled_mm(
             numbers,
             transposed,
             scales,
-            by.scaled.view(1, -1),
-            bias=by.bias,
+            matrix.scaled.view(1, -1),
+            bias=matrix.bias,
             out_dtype=dtype,
             use_fast_accum=True,
         )
     return total if out is None else out.add_(total)
 
 
-def _plain(by: Linear, x: Tensor) -> Linear:
+def _dequantized(matrix: Linear, x: Tensor) -> Linear:
     """The leaf with its matrix in the dtype of x."""
-    weight = dequantized(by, x)
-    return evolve(by, weight=weight, scheme=PLAIN, scales=None, zeros=None)
+    weight = dequantized(matrix, x)
+    return evolve(matrix, weight=weight, scheme=PLAIN, scales=None, zeros=None)

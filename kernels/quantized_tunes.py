@@ -12,84 +12,86 @@ import torch
 from torch import Tensor
 
 from minfer.kernels.leaves import Linear, Scheme
-from minfer.kernels.linear_tunes import Tune, TuneEntry
+from minfer.kernels.linear_tunes import LinearTune, TuneEntry
 
 # The most tokens for which norms are computed in each program of a product.
-FUSED_NORM: Final = 16
+MAX_FUSED_NORM_TOKENS: Final = 16
 # By the bits of numbers, and whether gates follow. tokens: the most of the kernel; with
 # more, libraries multiply. The first row that fits is used; if none does, libraries
 # multiply as well.
 TABLE: Final[dict[tuple[int, bool], list[TuneEntry]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     (8, False): [
-        TuneEntry(1, 14, Tune(1, 4, 1024, 1, 2, 2)),
-        TuneEntry(1, 20, Tune(1, 4, 512, 1, 1, 4)),
-        TuneEntry(1, 9999, Tune(1, 4, 1024, 1, 2, 2)),
-        TuneEntry(16, 14, Tune(16, 64, 128, 6, 4, 6)),
-        TuneEntry(16, 20, Tune(16, 64, 128, 4, 4, 6)),
-        TuneEntry(16, 9999, Tune(16, 32, 256, 4, 4, 4)),
+        TuneEntry(1, 14, LinearTune(1, 4, 1024, 1, 2, 2)),
+        TuneEntry(1, 20, LinearTune(1, 4, 512, 1, 1, 4)),
+        TuneEntry(1, 9999, LinearTune(1, 4, 1024, 1, 2, 2)),
+        TuneEntry(16, 14, LinearTune(16, 64, 128, 6, 4, 6)),
+        TuneEntry(16, 20, LinearTune(16, 64, 128, 4, 4, 6)),
+        TuneEntry(16, 9999, LinearTune(16, 32, 256, 4, 4, 4)),
     ],
     (8, True): [
-        TuneEntry(1, 9999, Tune(1, 2, 512, 1, 1, 4)),
-        TuneEntry(16, 9999, Tune(16, 32, 128, 1, 4, 4)),
+        TuneEntry(1, 9999, LinearTune(1, 2, 512, 1, 1, 4)),
+        TuneEntry(16, 9999, LinearTune(16, 32, 128, 1, 4, 4)),
     ],
     (4, False): [
-        TuneEntry(1, 20, Tune(1, 4, 1024, 1, 1, 2)),
-        TuneEntry(16, 14, Tune(16, 128, 128, 6, 8, 4)),
-        TuneEntry(16, 20, Tune(16, 64, 128, 4, 2, 4)),
-        TuneEntry(16, 9999, Tune(16, 128, 128, 8, 8, 4)),
-        TuneEntry(64, 14, Tune(64, 64, 128, 3, 4, 4)),
-        TuneEntry(64, 20, Tune(64, 128, 128, 4, 4, 3)),
-        TuneEntry(64, 9999, Tune(64, 64, 128, 4, 4, 4)),
+        TuneEntry(1, 20, LinearTune(1, 4, 1024, 1, 1, 2)),
+        TuneEntry(16, 14, LinearTune(16, 128, 128, 6, 8, 4)),
+        TuneEntry(16, 20, LinearTune(16, 64, 128, 4, 2, 4)),
+        TuneEntry(16, 9999, LinearTune(16, 128, 128, 8, 8, 4)),
+        TuneEntry(64, 14, LinearTune(64, 64, 128, 3, 4, 4)),
+        TuneEntry(64, 20, LinearTune(64, 128, 128, 4, 4, 3)),
+        TuneEntry(64, 9999, LinearTune(64, 64, 128, 4, 4, 4)),
     ],
     (4, True): [
-        TuneEntry(1, 9999, Tune(1, 2, 512, 1, 1, 2)),
-        TuneEntry(16, 9999, Tune(16, 64, 128, 1, 4, 4)),
-        TuneEntry(64, 9999, Tune(64, 32, 128, 1, 4, 4)),
+        TuneEntry(1, 9999, LinearTune(1, 2, 512, 1, 1, 2)),
+        TuneEntry(16, 9999, LinearTune(16, 64, 128, 1, 4, 4)),
+        TuneEntry(64, 9999, LinearTune(64, 32, 128, 1, 4, 4)),
     ],
 }
 # Of FP8, with rows rounded to FP8 as well, by whether gates follow. With more tokens the
 # library is as fast, or in a whole step faster.
-ROUNDED: Final[dict[bool, list[TuneEntry]]] = {
+ROUNDED_TABLE: Final[dict[bool, list[TuneEntry]]] = {
     False: [
-        TuneEntry(32, 14, Tune(32, 64, 256, 3, 4, 4, swapped=True)),
-        TuneEntry(32, 20, Tune(32, 64, 256, 2, 4, 4, swapped=True)),
-        TuneEntry(32, 9999, Tune(32, 128, 256, 4, 4, 3, swapped=True)),
-        TuneEntry(64, 14, Tune(64, 64, 128, 3, 4, 6)),
-        TuneEntry(64, 20, Tune(64, 64, 128, 2, 4, 6)),
-        TuneEntry(64, 9999, Tune(64, 64, 128, 4, 4, 6)),
+        TuneEntry(32, 14, LinearTune(32, 64, 256, 3, 4, 4, swapped=True)),
+        TuneEntry(32, 20, LinearTune(32, 64, 256, 2, 4, 4, swapped=True)),
+        TuneEntry(32, 9999, LinearTune(32, 128, 256, 4, 4, 3, swapped=True)),
+        TuneEntry(64, 14, LinearTune(64, 64, 128, 3, 4, 6)),
+        TuneEntry(64, 20, LinearTune(64, 64, 128, 2, 4, 6)),
+        TuneEntry(64, 9999, LinearTune(64, 64, 128, 4, 4, 6)),
     ],
     True: [
-        TuneEntry(32, 9999, Tune(32, 32, 256, 1, 4, 4, swapped=True)),
-        TuneEntry(64, 9999, Tune(64, 32, 128, 1, 4, 6)),
+        TuneEntry(32, 9999, LinearTune(32, 32, 256, 1, 4, 4, swapped=True)),
+        TuneEntry(64, 9999, LinearTune(64, 32, 128, 1, 4, 6)),
     ],
 }
 # Of 8 bits in blocks there is no library's product: the kernel takes more tokens.
-BLOCKS: Final = TuneEntry(64, 9999, Tune(32, 64, 128, 2, 4, 4))
+FP8_BLOCKS_ENTRY: Final = TuneEntry(64, 9999, LinearTune(32, 64, 128, 2, 4, 4))
 
 
-def tune_of(x: Tensor, by: Linear, *, gated: bool = False) -> Tune | None:
+def tune_of(x: Tensor, matrix: Linear, *, gated: bool = False) -> LinearTune | None:
     """The constants for x [tokens, inputs] and a leaf; None: a library multiplies."""
     if x.dtype is torch.float32:  # which tensor cores do not multiply
         return None
-    return _first(_rows(by.scheme, gated=gated), x, by)
+    return _first_fitting(_table_rows(matrix.scheme, gated=gated), x, matrix)
 
 
-def rounded_tune_of(x: Tensor, by: Linear, *, gated: bool = False) -> Tune | None:
+def rounded_tune_of(
+    x: Tensor, matrix: Linear, *, gated: bool = False
+) -> LinearTune | None:
     """As `tune_of`, for rows that are rounded to 8 bits."""
-    if by.scheme.storage != "float8_e4m3fn":
+    if matrix.scheme.storage != "float8_e4m3fn":
         return None
-    return _first(ROUNDED[gated], x, by)
+    return _first_fitting(ROUNDED_TABLE[gated], x, matrix)
 
 
-def _rows(scheme: Scheme, *, gated: bool) -> list[TuneEntry]:
+def _table_rows(scheme: Scheme, *, gated: bool) -> list[TuneEntry]:
     rows = TABLE[scheme.bits, gated]
-    return [*rows, BLOCKS] if scheme.activations == "groups" else rows
+    return [*rows, FP8_BLOCKS_ENTRY] if scheme.activations == "groups" else rows
 
 
-def _first(rows: list[TuneEntry], x: Tensor, by: Linear) -> Tune | None:
+def _first_fitting(rows: list[TuneEntry], x: Tensor, matrix: Linear) -> LinearTune | None:
     """The first row that takes x and the leaf."""
-    millions = by.weight.numel() * by.scheme.numbers / 1e6
+    millions = matrix.weight.numel() * matrix.scheme.numbers / 1e6
     for row in rows:
         if len(x) <= row.tokens and millions <= row.millions:
             return row.tune

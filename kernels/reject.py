@@ -29,15 +29,15 @@ from minfer.kernels.sample_reference import (
     SamplingValues,
     comparable,
     first_largest,
-    kept_of,
+    kept_tokens,
     uniform,
     waiting,
 )
 
-AT_ONCE = 16  # rows
+ROWS_AT_ONCE = 16  # rows
 # Of one of these for each token of the vocabulary, at most: p and q, and while filters
 # are applied to one of them, a dozen numbers of 8 bytes.
-BYTES = 128
+BYTES_PER_TOKEN = 128
 
 
 class RejectionNoise(NamedTuple):
@@ -71,19 +71,19 @@ def reject(
     `logits` [rows, vocab] are the target's, shaped. Draft and target are sampled with the
     same `values`; `filtered` False promises that these filter nothing.
     """
-    found = [torch.empty_like(drafts.tokens[:0])]
-    for first in range(0, len(logits), AT_ONCE):
-        chunk = slice(first, first + AT_ONCE)
+    token_chunks = [torch.empty_like(drafts.tokens[:0])]
+    for first in range(0, len(logits), ROWS_AT_ONCE):
+        chunk = slice(first, first + ROWS_AT_ONCE)
         proposed = None if drafts.logits is None else drafts.logits[chunk]
-        here = _reject(
+        tokens = _reject(
             logits[chunk],
             SamplingValues(*(column[chunk] for column in values)),
             RejectionNoise(*(column[chunk] for column in noise)),
             RowDrafts(drafts.tokens[chunk], drafts.given[chunk], proposed),
             filtered=filtered,
         )
-        found.append(here)
-    return torch.cat(found)
+        token_chunks.append(tokens)
+    return torch.cat(token_chunks)
 
 
 def _reject(
@@ -119,8 +119,8 @@ def probabilities(logits: Tensor, values: SamplingValues, *, filtered: bool) -> 
     mass = (-depth).double().exp()
     if filtered:
         rising, order = depth.sort(stable=True)
-        kept = kept_of(rising, order, values)
-        mass *= torch.zeros_like(kept).scatter(1, order, kept)
+        is_kept = kept_tokens(rising, order, values)
+        mass *= torch.zeros_like(is_kept).scatter(1, order, is_kept)
     mass /= mass.sum(1, True)
     ids = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)[None]
     greedy = ids == first_largest(x, ids)

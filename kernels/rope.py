@@ -17,9 +17,10 @@ from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
 
-HEADS = (4, 2, 1)  # of a program; of 4 heads of 128 dimensions a thread loads 16 bytes
-MANY = 512  # from so many tokens on, a program has several of them
-SHARED = 8  # tokens of a program then
+# Of 4 heads of 128 dimensions a thread loads 16 bytes.
+HEADS_PER_PROGRAM = (4, 2, 1)
+MIN_SHARED_PROGRAM_TOKENS = 512  # from which on a program has several tokens
+TOKENS_PER_PROGRAM = 8  # from that many on; one below
 NO_SLOT = tl.constexpr(1 << 60)  # above all slots
 
 
@@ -57,17 +58,17 @@ def _rope(
     query = head < heads
     value = head >= heads + kv_heads
     lane = tl.arange(0, pad)[None, :]
-    given = token < tokens
-    wide = (lane < half) & given[:, None]
+    row_mask = token < tokens
+    mask = (lane < half) & row_mask[:, None]
     inner = (row % height)[:, None] * (2 * half) + lane
-    here = qkv + token[:, None] * stride + head * (2 * half) + inner
+    qkv_pointers = qkv + token[:, None] * stride + head * (2 * half) + inner
     if normed:
         weight = tl.where(query, q_norm, k_norm) + lane
         low_norm = tl.load(weight, mask=lane < half, other=0.0)
         high_norm = tl.load(weight + half, mask=lane < half, other=0.0)
     follow()
-    left = tl.load(here, mask=wide, other=0.0)
-    right = tl.load(here + half, mask=wide, other=0.0)
+    left = tl.load(qkv_pointers, mask=mask, other=0.0)
+    right = tl.load(qkv_pointers + half, mask=mask, other=0.0)
     first = left.to(tl.float32)
     second = right.to(tl.float32)
     if normed:  # rounded as in transformers: normalised value, product
@@ -81,13 +82,13 @@ def _rope(
         # The product is rounded as well, as in transformers.
         first = (first * low_norm).to(left.dtype).to(tl.float32)
         second = (second * high_norm).to(left.dtype).to(tl.float32)
-    place = tl.load(positions + token, mask=given, other=0).to(tl.int64)
+    place = tl.load(positions + token, mask=row_mask, other=0).to(tl.int64)
     angle = table + place[:, None] * (2 * half) + lane
-    cos = tl.load(angle, mask=wide, other=0.0)
-    sin = tl.load(angle + half, mask=wide, other=0.0)
+    cos = tl.load(angle, mask=mask, other=0.0)
+    sin = tl.load(angle + half, mask=mask, other=0.0)
     low = tl.where(value, left.to(tl.float32), first * cos - second * sin)
     high = tl.where(value, right.to(tl.float32), second * cos + first * sin)
-    slot = tl.load(slots + token, mask=given, other=-1).to(tl.int64)[:, None]
+    slot = tl.load(slots + token, mask=row_mask, other=-1).to(tl.int64)[:, None]
     number = head - heads - tl.where(value, kv_heads, 0)
     cache = (
         tl.where(value, v_cache, k_cache)
@@ -97,19 +98,19 @@ def _rope(
     )
     stop = tl.where(query | (slot >= 0), half, 0)
     if k_cache.dtype.element_ty == qkv.dtype.element_ty:
-        there = tl.where(query, here, cache)
-        tl.store(there, low, mask=wide & (lane < stop))
-        tl.store(there + half, high, mask=wide & (lane < stop))
+        out_pointers = tl.where(query, qkv_pointers, cache)
+        tl.store(out_pointers, low, mask=mask & (lane < stop))
+        tl.store(out_pointers + half, high, mask=mask & (lane < stop))
     else:
-        turned = wide & (lane < tl.where(query, half, 0))
-        tl.store(here, low, mask=turned)
-        tl.store(here + half, high, mask=turned)
-        kept = wide & (lane < tl.where(query, 0, stop))
+        query_mask = mask & (lane < tl.where(query, half, 0))
+        tl.store(qkv_pointers, low, mask=query_mask)
+        tl.store(qkv_pointers + half, high, mask=query_mask)
+        cache_mask = mask & (lane < tl.where(query, 0, stop))
         low = low.to(left.dtype).to(tl.float32)
         high = high.to(left.dtype).to(tl.float32)
         if k_scales is None:
-            tl.store(cache, saturated(low, k_cache), mask=kept)
-            tl.store(cache + half, saturated(high, k_cache), mask=kept)
+            tl.store(cache, saturated(low, k_cache), mask=cache_mask)
+            tl.store(cache + half, saturated(high, k_cache), mask=cache_mask)
         else:
             largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
             head_scale = int8_scale(largest)[:, None]
@@ -117,8 +118,8 @@ def _rope(
             scales += slot * kv_heads + number + (row % height)[:, None]
             first_slot = tl.where(query, NO_SLOT, 0)
             tl.store(scales, head_scale, mask=slot >= first_slot)
-            tl.store(cache, quantize_int8(low, head_scale), mask=kept)
-            tl.store(cache + half, quantize_int8(high, head_scale), mask=kept)
+            tl.store(cache, quantize_int8(low, head_scale), mask=cache_mask)
+            tl.store(cache + half, quantize_int8(high, head_scale), mask=cache_mask)
 
 
 def rope_and_cache(
@@ -159,8 +160,8 @@ def rope_and_cache(
         )
         return
     half = cos_sin.shape[1] // 2
-    height = next(h for h in HEADS if heads % h == kv_heads % h == 0)
-    shared = SHARED if len(qkv) >= MANY else 1
+    height = next(h for h in HEADS_PER_PROGRAM if heads % h == kv_heads % h == 0)
+    shared = TOKENS_PER_PROGRAM if len(qkv) >= MIN_SHARED_PROGRAM_TOKENS else 1
     grid = triton.cdiv(len(qkv), shared), (heads + 2 * kv_heads) // height
     _rope[grid](
         qkv=qkv,
@@ -205,17 +206,17 @@ def _reference(
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
 
-    def turned(x: Tensor, norm: Norm | None) -> Tensor:
+    def rotate(x: Tensor, norm: Norm | None) -> Tensor:
         normed = x if norm is None else rms_norm(x, norm)
         first, second = normed.float().chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     by_head = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
     query, key, value = by_head.split([heads, kv_heads, kv_heads], 1)
-    query.copy_(turned(query, q_norm))
+    query.copy_(rotate(query, q_norm))
     written = slots >= 0
-    kept = turned(key, k_norm)[written].to(qkv.dtype), value[written]
+    new_entries = rotate(key, k_norm)[written].to(qkv.dtype), value[written]
     for cache, new, scale in zip(
-        (k_cache, v_cache), kept, scales or (None, None), strict=True
+        (k_cache, v_cache), new_entries, scales or (None, None), strict=True
     ):
         write(cache, scale, slots[written], new)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain_experts
-from minfer.kernels.leaves import Choice, Router
+from minfer.kernels.leaves import ChosenExperts, ExpertRouter
 from minfer.kernels.pdl import early, follow
 
 WARP_SCORES: Final = 512  # of a warp
@@ -44,9 +44,9 @@ def _id(key):
 
 
 @triton.jit
-def _kept(
+def _best_groups(
     ranked,
-    inside,
+    mask,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
     best_two: tl.constexpr,
@@ -54,20 +54,20 @@ def _kept(
     """Which groups are the best, [groups, 1]: `ranked` [groups, experts of one]."""
     group = tl.arange(0, ranked.shape[0])
     place = tl.arange(0, ranked.shape[1])[None, :]
-    keys = tl.where(inside, _key(ranked, place), NONE)
+    keys = tl.where(mask, _key(ranked, place), NONE)
     best = tl.max(keys, 1)[:, None]
     score = tl.sum(tl.where(keys == best, ranked, 0.0), 1)
     if best_two:
         keys = tl.where(keys == best, NONE, keys)
         best = tl.max(keys, 1)[:, None]
-        score += tl.sum(tl.where((keys == best) & inside, ranked, 0.0), 1)
+        score += tl.sum(tl.where((keys == best) & mask, ranked, 0.0), 1)
     keys = tl.where(group < groups, _key(score, group), NONE)
-    kept = group < 0
+    is_kept = group < 0
     for _ in tl.static_range(kept_groups):
         best = tl.max(keys, 0)
-        kept = kept | (keys == best)
+        is_kept = is_kept | (keys == best)
         keys = tl.where(keys == best, NONE, keys)
-    return kept[:, None]
+    return is_kept[:, None]
 
 
 @triton.jit
@@ -88,19 +88,19 @@ def choose(
     group_lanes: tl.constexpr,
     lanes: tl.constexpr,
     top_lanes: tl.constexpr,
-    first: tl.constexpr,
-    held: tl.constexpr,
+    first_local_expert: tl.constexpr,
+    num_local_experts: tl.constexpr,
 ):
     """Grid [tokens]."""
     follow()
     token = tl.program_id(0).to(tl.int64)
-    each: tl.constexpr = experts // groups
+    experts_per_group: tl.constexpr = experts // groups
     group = tl.arange(0, group_lanes)[:, None]
     lane = tl.arange(0, lanes)[None, :]
-    expert = group * each + lane
-    inside = (group < groups) & (lane < each)
+    expert = group * experts_per_group + lane
+    mask = (group < groups) & (lane < experts_per_group)
     line = logits + token * experts
-    x = tl.load(line + expert, mask=inside, other=NEVER).to(tl.float32)
+    x = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
     if sigmoid:
         scores = 1 / (1 + tl.exp(-x))
     else:
@@ -108,35 +108,35 @@ def choose(
         scores = powers / tl.sum(powers)
     ranked = scores
     if correction is not None:
-        ranked += tl.load(correction + expert, mask=inside, other=0.0)
+        ranked += tl.load(correction + expert, mask=mask, other=0.0)
     if groups > kept_groups:
-        kept = _kept(ranked, inside, groups, kept_groups, best_two)
-        ranked = tl.where(kept, ranked, NEVER)
-    keys = tl.where(inside, _key(ranked, expert), NONE)
+        group_mask = _best_groups(ranked, mask, groups, kept_groups, best_two)
+        ranked = tl.where(group_mask, ranked, NEVER)
+    keys = tl.where(mask, _key(ranked, expert), NONE)
     top = tl.arange(0, top_lanes)
     chosen = tl.zeros([top_lanes], tl.int32)
-    given = tl.zeros([top_lanes], tl.float32)
+    chosen_scores = tl.zeros([top_lanes], tl.float32)
     total = 0.0
     for i in tl.static_range(top_k):
         best = tl.max(keys)
         score = tl.sum(tl.where(keys == best, scores, 0.0))
         keys = tl.where(keys == best, NONE, keys)
         chosen = tl.where(top == i, _id(best), chosen)
-        given = tl.where(top == i, score, given)
+        chosen_scores = tl.where(top == i, score, chosen_scores)
         total += score
     if normalise:
-        given /= total + 1e-20
-    if held < experts:
-        chosen -= first
-        chosen = tl.where((chosen >= 0) & (chosen < held), chosen, -1)
+        chosen_scores /= total + 1e-20
+    if num_local_experts < experts:
+        chosen -= first_local_expert
+        chosen = tl.where((chosen >= 0) & (chosen < num_local_experts), chosen, -1)
     if real is not None:
         chosen = tl.where(tl.load(real + token), chosen, -1)
-    at = token * top_k + top
-    tl.store(ids + at, chosen, mask=top < top_k)
-    tl.store(weights + at, given * scaling, mask=top < top_k)
+    out_index = token * top_k + top
+    tl.store(ids + out_index, chosen, mask=top < top_k)
+    tl.store(weights + out_index, chosen_scores * scaling, mask=top < top_k)
 
 
-def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
+def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> ChosenExperts:
     """Choose the experts of normalised tokens, as `plain_experts.route`.
 
     `x` [tokens, hidden]; `real` [tokens] bool is False for padding, which gets no expert.
@@ -168,9 +168,9 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
         group_lanes=group_lanes,
         lanes=lanes,
         top_lanes=triton.next_power_of_2(rule.top_k),
-        first=router.first,
-        held=experts if router.held is None else router.held,
+        first_local_expert=router.first_local,
+        num_local_experts=experts if router.num_local is None else router.num_local,
         num_warps=max(1, group_lanes * lanes // WARP_SCORES),
         launch_pdl=early(x),
     )
-    return Choice(ids, weights)
+    return ChosenExperts(ids, weights)

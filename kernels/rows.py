@@ -21,11 +21,11 @@ BLOCK = 256  # entries of a program
 @triton.jit(do_not_specialize=["count"])
 def _scatter(arena, pairs, count, block: tl.constexpr):
     follow()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < count
-    index = tl.load(pairs + at, there, 0)
-    value = tl.load(pairs + count + at, there, 0)
-    tl.store(arena + index, value, there)
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    mask = lane < count
+    index = tl.load(pairs + lane, mask, 0)
+    value = tl.load(pairs + count + lane, mask, 0)
+    tl.store(arena + index, value, mask)
 
 
 def scatter(arena: Tensor, pairs: Tensor) -> None:
@@ -68,24 +68,26 @@ def _gather(
     block: tl.constexpr,
 ):
     follow()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    is_decode = at < decode_rows
-    inside = at < count
-    is_extra = inside & (at >= decode_rows)
-    here = extra + at - decode_rows
-    row = tl.load(rows + at, is_decode, 0) + tl.load(here + 2 * extra_stride, is_extra, 0)
-    position = tl.load(next_ + row, is_decode, 0) + tl.load(
-        here + extra_stride, is_extra, 0
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    is_decode = lane < decode_rows
+    mask = lane < count
+    is_extra = mask & (lane >= decode_rows)
+    extra_pointers = extra + lane - decode_rows
+    row = tl.load(rows + lane, is_decode, 0) + tl.load(
+        extra_pointers + 2 * extra_stride, is_extra, 0
     )
-    token = tl.load(last + row, is_decode, 0) + tl.load(here, is_extra, 0)
-    tl.store(tokens + at, token, inside)
-    tl.store(positions + at, position, inside)
-    tl.store(ahead + at, position + 1, inside)
+    position = tl.load(next_ + row, is_decode, 0) + tl.load(
+        extra_pointers + extra_stride, is_extra, 0
+    )
+    token = tl.load(last + row, is_decode, 0) + tl.load(extra_pointers, is_extra, 0)
+    tl.store(tokens + lane, token, mask)
+    tl.store(positions + lane, position, mask)
+    tl.store(ahead + lane, position + 1, mask)
     entry = table + row * row_stride + position // block_size
     for i in tl.static_range(tables):
-        page = tl.load(entry + i * table_stride, inside, 0).to(tl.int64)
+        page = tl.load(entry + i * table_stride, mask, 0).to(tl.int64)
         slot = page * block_size + position % block_size
-        tl.store(slots + i * slots_stride + at, slot, inside)
+        tl.store(slots + i * slots_stride + lane, slot, mask)
 
 
 def gather(
@@ -141,14 +143,14 @@ def _advance(
     block: tl.constexpr,
 ):
     follow()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < count
-    row = tl.load(rows + at, inside, 0)
-    token = tl.load(drawn + at, inside, 0)
-    there = inside & (row != scratch)
-    tl.store(last + row, token, there)
-    tl.store(next_ + row, tl.load(positions + at, inside, 0), there)
-    tl.store(out + at, token - tl.load(broken + at, inside, 0), inside)
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    mask = lane < count
+    row = tl.load(rows + lane, mask, 0)
+    token = tl.load(drawn + lane, mask, 0)
+    is_stored = mask & (row != scratch)
+    tl.store(last + row, token, is_stored)
+    tl.store(next_ + row, tl.load(positions + lane, mask, 0), is_stored)
+    tl.store(out + lane, token - tl.load(broken + lane, mask, 0), mask)
 
 
 def advance(

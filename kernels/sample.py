@@ -22,7 +22,7 @@ clear whether they are kept. It is made in two steps:
   masses are summed, and of them only those with the shortest waiting times can win: whose
   E exp(depth) is below some 24 over their mass, of which there are some 24 in any row
   (-log (1 - v) is at least v, so that comparing v is enough). `finish` checks whether the
-  edge is in the range, and searches for it in one of 16 parts of the range. If the guess
+  edge is in the range, and searches for it in one of 16 bins of the range. If the guess
   was wrong, or no token waited so little (one row in e^24), it takes all ids instead of
   the list, which only costs time.
 A list's order is a race without effect on the result: counts and masses are integers (in
@@ -66,7 +66,7 @@ from minfer.kernels.sample_launches import ProgramSizes as ProgramSizes
 from minfer.kernels.sample_reference import SamplingValues
 from minfer.kernels.sample_reference import reference as reference
 
-MOST_LOGITS = 1 << 20  # of a row: masses are summed in 63 bits, and ids have 20
+MAX_LOGITS = 1 << 20  # of a row: masses are summed in 63 bits, and ids have 20
 
 
 SIZES = ProgramSizes(
@@ -77,7 +77,7 @@ SIZES = ProgramSizes(
     tile=512,
     samples=4096,
     waits=24,
-    few=1024,
+    max_unguessed=1024,
 )
 
 
@@ -99,10 +99,10 @@ def sample(
     with NaN, +inf or only -inf.
     Raises ValueError for more than 2^20 logits in a row.
     """
-    if logits.shape[1] > MOST_LOGITS:
+    if logits.shape[1] > MAX_LOGITS:
         raise ValueError(
             f"{logits.shape[1]} logits in a row: sampling adds up masses of "
-            f"{MOST_LOGITS} at most"
+            f"{MAX_LOGITS} at most"
         )
     pick = _launch if on_triton(logits) else reference
     return pick(
@@ -155,7 +155,7 @@ def sample_divided(
     `logits` [rows, columns] are of the tokens from `first` on, as many on each rank;
     those behind the vocabulary are ignored. `exchange` returns the columns of all ranks.
     """
-    if logits.shape[1] % SIZES.chunk or vocab > MOST_LOGITS or not on_triton(logits):
+    if logits.shape[1] % SIZES.chunk or vocab > MAX_LOGITS or not on_triton(logits):
         return None
     row_arguments = _row_arguments(logits, rows, values, vocab)
     noise = {"streams": streams, "positions": positions}

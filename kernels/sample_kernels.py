@@ -17,16 +17,16 @@ import triton.language as tl
 from minfer.kernels.bounds import (
     BOUND_WORDS,
     DEEPEST_BOUND,
+    DEPTH_MARGIN,
     MASS_UNITS,
     MASSES,
-    MORE,
     DepthBounds,
     depth_of,
     floor_of,
-    guess_of,
-    limit_of,
+    guess_bounds,
     load_bounds,
-    most_within,
+    max_kept_depth,
+    max_tokens_within,
     only_min_p,
     only_typical_p,
     row_params,
@@ -39,12 +39,12 @@ from minfer.kernels.quantiles import (
     Edges,
     all_candidates,
     edges_of,
-    left_by,
-    listed,
+    is_kept,
+    load_candidates,
     typical_of,
 )
 
-ROUNDED = tl.constexpr(0.9999)  # of waiting times of tokens
+WAITING_TIME_MARGIN = tl.constexpr(0.9999)  # of waiting times of tokens
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 
 
@@ -67,7 +67,7 @@ def scan(
     counts,
     width,
     vocab,
-    parts,
+    num_chunks,
     first,
     values,
     filtered: tl.constexpr,
@@ -85,12 +85,12 @@ def scan(
     `divided`: values [rows, chunks] get the winners' logits.
     """
     follow()
-    part = tl.program_id(0)
+    chunk_index = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     params = row_params(
         rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
     )
-    ids = first + part * chunk + tl.arange(0, chunk)
+    ids = first + chunk_index * chunk + tl.arange(0, chunk)
     line = logits + row * stride - first
     x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
     x = x.to(tl.float32)
@@ -98,30 +98,35 @@ def scan(
     x = tl.reshape(x, [chunk // group, group])
     top = tl.max(x, 1)
     floor = tl.maximum(top, LOWEST)
-    here = (row * parts + part) * (chunk // group) + tl.arange(0, chunk // group)
-    tl.store(tops + here, top)
-    tl.store(counts + row, tl.where(params.restricted, 0, parts), mask=part == 0)
+    group_index = (row * num_chunks + chunk_index) * (chunk // group) + tl.arange(
+        0, chunk // group
+    )
+    tl.store(tops + group_index, top)
+    tl.store(
+        counts + row, tl.where(params.restricted, 0, num_chunks), mask=chunk_index == 0
+    )
     if params.restricted:
         tl.store(
-            sums + here, tl.sum(tl.exp((x - floor[:, None]) / params.temperature), 1)
+            sums + group_index,
+            tl.sum(tl.exp((x - floor[:, None]) / params.temperature), 1),
         )
         if params.typical_p < 1:
             below = (floor[:, None] - x) / params.temperature
             share = tl.where(below < DEEPEST_BOUND, below * tl.exp(-below), 0.0)
-            tl.store(moments + here, tl.sum(share, 1))
+            tl.store(moments + group_index, tl.sum(share, 1))
     else:
         score = tl.max(floor, 0) - tl.reshape(x, [chunk])
         if not params.greedy:
             times = waiting(rows, streams, positions, row, ids)
             score = times * tl.exp(score / params.temperature)
         lowest = tl.min(tl.where(score == tl.min(score, 0), ids, vocab - 1), 0)
-        tl.store(lists + row * width + part, lowest)
+        tl.store(lists + row * width + chunk_index, lowest)
         if divided:
             # A chunk behind the vocabulary has no winner.
-            at = lowest - first - part * chunk
-            found = (at >= 0) & (at < chunk) & (lowest < vocab)
-            own = tl.load(line + lowest, mask=found, other=float("-inf"))
-            tl.store(values + row * width + part, own.to(tl.float32))
+            chunk_offset = lowest - first - chunk_index * chunk
+            has_winner = (chunk_offset >= 0) & (chunk_offset < chunk) & (lowest < vocab)
+            winner_logit = tl.load(line + lowest, mask=has_winner, other=float("-inf"))
+            tl.store(values + row * width + chunk_index, winner_logit.to(tl.float32))
 
 
 @triton.jit
@@ -137,26 +142,26 @@ def choose(
     tops,
     values,
     lists,
-    parts,
+    num_chunks,
     vocab,
     out,
     bad,
     pad: tl.constexpr,
 ):
     """Grid [rows]: what `finish` does for rows that are not filtered, from the chunks of
-    all ranks: tops, values and lists are [rows, parts], as of `scan`.
+    all ranks: tops, values and lists are [rows, num_chunks], as of `scan`.
     """
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
-    inside = lanes < parts
+    mask = lanes < num_chunks
     params = row_params(
         rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, False
     )
-    top = tl.load(tops + row * parts + lanes, mask=inside, other=float("-inf"))
+    top = tl.load(tops + row * num_chunks + lanes, mask=mask, other=float("-inf"))
     largest = tl.max(top, 0)
-    x = tl.load(values + row * parts + lanes, mask=inside, other=float("-inf"))
-    ids = tl.load(lists + row * parts + lanes, mask=inside, other=vocab)
+    x = tl.load(values + row * num_chunks + lanes, mask=mask, other=float("-inf"))
+    ids = tl.load(lists + row * num_chunks + lanes, mask=mask, other=vocab)
     depth = depth_of(x, largest, params.temperature)
     score = _score(params, depth, rows, (streams, positions, row), ids)
     score = tl.where(depth >= 0, score, float("-inf"))  # NaN of a row of only -inf
@@ -193,7 +198,7 @@ def bound(
     group: tl.constexpr,
     pad: tl.constexpr,
     samples: tl.constexpr,
-    few: tl.constexpr,
+    max_unguessed: tl.constexpr,
     waits: tl.constexpr,
 ):
     """Grid [rows]: the bounds of filtered rows from their groups: bounds [rows, FACTS] as
@@ -216,7 +221,7 @@ def bound(
         mass = tl.load(sums + row * groups + lanes, mask=lanes < groups, other=0.0)
         mass = mass * tl.exp(-depth)
         total = tl.sum(mass, 0)
-        limit = limit_of(params, depth, mass, total, group)
+        limit = max_kept_depth(params, depth, mass, total, group)
         mean = 0.0
         if only_typical_p(params):
             # The depth of a group without mass is not read: it may be infinite.
@@ -225,16 +230,16 @@ def bound(
             )
             moment = tl.where(mass > 0, moment * tl.exp(-depth) + mass * depth, 0.0)
             mean = tl.sum(moment, 0) / total
-            limit = tl.maximum(limit, 2 * MORE * mean)
+            limit = tl.maximum(limit, 2 * DEPTH_MARGIN * mean)
         low, high = 0.0, float("inf")
-        held = 1.0  # mass of surely kept tokens: of the largest logit
+        kept_mass = 1.0  # mass of surely kept tokens: of the largest logit
         if only_min_p(params):  # all within are surely kept
             low = float("inf")
-            held = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
-        some = ((params.top_k > 0) | (params.top_p < 1)) & (params.typical_p >= 1)
-        if some & (most_within(depth, mass, limit, group) > few):
+            kept_mass = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
+        has_quantile = ((params.top_k > 0) | (params.top_p < 1)) & (params.typical_p >= 1)
+        if has_quantile & (max_tokens_within(depth, mass, limit, group) > max_unguessed):
             line = logits + row * stride
-            low, high, held = guess_of(
+            low, high, kept_mass = guess_bounds(
                 params, line, largest, total, limit, vocab, samples
             )
         lowered = tl.where(high < limit, 1.0, 0.0)
@@ -243,11 +248,11 @@ def bound(
         needed = tl.where(params.deepest < float("inf"), limit, guess)
         floor = floor_of(largest, needed, params.temperature)
         row_bounds = DepthBounds(
-            largest, total, mean, guess, low, lowered, waits / held, floor
+            largest, total, mean, guess, low, lowered, waits / kept_mass, floor
         )
         store_bounds(bounds + row * BOUND_WORDS, row_bounds)
-        each = tl.arange(0, MASSES)
-        tl.store(masses + row * MASSES + each, tl.zeros([MASSES], tl.int64))
+        mass_lanes = tl.arange(0, MASSES)
+        tl.store(masses + row * MASSES + mass_lanes, tl.zeros([MASSES], tl.int64))
     else:
         none = tl.full([], 0.0, tl.float32)
         nan = tl.full([], float("nan"), tl.float32)
@@ -284,32 +289,34 @@ def gather(
     times.
     """
     follow()
-    part = tl.program_id(0)
+    chunk_index = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     row_bounds = load_bounds(bounds + row * BOUND_WORDS)
-    here = part * (chunk // group) + tl.arange(0, chunk // group)
+    group_index = chunk_index * (chunk // group) + tl.arange(0, chunk // group)
     # The last span may end after the last chunk.
-    most = tl.load(tops + row * groups + here, mask=here < groups, other=float("-inf"))
-    top = tl.max(most, 0)
+    group_tops = tl.load(
+        tops + row * groups + group_index, mask=group_index < groups, other=float("-inf")
+    )
+    top = tl.max(group_tops, 0)
     if top >= row_bounds.floor:
         params = row_params(
             rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
         )
         line = logits + row * stride
-        least = depth_of(top, row_bounds.largest, params.temperature)
+        min_depth = depth_of(top, row_bounds.largest, params.temperature)
         guessed = (params.top_p < 1) & (row_bounds.low + row_bounds.lowered > 0)
         weighed = guessed & (params.deepest < float("inf"))
         sure = tl.zeros([block], tl.float32)
-        within = tl.zeros([block], tl.float32)
-        for start in range(part * chunk, part * chunk + chunk, block):
+        min_p_masses = tl.zeros([block], tl.float32)
+        for start in range(chunk_index * chunk, chunk_index * chunk + chunk, block):
             ids = start + tl.arange(0, block)
             x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
             depth = depth_of(x, row_bounds.largest, params.temperature)
             depth = tl.where(ids < vocab, depth, float("nan"))
             keep = (depth <= row_bounds.limit) & (depth >= row_bounds.low)
             if weighed:
-                within += tl.where(depth <= params.deepest, tl.exp(-depth), 0.0)
-            if least < row_bounds.low:
+                min_p_masses += tl.where(depth <= params.deepest, tl.exp(-depth), 0.0)
+            if min_depth < row_bounds.low:
                 mass = tl.exp(-depth)
                 mass = tl.where(
                     (depth < row_bounds.low) & (depth <= row_bounds.limit), mass, 0.0
@@ -320,8 +327,8 @@ def gather(
                 keep |= v < mass * row_bounds.wait
             _append(lists + row * width, counts + row, ids, keep)
         if weighed:
-            _add(masses + row * MASSES + 1, within)
-        if least < row_bounds.low:
+            _add(masses + row * MASSES + 1, min_p_masses)
+        if min_depth < row_bounds.low:
             _add(masses + row * MASSES, sure)
 
 
@@ -329,16 +336,16 @@ def gather(
 def _append(line, count, ids, keep):
     """Append to a list, in an order that is a race."""
     keep = keep.to(tl.int32)
-    many = tl.sum(keep, 0)
-    if many > 0:
-        base = tl.atomic_add(count, many, sem="relaxed")
+    num_kept = tl.sum(keep, 0)
+    if num_kept > 0:
+        base = tl.atomic_add(count, num_kept, sem="relaxed")
         tl.store(line + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
 
 
 @triton.jit
-def _add(at, mass):
+def _add(pointer, mass):
     """Add up masses as integers, so that the order of programs does not matter."""
-    tl.atomic_add(at, (tl.sum(mass, 0) * MASS_UNITS).to(tl.int64), sem="relaxed")
+    tl.atomic_add(pointer, (tl.sum(mass, 0) * MASS_UNITS).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -384,33 +391,41 @@ def finish(
     candidates = CandidateList(
         line, lists + row * width, size, a_list, row_bounds, params.temperature
     )
-    every = tl.full([], 0xFFFFFFFF, tl.uint32)
+    max_id = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
-    edges = Edges(infinite, every, none, infinite, every)
+    edges = Edges(infinite, max_id, none, infinite, max_id)
     if params.restricted:
         row_bounds = load_bounds(bounds + row * BOUND_WORDS)
         sure = tl.load(masses + row * MASSES)
-        within = tl.load(masses + row * MASSES + 1)
+        min_p_mass = tl.load(masses + row * MASSES + 1)
         candidates = CandidateList(
             line, lists + row * width, size, a_list, row_bounds, params.temperature
         )
-        edges, candidates = edges_of(params, candidates, sure, within, vocab, width, tile)
-        edges = Edges(edges.depth, edges.last, none, infinite, every)
+        edges, candidates = edges_of(
+            params, candidates, sure, min_p_mass, vocab, width, tile
+        )
+        edges = Edges(edges.depth, edges.last, none, infinite, max_id)
         if params.typical_p < 1:
             edges = typical_of(params, candidates, edges, tile)
     noise = streams, positions, row
-    token, best = _drawn(params, candidates, edges, rows, noise, vocab, filtered, tile)
+    token, best = _sample_list(
+        params, candidates, edges, rows, noise, vocab, filtered, tile
+    )
     # Tokens that are not listed wait longer than that.
-    if (candidates.bounds.low > 0) & (tl.exp(-best) > ROUNDED * candidates.bounds.wait):
+    if (candidates.bounds.low > 0) & (
+        tl.exp(-best) > WAITING_TIME_MARGIN * candidates.bounds.wait
+    ):
         candidates = all_candidates(candidates, vocab)
-        token, _ = _drawn(params, candidates, edges, rows, noise, vocab, filtered, tile)
+        token, _ = _sample_list(
+            params, candidates, edges, rows, noise, vocab, filtered, tile
+        )
     fine = tl.abs(largest) < float("inf")
     tl.store(out + row, tl.where(fine, token, 0))
     tl.store(bad + row, tl.where(fine, 0, 1))
 
 
 @triton.jit
-def _drawn(
+def _sample_list(
     params,
     candidates,
     edges,
@@ -424,13 +439,15 @@ def _drawn(
     best = float("-inf")
     token = vocab
     for start in range(0, candidates.size, tile):
-        ids, inside, depth = listed(candidates, start, tile)
+        ids, mask, depth = load_candidates(candidates, start, tile)
         score = _score(params, depth, rows, noise, ids)
-        allowed = left_by(edges, ids, inside, depth)
+        allowed = is_kept(edges, ids, mask, depth)
         if filtered:
-            far = tl.abs(depth - edges.mean)
-            at_edge = (far == edges.distance) & (ids.to(tl.uint32) <= edges.last_typical)
-            allowed &= (far < edges.distance) | at_edge
+            distance = tl.abs(depth - edges.mean)
+            at_edge = (distance == edges.distance) & (
+                ids.to(tl.uint32) <= edges.last_typical
+            )
+            allowed &= (distance < edges.distance) | at_edge
         score = tl.where(allowed, score, float("-inf"))
         high = tl.max(score, 0)
         first = tl.min(tl.where(score == high, ids, vocab), 0)

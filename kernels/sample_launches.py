@@ -30,14 +30,14 @@ class ProgramSizes(NamedTuple):
     tile: int  # by a pass over a list
     samples: int  # logits from which an edge is guessed
     waits: float  # about how many surely kept tokens are listed
-    few: int  # up to so many tokens that may be kept are listed without a guess
+    max_unguessed: int  # tokens that may be kept and are listed without a guess
 
 
 class Workspace(NamedTuple):
     """The memory between the kernels, and the division of a row."""
 
     sizes: ProgramSizes
-    parts: int  # chunks of a row: programs of `scan`
+    num_chunks: int  # of a row: programs of `scan`
     group: int  # tokens of a group
     groups: int  # of a row
     pad: int  # these, as a power of two
@@ -57,17 +57,17 @@ class Workspace(NamedTuple):
         list holds a winner of each.
         """
         count, vocab = logits.shape
-        parts = triton.cdiv(vocab, sizes.chunk)
+        num_chunks = triton.cdiv(vocab, sizes.chunk)
         group = sizes.group if filtered else sizes.chunk
-        width = vocab if filtered else parts
-        groups = parts * sizes.chunk // group
+        width = vocab if filtered else num_chunks
+        groups = num_chunks * sizes.chunk // group
         # Rounded to 16 bytes, so that a kernel is compiled once.
         aligned = triton.cdiv(count, 4) * 4
         tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
         counts, bad, out = rows.new_empty(3, aligned)[:, :count]
         return cls(
             sizes=sizes,
-            parts=parts,
+            num_chunks=num_chunks,
             group=group,
             groups=groups,
             pad=triton.next_power_of_2(groups),
@@ -91,14 +91,14 @@ def launch_scan(
     row_arguments: Arguments, noise: Arguments, workspace: Workspace, *, filtered: bool
 ) -> None:
     """Read all logits: find winners, and the largest logit and mass of each group."""
-    scan[workspace.parts, len(workspace.lists)](
+    scan[workspace.num_chunks, len(workspace.lists)](
         **row_arguments,
         **noise,
         **workspace.list_arguments,
         tops=workspace.tops,
         sums=workspace.sums,
         moments=workspace.moments,
-        parts=workspace.parts,
+        num_chunks=workspace.num_chunks,
         first=0,
         values=workspace.tops,
         filtered=filtered,
@@ -121,22 +121,22 @@ def launch_divided(
     """
     logits, rows = row_arguments["logits"], row_arguments["rows"]
     count, columns = logits.shape
-    aligned, parts = triton.cdiv(count, 4) * 4, columns // sizes.chunk
+    aligned, num_chunks = triton.cdiv(count, 4) * 4, columns // sizes.chunk
     # Of each chunk the largest logit, the winner's logit, and the winner. Bits are
     # exchanged as integers.
-    own = rows.new_empty(3, aligned, parts)
+    own_winners = rows.new_empty(3, aligned, num_chunks)
     counts, bad, out = rows.new_empty(3, aligned)[:, :count]
-    tops, values = own[:2].view(torch.float32)
-    scan[parts, count](
+    tops, values = own_winners[:2].view(torch.float32)
+    scan[num_chunks, count](
         **row_arguments,
         **noise,
         tops=tops,
         sums=tops,
         moments=tops,
-        lists=own[2],
+        lists=own_winners[2],
         counts=counts,
-        width=parts,
-        parts=parts,
+        width=num_chunks,
+        num_chunks=num_chunks,
         first=first,
         values=values,
         filtered=False,
@@ -145,20 +145,28 @@ def launch_divided(
         group=sizes.chunk,
         num_warps=SCAN_WARPS,
     )
-    found = exchange(own.view(3 * aligned, parts)).contiguous().view(3, aligned, -1)
-    tops, values = found[:2].view(torch.float32)
-    parts = found.shape[2]
+    all_winners = (
+        exchange(own_winners.view(3 * aligned, num_chunks))
+        .contiguous()
+        .view(3, aligned, -1)
+    )
+    tops, values = all_winners[:2].view(torch.float32)
+    num_chunks = all_winners.shape[2]
     of_logits = {"logits", "stride"}
     choose[count,](
-        **{name: one for name, one in row_arguments.items() if name not in of_logits},
+        **{
+            name: argument
+            for name, argument in row_arguments.items()
+            if name not in of_logits
+        },
         **noise,
         tops=tops,
         values=values,
-        lists=found[2],
-        parts=parts,
+        lists=all_winners[2],
+        num_chunks=num_chunks,
         out=out,
         bad=bad,
-        pad=triton.next_power_of_2(parts),
+        pad=triton.next_power_of_2(num_chunks),
     )
     return out, bad
 
@@ -182,7 +190,7 @@ def launch_bound(row_arguments: Arguments, workspace: Workspace) -> Arguments:
         group=workspace.group,
         pad=workspace.pad,
         samples=workspace.sizes.samples,
-        few=workspace.sizes.few,
+        max_unguessed=workspace.sizes.max_unguessed,
         waits=workspace.sizes.waits,
         num_warps=BOUND_WARPS,
     )

@@ -62,10 +62,10 @@ def reference(
     x = comparable(logits)
     largest = x.amax(1, True)
     depth, ids = ((largest - x) / values.divisor).sort(stable=True)
-    kept = kept_of(depth, ids, values)
+    is_kept = kept_tokens(depth, ids, values)
     times = waiting(streams[owner, None], positions[:, None].long(), ids)
     score = (-depth - times.log() * ~values.greedy).where(
-        kept | values.greedy, -torch.inf
+        is_kept | values.greedy, -torch.inf
     )
     fine = largest.abs() < torch.inf
     tokens = first_largest(score, ids).where(fine, 0)
@@ -83,38 +83,42 @@ def first_largest(score: Tensor, ids: Tensor) -> Tensor:
     return ids.where(score == score.amax(1, True), vocab).amin(1, True)
 
 
-def kept_of(depth: Tensor, ids: Tensor, values: SamplingValues) -> Tensor:
+def kept_tokens(depth: Tensor, ids: Tensor, values: SamplingValues) -> Tensor:
     """The tokens that filters keep: depth [rows, vocab] is rising, of tokens `ids`."""
-    likeliest = _kept(depth, values.top_k, values.top_p, values.deepest)
+    likeliest = _kept_by_depth(depth, values.top_k, values.top_p, values.deepest)
     return _typical(depth, ids, likeliest, values.typical_p)
 
 
-def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tensor:
+def _kept_by_depth(
+    depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor
+) -> Tensor:
     """The tokens that are kept: depth [rows, vocab] is rising, the others are
     [rows, 1].
     """
     vocab = depth.shape[1]
     last = top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1
-    kept = depth <= depth.gather(1, last).minimum(deepest)
-    held = ((-depth).double().exp() * kept).cumsum(1)
-    before = F.pad(held[:, :-1], (1, 0))
-    return kept & ((before < top_p.double() * held[:, -1:]) | (top_p >= 1))
+    is_kept = depth <= depth.gather(1, last).minimum(deepest)
+    cumulative_mass = ((-depth).double().exp() * is_kept).cumsum(1)
+    before = F.pad(cumulative_mass[:, :-1], (1, 0))
+    return is_kept & ((before < top_p.double() * cumulative_mass[:, -1:]) | (top_p >= 1))
 
 
-def _typical(depth: Tensor, ids: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
+def _typical(depth: Tensor, ids: Tensor, is_kept: Tensor, typical_p: Tensor) -> Tensor:
     """Those of the kept tokens that typical-p keeps; `ids` are the tokens of the
     depths.
     """
-    mass = (-depth).double().exp() * kept
+    mass = (-depth).double().exp() * is_kept
     total = mass.sum(1, True)
     mean = (mass * depth.where(mass > 0, 0)).sum(1, True) / total
-    far = (depth - mean.float()).abs().where(kept, torch.inf)
+    distance = (depth - mean.float()).abs().where(is_kept, torch.inf)
     by_id = ids.argsort(1)
-    order = by_id.gather(1, far.gather(1, by_id).sort(dim=1, stable=True).indices)
-    held = mass.gather(1, order).cumsum(1)
-    before = F.pad(held[:, :-1], (1, 0))
-    near = torch.zeros_like(kept).scatter(1, order, before < typical_p.double() * total)
-    return kept & (near | (typical_p >= 1))
+    order = by_id.gather(1, distance.gather(1, by_id).sort(dim=1, stable=True).indices)
+    cumulative_mass = mass.gather(1, order).cumsum(1)
+    before = F.pad(cumulative_mass[:, :-1], (1, 0))
+    near = torch.zeros_like(is_kept).scatter(
+        1, order, before < typical_p.double() * total
+    )
+    return is_kept & (near | (typical_p >= 1))
 
 
 def waiting(streams: Tensor, positions: Tensor, ids: Tensor) -> Tensor:

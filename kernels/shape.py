@@ -4,11 +4,11 @@ of tokens.
 Theory. A row's changes are of two kinds. The dense ones look at every token: whether it
 is allowed (a bit each), and how often it occurred. `_dense` converts all of a step's
 logits to float32 and applies them; for a row without changes it is a copy. The sparse
-ones are the row's list of up to `MOST` *entries*: a token, a number to add to its logit,
-the position until which it applies, and whether the entry *follows* the one before it in
-the list. An entry that follows applies only if the output ends with the entries before
-it: so the last token of a bad word is an entry with -inf, and those before it are entries
-that add nothing. `_sparse` computes the logits of a list's tokens again, from the
+ones are the row's list of up to `MAX_ENTRIES` *entries*: a token, a number to add to its
+logit, the position until which it applies, and whether the entry *follows* the one before
+it in the list. An entry that follows applies only if the output ends with the entries
+before it: so the last token of a bad word is an entry with -inf, and those before it are
+entries that add nothing. `_sparse` computes the logits of a list's tokens again, from the
 model's, first for entries that add a number, then for those with -inf: of several entries
 of a token at most one adds a number.
 
@@ -33,7 +33,7 @@ from minfer.kernels import on_triton
 from minfer.kernels.pdl import early, follow
 from minfer.kernels.row_state import Penalties
 
-MOST: Final = 1024  # entries of a row
+MAX_ENTRIES: Final = 1024  # entries of a row
 IN_PROMPT: Final = 1 << 30  # of a token's count: it is in the prompt
 CHUNK: Final = 2048  # logits of a program
 BLOCK: Final = 256  # entries at once
@@ -69,15 +69,15 @@ class ShapingState(NamedTuple):
             header=words(HEADER_WORDS),
             seen=words(vocab),
             allowed=words(triton.cdiv(vocab, 32)),
-            tokens=words(MOST),
-            values=words(MOST).view(torch.float32),
-            until=words(MOST),
-            follows=words(MOST),
-            matched=words(2, MOST),
+            tokens=words(MAX_ENTRIES),
+            values=words(MAX_ENTRIES).view(torch.float32),
+            until=words(MAX_ENTRIES),
+            follows=words(MAX_ENTRIES),
+            matched=words(2, MAX_ENTRIES),
         )
 
 
-_MOST: tl.constexpr = tl.constexpr(MOST)
+_MAX_ENTRIES: tl.constexpr = tl.constexpr(MAX_ENTRIES)
 _HEADER_WORDS: tl.constexpr = tl.constexpr(HEADER_WORDS)
 _ENTRIES: tl.constexpr = tl.constexpr(ENTRIES)
 _RESTRICTED: tl.constexpr = tl.constexpr(RESTRICTED)
@@ -87,20 +87,20 @@ _NEVER: tl.constexpr = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _is_allowed(allowed, owner, vocab, ids, inside):
+def _is_allowed(allowed, owner, vocab, ids, mask):
     words = (vocab + 31) // 32
-    bits = tl.load(allowed + owner * words + ids // 32, mask=inside, other=0)
+    bits = tl.load(allowed + owner * words + ids // 32, mask=mask, other=0)
     return ((bits >> (ids % 32)) & 1) != 0
 
 
 @triton.jit
-def _penalized(x, seen, repetitions, frequencies, presences, owner):
-    count = seen & _COUNT
+def _penalized(x, token_counts, repetitions, frequencies, presences, owner):
+    count = token_counts & _COUNT
     factor = tl.load(repetitions + owner)
     y = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
     y = y - tl.load(frequencies + owner) * count.to(tl.float32)
     y = y - tl.where(count > 0, tl.load(presences + owner), 0.0)
-    return tl.where(seen != 0, y, x)
+    return tl.where(token_counts != 0, y, x)
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _dense(
     frequencies,
     presences,
     header,
-    seen,
+    token_counts,
     allowed,
     out,
     vocab,
@@ -123,22 +123,22 @@ def _dense(
     row = tl.program_id(1).to(tl.int64)
     owner = tl.load(rows + row).to(tl.int64)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
-    inside = ids < vocab
-    x = tl.load(logits + row * stride + ids, mask=inside, other=0.0).to(tl.float32)
+    mask = ids < vocab
+    x = tl.load(logits + row * stride + ids, mask=mask, other=0.0).to(tl.float32)
     if tl.load(header + owner * _HEADER_WORDS + _RESTRICTED) != 0:
-        x = tl.where(_is_allowed(allowed, owner, vocab, ids, inside), x, _NEVER)
+        x = tl.where(_is_allowed(allowed, owner, vocab, ids, mask), x, _NEVER)
     if tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0:
-        counts = tl.load(seen + owner * vocab + ids, mask=inside, other=0)
+        counts = tl.load(token_counts + owner * vocab + ids, mask=mask, other=0)
         x = _penalized(x, counts, repetitions, frequencies, presences, owner)
-    tl.store(out + row * vocab + ids, x, mask=inside)
+    tl.store(out + row * vocab + ids, x, mask=mask)
 
 
 @triton.jit
-def _matches(follows, matched, owner, position, at, there):
+def _matches(follows, matched, owner, position, entry, mask):
     """Whether the entries before have matched before sampling at `position`."""
-    after = tl.load(follows + owner * _MOST + at, mask=there, other=0) != 0
-    before = matched + (owner * 2 + position % 2) * _MOST + at - 1
-    return (after == 0) | (tl.load(before, mask=there & after, other=0) != 0)
+    after = tl.load(follows + owner * _MAX_ENTRIES + entry, mask=mask, other=0) != 0
+    before = matched + (owner * 2 + position % 2) * _MAX_ENTRIES + entry - 1
+    return (after == 0) | (tl.load(before, mask=mask & after, other=0) != 0)
 
 
 @triton.jit
@@ -151,11 +151,11 @@ def _sparse(
     frequencies,
     presences,
     header,
-    seen,
+    token_counts,
     allowed,
     tokens,
     values,
-    until,
+    ends,
     follows,
     matched,
     out,
@@ -171,28 +171,30 @@ def _sparse(
     penalized = tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0
     position = tl.load(positions + row)
     for start in range(0, count, block):
-        at = start + tl.arange(0, block)
-        there = at < count
-        value = tl.load(values + owner * _MOST + at, mask=there, other=0.0)
-        added = there & (value != 0) & (value > _NEVER)
-        token = tl.load(tokens + owner * _MOST + at, mask=added, other=0)
+        entry = start + tl.arange(0, block)
+        mask = entry < count
+        value = tl.load(values + owner * _MAX_ENTRIES + entry, mask=mask, other=0.0)
+        added = mask & (value != 0) & (value > _NEVER)
+        token = tl.load(tokens + owner * _MAX_ENTRIES + entry, mask=added, other=0)
         x = tl.load(logits + row * stride + token, mask=added, other=0.0).to(tl.float32)
         if restricted:
             x = tl.where(_is_allowed(allowed, owner, vocab, token, added), x, _NEVER)
         x += value
         if penalized:
-            counts = tl.load(seen + owner * vocab + token, mask=added, other=0)
+            counts = tl.load(token_counts + owner * vocab + token, mask=added, other=0)
             x = _penalized(x, counts, repetitions, frequencies, presences, owner)
         tl.store(out + row * vocab + token, x, mask=added)
     tl.debug_barrier()  # a token with a bias may be hidden, too
     for start in range(0, count, block):
-        at = start + tl.arange(0, block)
-        there = at < count
-        value = tl.load(values + owner * _MOST + at, mask=there, other=0.0)
-        hides = there & (value == _NEVER)
-        hides &= position < tl.load(until + owner * _MOST + at, mask=there, other=0)
-        hides &= _matches(follows, matched, owner, position, at, there)
-        token = tl.load(tokens + owner * _MOST + at, mask=hides, other=0)
+        entry = start + tl.arange(0, block)
+        mask = entry < count
+        value = tl.load(values + owner * _MAX_ENTRIES + entry, mask=mask, other=0.0)
+        hides = mask & (value == _NEVER)
+        hides &= position < tl.load(
+            ends + owner * _MAX_ENTRIES + entry, mask=mask, other=0
+        )
+        hides &= _matches(follows, matched, owner, position, entry, mask)
+        token = tl.load(tokens + owner * _MAX_ENTRIES + entry, mask=hides, other=0)
         tl.store(out + row * vocab + token, _NEVER, mask=hides)
 
 
@@ -203,7 +205,7 @@ def _count(
     drawn,
     broken,
     header,
-    seen,
+    token_counts,
     tokens,
     follows,
     matched,
@@ -218,16 +220,16 @@ def _count(
     owner = tl.load(rows + row).to(tl.int64)
     token = tl.load(drawn + row)
     if tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0:
-        here = seen + owner * vocab + token
-        tl.store(here, tl.load(here) + 1 - tl.load(broken + row))
+        count_pointer = token_counts + owner * vocab + token
+        tl.store(count_pointer, tl.load(count_pointer) + 1 - tl.load(broken + row))
     position = tl.load(positions + row)
     for start in range(0, tl.load(header + owner * _HEADER_WORDS + _ENTRIES), block):
-        at = start + tl.arange(0, block)
-        there = at < tl.load(header + owner * _HEADER_WORDS + _ENTRIES)
-        hit = tl.load(tokens + owner * _MOST + at, mask=there, other=-1) == token
-        hit &= _matches(follows, matched, owner, position, at, there)
-        next_ = matched + (owner * 2 + (position + 1) % 2) * _MOST + at
-        tl.store(next_, hit.to(tl.int32), mask=there)
+        entry = start + tl.arange(0, block)
+        mask = entry < tl.load(header + owner * _HEADER_WORDS + _ENTRIES)
+        hit = tl.load(tokens + owner * _MAX_ENTRIES + entry, mask=mask, other=-1) == token
+        hit &= _matches(follows, matched, owner, position, entry, mask)
+        next_ = matched + (owner * 2 + (position + 1) % 2) * _MAX_ENTRIES + entry
+        tl.store(next_, hit.to(tl.int32), mask=mask)
 
 
 def shape(
@@ -254,7 +256,7 @@ def shape(
         "frequencies": penalties.frequency,
         "presences": penalties.presence,
         "header": state.header,
-        "seen": state.seen,
+        "token_counts": state.seen,
         "allowed": state.allowed,
         "out": out,
         "vocab": vocab,
@@ -268,7 +270,7 @@ def shape(
         positions=positions,
         tokens=state.tokens,
         values=state.values,
-        until=state.until,
+        ends=state.until,
         follows=state.follows,
         matched=state.matched,
         block=BLOCK,
@@ -292,7 +294,7 @@ def count(
         drawn=drawn,
         broken=broken,
         header=state.header,
-        seen=state.seen,
+        token_counts=state.seen,
         tokens=state.tokens,
         follows=state.follows,
         matched=state.matched,
@@ -317,21 +319,23 @@ def reference(
     bits = (state.allowed[owner][:, :, None] >> places & 1).flatten(1)[:, :vocab]
     x = logits.float()
     x = x.masked_fill((header[:, RESTRICTED, None] != 0) & (bits == 0), -torch.inf)
-    there = torch.arange(MOST, device=logits.device) < header[:, ENTRIES, None]
-    values, tokens = state.values[owner].where(there, 0), state.tokens[owner].long()
-    hides = there & (values == -torch.inf) & _matched(state, owner, positions)
+    is_entry = torch.arange(MAX_ENTRIES, device=logits.device) < header[:, ENTRIES, None]
+    values, tokens = state.values[owner].where(is_entry, 0), state.tokens[owner].long()
+    hides = is_entry & (values == -torch.inf) & _matched(state, owner, positions)
     hides &= positions[:, None] < state.until[owner]
     added = (values != 0) & (values > -torch.inf)
     x = x.scatter_add(1, tokens.where(added, 0), values.where(added, 0))
-    seen = state.seen[owner] * (header[:, PENALIZED, None] != 0)
-    times = seen & (IN_PROMPT - 1)
+    token_counts = state.seen[owner] * (header[:, PENALIZED, None] != 0)
+    times = token_counts & (IN_PROMPT - 1)
     factor = penalties.repetition[owner, None]
     y = torch.where(x > 0, x / factor, x * factor)
     y = y - penalties.frequency[owner, None] * times
     y = y - penalties.presence[owner, None] * (times > 0)
     hidden = x.new_zeros(len(x), vocab + 1)
     hidden.scatter_(1, tokens.where(hides, vocab), 1)
-    return torch.where(seen != 0, y, x).masked_fill(hidden[:, :vocab] != 0, -torch.inf)
+    return torch.where(token_counts != 0, y, x).masked_fill(
+        hidden[:, :vocab] != 0, -torch.inf
+    )
 
 
 def reference_count(

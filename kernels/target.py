@@ -11,14 +11,16 @@ import torch
 Capability = tuple[int, int]  # as in torch: (9, 0) is sm_90
 NONE: Final[Capability] = (0, 0)
 HOPPER: Final[Capability] = (9, 0)
-others: Capability = NONE  # for devices that are not a GPU; tests set it to that of a GPU
+default_capability: Capability = (
+    NONE  # for devices that are not a GPU; tests set it to that of a GPU
+)
 
 
 def capability(device: torch.device) -> Capability:
     """The compute capability of a GPU."""
-    return _found(device) if device.type == "cuda" else others
+    return _cuda_capability(device) if device.type == "cuda" else default_capability
 
 
 @cache
-def _found(device: torch.device) -> Capability:
+def _cuda_capability(device: torch.device) -> Capability:
     return torch.cuda.get_device_capability(device)

@@ -38,18 +38,18 @@ def _write_draft_inputs(
     block: tl.constexpr,
 ):
     follow()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < count
-    place = at // verified
-    v = at % verified
-    there = inside & (place < tl.load(counts + v, inside, 0))
-    row = tl.load(rows + v, there, 0)
-    token = tl.load(drafts + place * line + v, there, 0)
-    token = tl.where(token < 0, tl.load(proposed + at, there, 0), token)
-    position = tl.load(next_ + row, there, 0) + place + 1
-    tl.store(out + at, token, inside)
-    tl.store(out + out_line + at, tl.where(there, position, 0), inside)
-    tl.store(out + 2 * out_line + at, tl.where(there, row, scratch), inside)
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    mask = lane < count
+    place = lane // verified
+    v = lane % verified
+    has_draft = mask & (place < tl.load(counts + v, mask, 0))
+    row = tl.load(rows + v, has_draft, 0)
+    token = tl.load(drafts + place * line + v, has_draft, 0)
+    token = tl.where(token < 0, tl.load(proposed + lane, has_draft, 0), token)
+    position = tl.load(next_ + row, has_draft, 0) + place + 1
+    tl.store(out + lane, token, mask)
+    tl.store(out + out_line + lane, tl.where(has_draft, position, 0), mask)
+    tl.store(out + 2 * out_line + lane, tl.where(has_draft, row, scratch), mask)
 
 
 def write_draft_inputs(
@@ -108,16 +108,16 @@ def _accept_drafts(
     block: tl.constexpr,
 ):
     follow()
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < count
-    owner = tl.load(owners + at, inside, 0)
-    accepts = inside & (owner != scratch) & (owner == tl.load(before + at, inside, -1))
-    accepts &= tl.load(last + owner, accepts, 0) == tl.load(drafts + at, inside, 0)
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    mask = lane < count
+    owner = tl.load(owners + lane, mask, 0)
+    accepts = mask & (owner != scratch) & (owner == tl.load(before + lane, mask, -1))
+    accepts &= tl.load(last + owner, accepts, 0) == tl.load(drafts + lane, mask, 0)
     position = tl.load(next_ + owner, accepts, 0) + 1
-    tl.store(next_rows + at, tl.where(accepts, owner, scratch), inside)
-    tl.store(positions + at, position, inside)
-    written = accepts | (inside & (at * 0 + place == 0))
-    tl.store(accepted + at, tl.where(accepts, place + 1, 0), written)
+    tl.store(next_rows + lane, tl.where(accepts, owner, scratch), mask)
+    tl.store(positions + lane, position, mask)
+    written = accepts | (mask & (lane * 0 + place == 0))
+    tl.store(accepted + lane, tl.where(accepts, place + 1, 0), written)
 
 
 def accept_drafts(

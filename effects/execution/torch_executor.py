@@ -49,7 +49,7 @@ from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Lost, TransferCommand
@@ -75,7 +75,7 @@ class TorchExecutor:
         readiness: Readiness = Readiness(),
         draft: LoadedDraft | None = None,
         store: KeyedStore | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE_RANK,
         workers: WorkerGroup | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
@@ -276,7 +276,7 @@ class TorchExecutor:
     def _must_be_alike(self, error: Exception) -> None:
         """Raise an error that other ranks need not have: they would go on alone."""
         if self.runner.has_other_ranks and not isinstance(error, ExecutorError):
-            raise RankError(f"rank {self.ranks.place.rank}: {error!r}") from error
+            raise RankError(f"rank {self.ranks.rank_info.rank}: {error!r}") from error
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
 
@@ -306,7 +306,7 @@ class TorchExecutor:
         """
         warm_up = WarmUp(self.dummy_runner, readiness)
         warm_up.prepare()
-        if self.ranks.place.rank > 0:
+        if self.ranks.rank_info.rank > 0:
             return  # rank 0 decides what is captured
         if self.workers is not None:
             self.workers.await_ready()

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-TOO_LARGE: Final = 1 << 40  # for a size
-SMALLEST: Final = 5e-324  # of positive floats
-HUGE: Final = 1e100  # products of several numbers below it are finite
+SIZE_LIMIT: Final = 1 << 40  # for a size
+MIN_FLOAT: Final = 5e-324  # of positive floats
+FLOAT_LIMIT: Final = 1e100  # products of several numbers below it are finite
 
 
 class CheckpointError(ValueError):
@@ -26,7 +26,7 @@ class UnknownModelError(UnsupportedModelError):
     """The family table has no row for the model: transformers' own class may run it."""
 
 
-def whole(value: Any) -> Any:
+def whole_to_int(value: Any) -> Any:
     """Returns the value; a whole float as an int: some tools write 128.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -36,35 +36,35 @@ class ConfigReader:
     `ModelConfigError`.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
-        self.where = where
+        self.source = source
 
-    def absent(self, key: str) -> bool:
+    def is_absent(self, key: str) -> bool:
         """Returns whether the key is missing or null."""
         return self.config.get(key) is None
 
     def error(self, key: str, expected: str) -> ModelConfigError:
         """Returns the error about a value that is not as `expected`."""
-        found = repr(self.config[key]) if key in self.config else "nothing"
-        what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
+        value = repr(self.config[key]) if key in self.config else "nothing"
+        message = f"{self.source}: {key} must be {expected}, found {value}; correct it"
         return ModelConfigError(
-            f"{what} or restore the original config.json of the checkpoint"
+            f"{message} or restore the original config.json of the checkpoint"
         )
 
-    def refusal(self, what: str) -> UnsupportedModelError:
+    def refusal(self, message: str) -> UnsupportedModelError:
         """Returns the error about a valid value that is not supported."""
-        return UnsupportedModelError(f"{self.where}: {what}")
+        return UnsupportedModelError(f"{self.source}: {message}")
 
-    def unknown(self, what: str) -> UnknownModelError:
+    def unknown(self, message: str) -> UnknownModelError:
         """Returns the error about a model that the family table does not have."""
-        return UnknownModelError(f"{self.where}: {what}")
+        return UnknownModelError(f"{self.source}: {message}")
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Returns an integer of at least `low`."""
-        value = default if self.absent(key) else whole(self.config[key])
+        value = default if self.is_absent(key) else whole_to_int(self.config[key])
         # A bool is an int, and not a size.
-        if type(value) is not int or not low <= value < TOO_LARGE:
+        if type(value) is not int or not low <= value < SIZE_LIMIT:
             raise self.error(key, f"an integer of at least {low}")
         return value
 
@@ -72,10 +72,13 @@ class ConfigReader:
         """Returns a number above 0, at least `low`, and small enough that products of
         such numbers are finite.
         """
-        value: Any = default if self.absent(key) else self.config[key]
-        if type(value) not in (int, float) or not max(low, SMALLEST) <= value < HUGE:
-            wanted = f"a number of at least {low}" if low else "a positive number"
-            raise self.error(key, wanted)
+        value: Any = default if self.is_absent(key) else self.config[key]
+        if (
+            type(value) not in (int, float)
+            or not max(low, MIN_FLOAT) <= value < FLOAT_LIMIT
+        ):
+            expected = f"a number of at least {low}" if low else "a positive number"
+            raise self.error(key, expected)
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -93,7 +96,7 @@ class ConfigReader:
         """Returns token ids without repetition: one, a list of them, or none."""
         value = self.config.get(key)
         listed = value if isinstance(value, list) else [] if value is None else [value]
-        ids = [*map(whole, listed)]
+        ids = [*map(whole_to_int, listed)]
         if any(type(token) is not int or token < 0 for token in ids):
             raise self.error(key, "a token id, a list of token ids, or null")
         return tuple(dict.fromkeys(ids))

@@ -23,9 +23,9 @@ def dtype_bytes(dtype: str) -> int:
     minfer does not support.
     """
     if dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
+        supported = ", ".join(DTYPE_BYTES)
         raise UnsupportedModelError(
-            f"dtype {dtype!r} is not supported; choose one of {known}"
+            f"dtype {dtype!r} is not supported; choose one of {supported}"
         )
     return DTYPE_BYTES[dtype]
 
@@ -39,8 +39,8 @@ def torch_kv_dtype(name: str) -> "torch.dtype":
     """Returns the torch dtype of a KV cache; raises as `torch_dtype`."""
     import torch
 
-    eight = {FP8: torch.float8_e4m3fn, INT8: torch.int8}
-    return eight[name] if name in eight else torch_dtype(name)
+    dtypes_8bit = {FP8: torch.float8_e4m3fn, INT8: torch.int8}
+    return dtypes_8bit[name] if name in dtypes_8bit else torch_dtype(name)
 
 
 def torch_dtype(name: str) -> "torch.dtype":

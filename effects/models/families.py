@@ -28,7 +28,7 @@ class ExpertKeys:
     shared: str = ""  # the key of the width of shared experts
     shared_count: str = ""  # or of their number, each as wide as an expert
     shared_gate: bool = False  # a gate weighs the shared experts
-    first_dense: str = ""  # the key of how many first layers are dense
+    first_dense: str = ""  # the key of the number of first layers that are dense
     layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
@@ -36,7 +36,7 @@ class ExpertKeys:
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
     # Stacked tensors are [experts, in, out], and gates alternate with ups.
-    turned: bool = False
+    transposed: bool = False
 
 
 @frozen
@@ -312,7 +312,7 @@ _ROWS: Final = (
             normalise=True,
             bias=True,
             router="mlp.router",
-            turned=True,
+            transposed=True,
         ),
         activation="clamped",
     ),
@@ -348,4 +348,4 @@ _ROWS: Final = (
     ),
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
-OF_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}
+BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

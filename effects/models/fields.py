@@ -94,21 +94,21 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def check_fields(read: ConfigReader, family: Family) -> None:
+def check_fields(reader: ConfigReader, family: Family) -> None:
     """Refuse fields that would change the logits in a way that minfer does not compute.
     Raises `UnsupportedModelError`.
     """
     neutral = {**NEUTRAL, **NEUTRAL_OF.get(family.model_type, {})}
-    for key in sorted(neutral.keys() & read.config.keys()):
-        refuse_field(read, key, neutral[key])
+    for key in sorted(neutral.keys() & reader.config.keys()):
+        refuse_field(reader, key, neutral[key])
 
 
-def refuse_field(read: ConfigReader, key: str, neutral: tuple[Any, ...]) -> None:
+def refuse_field(reader: ConfigReader, key: str, neutral: tuple[Any, ...]) -> None:
     """Refuse a field unless it is absent or has a value that asks for nothing. Raises
     `UnsupportedModelError`.
     """
-    value = read.config[key]
-    if value is None or any(value == one for one in neutral):
+    value = reader.config[key]
+    if value is None or any(value == neutral_value for neutral_value in neutral):
         return
-    works = " or ".join(repr(one) for one in (None, *neutral))
-    raise read.refusal(f"{key} {value!r} is not supported; {works} is")
+    alternatives = " or ".join(repr(accepted) for accepted in (None, *neutral))
+    raise reader.refusal(f"{key} {value!r} is not supported; {alternatives} is")

@@ -11,9 +11,11 @@ class CorruptFileError(CheckpointError):
     """A file of the checkpoint is missing, truncated or not what its name says."""
 
 
-def damaged(path: Path, what: str, remedy: str = "download it again") -> CorruptFileError:
+def damaged(
+    path: Path, fault: str, remedy: str = "download it again"
+) -> CorruptFileError:
     """Returns the error about a damaged file."""
-    return CorruptFileError(f"{path}: {what}; {remedy}")
+    return CorruptFileError(f"{path}: {fault}; {remedy}")
 
 
 def read_optional(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The places of a checkpoint's tensors in a model's weights."""
+"""The tensors of a checkpoint as parts of a model's weights: names, shapes, targets."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -23,23 +23,23 @@ class Renaming:
 
 
 @frozen(eq=False)
-class Part:
+class WeightPart:
     """One tensor of a checkpoint."""
 
     name: str  # there
-    place: "Tensor"  # where it goes: a view into the weights
-    # Brings the checkpoint's tensor into the form of `place`; None: it has that form.
+    target: "Tensor"  # where it goes: a view into the weights
+    # Brings the checkpoint's tensor into the form of `target`; None: it has that form.
     arrange: "Callable[[Tensor], Tensor] | None" = None
-    _shape: tuple[int, ...] | None = None  # in the checkpoint; None: that of `place`
+    _shape: tuple[int, ...] | None = None  # in the checkpoint; None: that of `target`
     types: tuple[str, ...] = FLOATS  # that the checkpoint may store it in
     matrix: str = ""  # the name of the matrix that it belongs to, if it can be quantized
-    # Takes the arranged tensor, instead of a copy to `place`: of a matrix that is
+    # Takes the arranged tensor, instead of a copy to `target`: of a matrix that is
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
     optional: bool = False  # a checkpoint may lack it
     # How ranks divide it, if they do (rank_parts.py):
     fused: int = 1  # matrices of an expert, one below the other: divided one by one
-    once: bool = False  # the bias of a sum over ranks, which one of them adds
+    on_one_rank: bool = False  # the bias of a sum over ranks, which one of them adds
     undivided: bool = False  # every rank reads all of it
     scales: bool = False  # of a quantized matrix, which have to be finite
     by_output: bool = True  # a matrix's outputs are its first dimension, once arranged
@@ -47,20 +47,20 @@ class Part:
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape in the checkpoint."""
-        return tuple(self.place.shape) if self._shape is None else self._shape
+        return tuple(self.target.shape) if self._shape is None else self._shape
 
     @property
     def is_copy(self) -> bool:
         """Whether the checkpoint's numbers are copied as they are."""
         return self.arrange is None and self.take is None
 
-    def under(self, prefix: str) -> "Part":
+    def with_prefix(self, prefix: str) -> "WeightPart":
         """Returns the same part, its names behind a prefix."""
         matrix = prefix + self.matrix if self.matrix else ""
         return evolve(self, name=prefix + self.name, matrix=matrix)
 
-    def then(self, order: "Callable[[Tensor], Tensor] | None") -> "Part":
-        """Returns the same part, its outputs rearranged once more; None: not so."""
+    def rearranged(self, order: "Callable[[Tensor], Tensor] | None") -> "WeightPart":
+        """Returns the same part, its outputs rearranged by `order` at last, if given."""
         if order is None or not self.by_output:
             return self
         first = self.arrange
@@ -69,7 +69,7 @@ class Part:
         )
 
     def fill(self, stored: "Tensor") -> None:
-        """Put the checkpoint's tensor in its place, cast where dtypes differ. Raises
+        """Copy the checkpoint's tensor to its target, cast where dtypes differ. Raises
         `CheckpointError` for scales that are not finite, and what its format refuses.
         """
         stored = stored.reshape(self.shape)  # of one number, another shape is accepted
@@ -80,13 +80,13 @@ class Part:
                 return
         except CheckpointError as error:
             raise type(error)(f"tensor {self.name}: {error}") from error
-        self.place.copy_(arranged)
+        self.target.copy_(arranged)
         self.check()
 
     def check(self) -> None:
-        """Raise `CheckpointError` for scales in their place that are not finite."""
-        if self.scales and not _are_finite(self.place):
-            kind = str(self.place.dtype).removeprefix("torch.")
+        """Raise `CheckpointError` for scales in `target` that are not finite."""
+        if self.scales and not _are_finite(self.target):
+            kind = str(self.target.dtype).removeprefix("torch.")
             raise CheckpointError(
                 f"tensor {self.name}: scales are NaN or infinite in {kind}; download it "
                 f"again, or use another dtype"

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-SHOWN: Final = 1 << 30  # bytes of weights from which on a bar is shown
+MIN_BAR_BYTES: Final = 1 << 30  # of weights, from which on a bar is shown
 
 
-def disabled(total: int) -> bool | None:
-    """Returns tqdm's `disable` for so many bytes: None shows a bar on a terminal only."""
-    return None if total >= SHOWN else True
+def bar_disabled(total: int) -> bool | None:
+    """Returns tqdm's `disable` for `total` bytes: None shows a bar on a terminal only."""
+    return None if total >= MIN_BAR_BYTES else True
 
 
 def weights_bar(total: int) -> "tqdm[Any]":
-    """Returns a bar of so many bytes."""
+    """Returns a bar of `total` bytes."""
     from tqdm import tqdm  # here: `minfer plan` reads no weights
 
     return tqdm(
@@ -22,5 +22,5 @@ def weights_bar(total: int) -> "tqdm[Any]":
         unit="B",
         unit_scale=True,
         desc="Weights",
-        disable=disabled(total),
+        disable=bar_disabled(total),
     )

@@ -51,14 +51,14 @@ class Parallel:
 
 
 @frozen
-class Place:
+class RankInfo:
     """One of the ranks that share a model."""
 
     rank: int = 0
     parallel: Parallel = Parallel()
 
     @property
-    def part(self) -> int:
+    def tensor_rank(self) -> int:
         """Which part of each divided matrix it has."""
         return self.rank % self.parallel.tensor
 
@@ -89,25 +89,25 @@ class Place:
         stages = self.parallel.pipeline
         return range(count * self.stage // stages, count * (self.stage + 1) // stages)
 
-    def share(self, size: int, of: str) -> int:
+    def share(self, size: int, label: str) -> int:
         """Returns this rank's part of a size that tensor parallel ranks divide. Raises
-        `UnsupportedModelError` where they cannot; `of` says what it is.
+        `UnsupportedModelError` where they cannot; `label` says what it is.
         """
         ranks = self.parallel.tensor
         if size % ranks:
-            fit = [n for n in range(2, ranks) if size % n == 0]
-            instead = f"use {' or '.join(map(str, fit))}" if fit else "use one"
+            divisors = [n for n in range(2, ranks) if size % n == 0]
+            remedy = f"use {' or '.join(map(str, divisors))}" if divisors else "use one"
             raise UnsupportedModelError(
-                f"{of}: {size} cannot be divided among {ranks} ranks; {instead} "
+                f"{label}: {size} cannot be divided among {ranks} ranks; {remedy} "
                 f"(tensor_parallel_size)"
             )
         return size // ranks
 
 
-WHOLE: Final = Place()  # has the whole model
+WHOLE_MODEL: Final = RankInfo()  # has the whole model
 
 
-class Ends(Protocol):
+class StageIO(Protocol):
     """Where the residual stream [tokens, hidden] enters and leaves a stage."""
 
     def receive(self, tokens: int) -> "Tensor":
@@ -119,13 +119,13 @@ class Ends(Protocol):
         ...
 
 
-class Ranks(Protocol):
+class Communicator(Protocol):
     """What this rank exchanges with the others. All ranks of a stage call the same
     operations in the same order; the results are bit-equal on all of them.
     """
 
     @property
-    def place(self) -> Place:
+    def rank_info(self) -> RankInfo:
         """Which rank this is."""
         ...
 
@@ -137,17 +137,17 @@ class Ranks(Protocol):
         """End all exchange."""
         ...
 
-    def sum(self, part: "Tensor") -> "Tensor":
-        """Returns the sum of the parts of all tensor parallel ranks; `part` may be
+    def sum(self, partial: "Tensor") -> "Tensor":
+        """Returns the sum of the parts of all tensor parallel ranks; `partial` may be
         overwritten.
         """
         ...
 
-    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+    def add_sum(self, residual: "Tensor", partial: "Tensor") -> None:
         """Add that sum to the residual stream [tokens, hidden]."""
         ...
 
-    def gather(self, part: "Tensor") -> "Tensor":
+    def gather(self, local_columns: "Tensor") -> "Tensor":
         """Returns the columns of all tensor parallel ranks: of [rows, columns],
         [rows, ranks * columns].
         """
@@ -173,10 +173,10 @@ class Ranks(Protocol):
 
 
 @frozen
-class Alone:
+class SingleRank:
     """A single rank, which exchanges nothing."""
 
-    place: Place = WHOLE
+    rank_info: RankInfo = WHOLE_MODEL
 
     def silent(self) -> AbstractContextManager[None]:
         """It never exchanges anything."""
@@ -185,17 +185,17 @@ class Alone:
     def leave(self) -> None:
         """It never exchanges anything."""
 
-    def sum(self, part: "Tensor") -> "Tensor":
+    def sum(self, partial: "Tensor") -> "Tensor":
         """Returns the only part."""
-        return part
+        return partial
 
-    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+    def add_sum(self, residual: "Tensor", partial: "Tensor") -> None:
         """Add the only part."""
-        residual.add_(part)
+        residual.add_(partial)
 
-    def gather(self, part: "Tensor") -> "Tensor":
+    def gather(self, local_columns: "Tensor") -> "Tensor":
         """Returns the only part."""
-        return part
+        return local_columns
 
     def receive(self, tokens: int, into: "Tensor | None" = None) -> "Tensor":
         """There is no stage before."""
@@ -215,13 +215,15 @@ class Alone:
         raise AssertionError(f"{lines} tokens of a stage that is not there")
 
 
-ALONE: Final = Alone()
+SINGLE_RANK: Final = SingleRank()
 
 
-def whole_logits(part: "Tensor", vocab: int, ranks: Ranks) -> "Tensor":
+def whole_logits(
+    logits_part: "Tensor", vocab: int, communicator: Communicator
+) -> "Tensor":
     """Returns the logits [rows, vocab] of which each rank has a part; rows are
     contiguous for the kernels.
     """
-    if ranks.place.has_whole_matrices:
-        return part
-    return ranks.gather(part)[:, :vocab].contiguous()
+    if communicator.rank_info.has_whole_matrices:
+        return logits_part
+    return communicator.gather(logits_part)[:, :vocab].contiguous()

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from minfer.effects.net.framing import Socket
-from minfer.effects.net.handshake import GREETING, RefusedError
+from minfer.effects.net.handshake import HANDSHAKE_SECONDS, RefusedError
 
 Port: TypeAlias = tuple[str, int]  # a host, or an address; empty: all of this machine
 Address: TypeAlias = Path | Port
-CUT: Final = 8  # seconds without any sign of the other machine: the connection is over
-_EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
+# Without any sign of the other machine for this long, a connection is over.
+DEAD_PEER_SECONDS: Final = 8
+_WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
 _CREDENTIALS: Final = struct.Struct("3i")  # Linux's ucred: process, user, group
-_IDLE, _PROBES = 2, 3  # seconds until a probe, and between two; how many
+_KEEPALIVE_SECONDS = 2  # until the first probe, and between probes
+_KEEPALIVE_PROBES = 3
 
 
 def read_port(text: str) -> Port:
@@ -34,12 +36,12 @@ def port_text(address: Port) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_everywhere(address: Port) -> bool:
-    """Returns whether it stands for all networks of a machine, so that it names none."""
-    return address[0] in _EVERYWHERE
+def is_wildcard(address: Port) -> bool:
+    """Returns whether an address stands for all networks of a machine."""
+    return address[0] in _WILDCARD_HOSTS
 
 
-def where(address: Address) -> str:
+def address_text(address: Address) -> str:
     """Returns an address for logs and errors."""
     return address.name if isinstance(address, Path) else port_text(address)
 
@@ -49,9 +51,11 @@ def listen_at(address: Address) -> Socket:
     if not isinstance(address, Path):
         host, port = address
         flags = socket.AI_PASSIVE
-        found = socket.getaddrinfo(host or None, port, 0, socket.SOCK_STREAM, 0, flags)
-        family, _, _, _, at = found[0]
-        return socket.create_server(at[:2], family=family)
+        candidates = socket.getaddrinfo(
+            host or None, port, 0, socket.SOCK_STREAM, 0, flags
+        )
+        family, _, _, _, socket_address = candidates[0]
+        return socket.create_server(socket_address[:2], family=family)
     address.unlink(missing_ok=True)  # of an earlier engine
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -64,16 +68,16 @@ def listen_at(address: Address) -> Socket:
 
 
 def dial(address: Address) -> Socket:
-    """Returns a connection, with a time limit for what is said first. Raises OSError, and
+    """Returns a connection, with a time limit for its handshake. Raises OSError, and
     RefusedError for a local socket of another user.
     """
     if not isinstance(address, Path):
-        sock = socket.create_connection(address, GREETING)
-        notice_cuts(sock)
+        sock = socket.create_connection(address, HANDSHAKE_SECONDS)
+        enable_keepalive(sock)
         return sock
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(GREETING)
+        sock.settimeout(HANDSHAKE_SECONDS)
         sock.connect(os.fspath(address))
         check_user(sock)
     except BaseException:
@@ -96,17 +100,18 @@ def check_user(sock: Socket) -> None:
         raise RefusedError(f"it is a process of user {user}, not of {os.geteuid()}")
 
 
-def notice_cuts(sock: Socket) -> None:
-    """Have a TCP connection end some seconds after the network between the machines has
-    failed, whether anything is sent or not; and send at once.
+def enable_keepalive(sock: Socket) -> None:
+    """Send TCP keepalive probes, so that a connection ends some seconds after the network
+    between the machines has failed, whether anything is sent or not; and send at once.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", _IDLE),
-        ("TCP_KEEPINTVL", _IDLE),
-        ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", CUT * 1000),  # what was sent is not acknowledged
+        ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        # What was sent is not acknowledged.
+        ("TCP_USER_TIMEOUT", DEAD_PEER_SECONDS * 1000),
     ):
         if hasattr(socket, name):  # some systems have not all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -41,7 +41,7 @@ from typing import IO, Final, NoReturn, Protocol
 
 from attrs import define, field
 
-from minfer.effects.net.heartbeat import SIZE, Heartbeat, Watch
+from minfer.effects.net.heartbeat import HEARTBEAT_BYTES, Heartbeat, Watch
 from minfer.effects.net.secret_variables import environment_without_secrets
 
 DRAIN: Final = signal.SIGUSR1  # end once no requests run
@@ -49,9 +49,9 @@ STOP: Final = signal.SIGUSR2  # end now
 # Signals that a parent of forked children handles.
 PARENT_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 # Of a spawned process: its parent's id, and the descriptor of its heartbeat, or -1.
-PARENT: Final = "MINFER_PARENT"
-LOOK: Final = 0.01  # seconds between two looks for an end that is waited for
-_PARENT_LOOK: Final = 1.0  # seconds, likewise, for the end of a parent
+PARENT_VARIABLE: Final = "MINFER_PARENT"
+POLL_SECONDS: Final = 0.01  # seconds between two polls while waiting for an end
+_PARENT_POLL_SECONDS: Final = 1.0  # seconds, likewise, for the end of a parent
 _PR_SET_PDEATHSIG: Final = 1  # Linux's <sys/prctl.h>
 
 
@@ -83,10 +83,12 @@ class Child:
         return self._process.poll()
 
     def wait(self, timeout: float = math.inf) -> int | None:
-        """The same, once it has ended, or after so many seconds."""
+        """The exit code once the process has ended; None if it still runs after `timeout`
+        seconds.
+        """
         end = time.monotonic() + timeout
         while (code := self.poll()) is None and time.monotonic() < end:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         return code
 
     def hangs(self, now: float, *, ready: bool) -> bool:
@@ -150,39 +152,39 @@ def fork_child(
 def spawn_child(
     module: str,
     *arguments: str,
-    given: bytes = b"",
+    stdin_data: bytes = b"",
     descriptors: Sequence[int] = (),
     variables: Mapping[str, str] = {},
     own_session: bool = False,
     limit: float = 0.0,
 ) -> Child:
-    """Run a module in a new interpreter, with `given` as its standard input, with
+    """Run a module in a new interpreter, with `stdin_data` as its standard input, with
     `descriptors` of this process, and with more `variables`, but without secrets. In its
     `own_session`, it does not get a terminal's signals. `limit` is as for `fork_child`.
     Raises OSError.
     """
     with contextlib.ExitStack() as stack:
-        beats = -1
+        beat_file = -1
         if limit:
-            beats = stack.enter_context(_memory_file()).fileno()
-        heartbeat = Heartbeat(beats)
+            beat_file = stack.enter_context(_memory_file()).fileno()
+        heartbeat = Heartbeat(beat_file)
 
         def start() -> "subprocess.Popen[bytes]":
             return subprocess.Popen(  # a module of ours
                 # The path by which this package was imported, not the working folder.
                 [sys.executable, "-P", "-m", module, *arguments],
-                stdin=subprocess.PIPE if given else subprocess.DEVNULL,
-                pass_fds=[*descriptors, beats] if limit else descriptors,
+                stdin=subprocess.PIPE if stdin_data else subprocess.DEVNULL,
+                pass_fds=[*descriptors, beat_file] if limit else descriptors,
                 start_new_session=own_session,
                 env={
                     **environment_without_secrets(),
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     **variables,
-                    PARENT: f"{os.getpid()} {beats}",
+                    PARENT_VARIABLE: f"{os.getpid()} {beat_file}",
                 },
             )
 
-        process = _started_in_lasting_thread(start, given)
+        process = _start_in_lasting_thread(start, stdin_data)
     return Child(process, Watch(heartbeat, limit, process.pid))
 
 
@@ -192,12 +194,12 @@ def _memory_file() -> IO[bytes]:
         file: IO[bytes] = os.fdopen(os.memfd_create("minfer-heartbeat"), "wb+")
     else:
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    file.truncate(SIZE)
+    file.truncate(HEARTBEAT_BYTES)
     return file
 
 
-def _started_in_lasting_thread(
-    start: Callable[[], "subprocess.Popen[bytes]"], given: bytes
+def _start_in_lasting_thread(
+    start: Callable[[], "subprocess.Popen[bytes]"], stdin_data: bytes
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a thread that lasts as long as the process: to Linux the parent
     is that thread, and this one may end before. It waits for the end, so that no zombie
@@ -214,23 +216,23 @@ def _started_in_lasting_thread(
         started.set_result(process)
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(given)
+                pipe.write(stdin_data)
         process.wait()
 
     threading.Thread(target=run, name="minfer-parent", daemon=True).start()
     return started.result()
 
 
-def reap_orphans(own: Container[int]) -> None:
-    """Reap processes that have ended and are not our `own`: orphans of children, if this
-    is PID 1 of a container.
+def reap_orphans(own_ids: Container[int]) -> None:
+    """Reap processes that have ended and are not in `own_ids`: orphans of children,
+    if this is PID 1 of a container.
     """
     if sys.platform != "linux":  # which alone has containers
         return
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):  # there are none
         while ended := os.waitid(os.P_ALL, 0, flags):
-            if ended.si_pid in own:
+            if ended.si_pid in own_ids:
                 return
             os.waitpid(ended.si_pid, 0)
 
@@ -242,8 +244,8 @@ def begin_as_child() -> Heartbeat:
     """Have this spawned process end with its parent, from here on; returns its heartbeat.
     A parent that is not minfer's, such as torchrun, has no watch on that.
     """
-    parent, file = os.environ.pop(PARENT, f"{os.getppid()} -1").split()
-    _end_with(int(parent))
+    parent, file = os.environ.pop(PARENT_VARIABLE, f"{os.getppid()} -1").split()
+    _die_with_parent(int(parent))
     return Heartbeat(int(file))
 
 
@@ -256,7 +258,7 @@ def _run_fork(run: Callable[[], int], name: str, parent: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENT_SIGNALS)
-        _end_with(parent)
+        _die_with_parent(parent)
         with contextlib.suppress(OSError):  # where there is no such file
             Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
         code = run()
@@ -268,7 +270,7 @@ def _run_fork(run: Callable[[], int], name: str, parent: int) -> NoReturn:
         os._exit(code)
 
 
-def _end_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Have the system kill this process when its parent has ended: a stopped process, or
     one in a call that does not return, would not notice that. Where the system does not
     do so, a thread looks for it.
@@ -280,10 +282,10 @@ def _end_with(parent: int) -> None:
     if os.getppid() != parent:  # it ended before
         os._exit(1)
     if not is_killed:
-        threading.Thread(target=_await_end, args=[parent], daemon=True).start()
+        threading.Thread(target=_exit_after_parent, args=[parent], daemon=True).start()
 
 
-def _await_end(parent: int) -> None:
+def _exit_after_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_PARENT_LOOK)
+        time.sleep(_PARENT_POLL_SECONDS)
     os._exit(1)

@@ -1,6 +1,6 @@
 """Messages on an ordered socket, each behind its length:
 
-    | length: 4 bytes, little-endian | message: so many bytes |
+    | length: 4 bytes, little-endian | message: `length` bytes |
 
 A socket keeps their order, and none is lost before its end: whatever goes wrong, the
 connection is over. Each use has a largest message; a longer one is refused before its
@@ -23,7 +23,7 @@ UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class PeerError(Exception):
-    """The other side is not one that this one can work with, or it has gone."""
+    """The other side is not compatible, or the connection to it has ended."""
 
 
 class EndedError(PeerError):
@@ -43,74 +43,74 @@ def framed(message: msgspec.Struct) -> bytes:
 class FrameReader:
     """Finds messages in incoming bytes."""
 
-    def __init__(self, largest: int) -> None:
-        """`largest`: bytes of a message."""
-        self._largest = largest
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of a message."""
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes; returns the messages that are complete now. Raises PeerError."""
         self._buffer += data
-        found = []
-        at = 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            end = at + _LENGTH.size + _length(self._buffer, at, self._largest)
+        messages = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _length(self._buffer, start, self._max_bytes)
             if len(self._buffer) < end:
                 break
             with memoryview(self._buffer) as view:  # a slice of it copies nothing
-                found.append(view[at + _LENGTH.size : end].tobytes())
-            at = end
-        del self._buffer[:at]
-        return found
+                messages.append(view[start + _LENGTH.size : end].tobytes())
+            start = end
+        del self._buffer[:start]
+        return messages
 
 
-def read_exactly(sock: Socket, into: memoryview, end: float | None = None) -> None:
-    """Fill `into` from a socket, until a moment of the monotonic clock, if there is one.
-    Raises EndedError and OSError.
+def read_exactly(sock: Socket, buffer: memoryview, deadline: float | None = None) -> None:
+    """Fill `buffer` from a socket, until a `deadline` of the monotonic clock, if there is
+    one. Raises EndedError and OSError.
     """
-    while into:
-        if end is not None:
-            sock.settimeout(max(0.001, end - time.monotonic()))
-        count = sock.recv_into(into)
+    while buffer:
+        if deadline is not None:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+        count = sock.recv_into(buffer)
         if not count:
             raise EndedError("the connection has ended")
-        into = into[count:]
+        buffer = buffer[count:]
 
 
 def read_frame(
-    sock: Socket, largest: int, *, first: bytes = b"", end: float | None = None
+    sock: Socket, max_bytes: int, *, first: bytes = b"", deadline: float | None = None
 ) -> bytearray:
-    """Read a message of at most `largest` bytes, whose `first` bytes were read before;
+    """Read a message of at most `max_bytes` bytes, whose `first` bytes were read before;
     see `read_exactly`. Raises PeerError and OSError.
     """
-    head = bytearray(_LENGTH.size)
-    head[: len(first)] = first
-    read_exactly(sock, memoryview(head)[len(first) :], end)
-    data = bytearray(_length(head, 0, largest))
-    read_exactly(sock, memoryview(data), end)
+    header = bytearray(_LENGTH.size)
+    header[: len(first)] = first
+    read_exactly(sock, memoryview(header)[len(first) :], deadline)
+    data = bytearray(_length(header, 0, max_bytes))
+    read_exactly(sock, memoryview(data), deadline)
     return data
 
 
 def read_message(
     sock: Socket,
     decoder: "msgspec.msgpack.Decoder[Message]",
-    largest: int,
+    max_bytes: int,
     *,
     first: bytes = b"",
-    end: float | None = None,
+    deadline: float | None = None,
 ) -> Message:
-    """Read a record; see `read_frame`. Raises PeerError, for one that is not as the
-    decoder wants it, too, and OSError.
+    """Read a record; see `read_frame`. Raises PeerError, also for a message that the
+    decoder cannot read, and OSError.
     """
-    data = read_frame(sock, largest, first=first, end=end)
+    data = read_frame(sock, max_bytes, first=first, deadline=deadline)
     try:
         return decoder.decode(data)
     except UNREADABLE as error:
         raise PeerError(f"a message that cannot be read: {error}") from None
 
 
-def _length(data: bytearray, at: int, largest: int) -> int:
-    (length,) = _LENGTH.unpack_from(data, at)
-    if length > largest:
-        raise PeerError(f"a message of {length} bytes; the largest has {largest}")
+def _length(data: bytearray, start: int, max_bytes: int) -> int:
+    (length,) = _LENGTH.unpack_from(data, start)
+    if length > max_bytes:
+        raise PeerError(f"a message of {length} bytes; the largest has {max_bytes}")
     return int(length)

@@ -17,10 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-LOADING: Final = 10  # times the limit: how long one that loads may hold its interpreter
-STOPPED: Final = 8.0  # seconds of silence of a stopped process
-SIZE: Final = 1  # bytes of shared memory
-_GAP: Final = 2.0  # seconds at most that one look to the next counts for
+# Times the limit: how long a process that loads may hold its interpreter.
+LOADING_FACTOR: Final = 10
+STOPPED_SECONDS: Final = 8.0  # seconds of silence of a stopped process
+HEARTBEAT_BYTES: Final = 1  # bytes of shared memory
+_MAX_GAP_SECONDS: Final = 2.0  # seconds at most that one look to the next counts for
 _COUNTS: Final = 256
 
 
@@ -30,7 +31,7 @@ class Heartbeat:
     """
 
     def __init__(self, file: int = -1) -> None:
-        self._memory = mmap.mmap(file, SIZE)
+        self._memory = mmap.mmap(file, HEARTBEAT_BYTES)
 
     @property
     def count(self) -> int:
@@ -67,10 +68,10 @@ class Watch:
             self._seen = count
             self._silent = 0.0
             return False
-        self._silent += min(now - looked, _GAP)
-        limit = self._limit if ready else LOADING * self._limit
-        if self._silent >= STOPPED and is_stopped(self._process):
-            limit = min(limit, STOPPED)
+        self._silent += min(now - looked, _MAX_GAP_SECONDS)
+        limit = self._limit if ready else LOADING_FACTOR * self._limit
+        if self._silent >= STOPPED_SECONDS and is_stopped(self._process):
+            limit = min(limit, STOPPED_SECONDS)
         if self._hung or not 0 < limit <= self._silent:
             return False
         self._hung = True

@@ -16,40 +16,43 @@ from minfer.effects.net.addresses import (
     Address,
     check_user,
     dial,
-    notice_cuts,
+    enable_keepalive,
 )
 from minfer.effects.net.framing import PeerError, Socket
 from minfer.effects.net.handshake import (
     RefusedError,
     Terms,
-    answer,
-    introduce,
+    accept_handshake,
+    initiate_handshake,
 )
 
-MOST: Final = 64  # connections in the handshake at a time
-AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
-_PAUSE: Final = 0.1  # seconds after an error of the system
-_ENDING: Final = 1.0  # seconds that the thread which accepts has to end in
+MAX_UNAUTHENTICATED: Final = 64  # connections in the handshake at a time
+REPEATED_LOG_SECONDS: Final = 60.0  # seconds after which the same refusal is logged again
+_ERROR_PAUSE_SECONDS: Final = 0.1  # seconds after an error of the system
+_JOIN_SECONDS: Final = 1.0  # seconds that the thread which accepts has to end in
 _log = logging.getLogger("minfer.net")
 
 
 @define(eq=False)
 class Listener:
     """Performs the handshake of each new connection in a thread of its own, which calls
-    `enter` if the other side has proven that it knows the secret. At a local socket, it
-    must also be a process of the same user. Of more than `MOST` connections that have not
-    proven anything yet, the oldest is closed, so that none of them keeps others out.
+    `on_connected` if the other side has proven that it knows the secret. At a local
+    socket, it must also be a process of the same user. Of more than
+    `MAX_UNAUTHENTICATED` connections, the oldest is closed, so that none of them keeps
+    others out.
     """
 
     sock: Socket  # that listens
     terms: Terms
-    enter: Callable[[Socket, str], None]  # gets a connection, and the other side's name
-    whom: str  # what kind of process connects here, for logs
-    _strangers: dict[int, Socket] = field(init=False, factory=dict)
+    # Gets a connection, and the other side's name.
+    on_connected: Callable[[Socket, str], None]
+    peer_kind: str  # what kind of process connects here, for logs
+    _unauthenticated: dict[int, Socket] = field(init=False, factory=dict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _closing: threading.Event = field(init=False, factory=threading.Event)
     _thread: threading.Thread | None = field(init=False, default=None)
-    _said: tuple[str, float] = field(init=False, default=("", 0.0))  # last log, and when
+    # The last warning, and when it was logged.
+    _last_log: tuple[str, float] = field(init=False, default=("", 0.0))
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -59,17 +62,17 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more; those that were let in stay."""
+        """Accept no more; authenticated connections stay open."""
         self._closing.set()
         with self._lock:
-            each = [self.sock, *self._strangers.values()]
-        for one in each:
+            sockets = [self.sock, *self._unauthenticated.values()]
+        for sock in sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         # Where a later listener of the same socket is there before the thread has woken,
         # the thread would go on, and close a connection that is for that one.
         if self._thread is not None:
-            self._thread.join(_ENDING)
+            self._thread.join(_JOIN_SECONDS)
         self.sock.close()
 
     def _accept(self) -> None:
@@ -79,8 +82,8 @@ class Listener:
                 connection, address = self.sock.accept()
             except OSError as error:  # as when there are no descriptors
                 if not self._closing.is_set():
-                    _log.warning("%s cannot be let in now: %s", self.whom, error)
-                    time.sleep(_PAUSE)
+                    _log.warning("%s cannot be let in now: %s", self.peer_kind, error)
+                    time.sleep(_ERROR_PAUSE_SECONDS)
                 continue
             number += 1
             with self._lock:
@@ -89,49 +92,52 @@ class Listener:
                 ):  # it came just before `close`, which does not know it
                     connection.close()
                     return
-                self._strangers[number] = connection
-                if len(self._strangers) > MOST:
-                    oldest = self._strangers.pop(min(self._strangers))
+                self._unauthenticated[number] = connection
+                if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+                    oldest = self._unauthenticated.pop(min(self._unauthenticated))
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)
-            greeting = threading.Thread(
-                target=self._greet,
+            thread = threading.Thread(
+                target=self._authenticate,
                 args=(number, connection, f" at {address[0]}" if address else ""),
                 name=f"minfer-{self.terms.purpose}-peer",
                 daemon=True,
             )
             try:
-                greeting.start()
+                thread.start()
             except RuntimeError as error:  # the system gives no more threads
-                _log.warning("%s cannot be let in now: %s", self.whom, error)
+                _log.warning("%s cannot be let in now: %s", self.peer_kind, error)
                 with self._lock:
-                    self._strangers.pop(number, None)
+                    self._unauthenticated.pop(number, None)
                 connection.close()
 
-    def _greet(self, number: int, sock: Socket, where: str) -> None:
+    def _authenticate(self, number: int, sock: Socket, peer_address: str) -> None:
         try:
             if sock.family == socket.AF_UNIX:
                 check_user(sock)
             else:
-                notice_cuts(sock)
-            name = answer(sock, self.terms)
+                enable_keepalive(sock)
+            name = accept_handshake(sock, self.terms)
         except (PeerError, OSError) as error:
-            self._report(where, error)
+            self._report(peer_address, error)
             sock.close()
             return
         finally:
             with self._lock:
-                self._strangers.pop(number, None)
-        self.enter(sock, name)
+                self._unauthenticated.pop(number, None)
+        self.on_connected(sock, name)
 
-    def _report(self, where: str, error: Exception) -> None:
+    def _report(self, peer_address: str, error: Exception) -> None:
         """Log a refusal, but the same one not again and again."""
-        what, now = f"{self.whom}{where} is refused: {error}", time.monotonic()
+        line, now = (
+            f"{self.peer_kind}{peer_address} is refused: {error}",
+            time.monotonic(),
+        )
         if not isinstance(error, RefusedError):  # a probe, a scan, or it went away
-            _log.info("%s", what)
-        elif self._said[0] != what or now > self._said[1] + AGAIN:
-            self._said = what, now
-            _log.warning("%s", what)
+            _log.info("%s", line)
+        elif self._last_log[0] != line or now > self._last_log[1] + REPEATED_LOG_SECONDS:
+            self._last_log = line, now
+            _log.warning("%s", line)
 
 
 def connect(address: Address, terms: Terms, name: str) -> Socket:
@@ -140,7 +146,7 @@ def connect(address: Address, terms: Terms, name: str) -> Socket:
     """
     sock = dial(address)
     try:
-        introduce(sock, terms, name)
+        initiate_handshake(sock, terms, name)
     except BaseException:
         sock.close()
         raise

@@ -20,8 +20,8 @@ from typing import Final
 from minfer.values.checks import ConfigError
 
 _PREFIX: Final = "minfer-"
-_LOCK: Final = "lock"
-_LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
+_LOCK_NAME: Final = "lock"
+_MAX_SOCKET_PATH_BYTES: Final = 100  # bytes of a socket's path; systems know 104 or 108
 
 
 @contextlib.contextmanager
@@ -30,8 +30,8 @@ def run_folder(name: str = "") -> Iterator[Path]:
     With a name, it is the one at `folder_path(name)`, which other processes can find.
     Raises FileExistsError if that is there: another user's, or still in use.
     """
-    for one in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _remove_if_left(one)
+    for old_folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_abandoned(old_folder)
     if name:
         folder = folder_path(name)
         folder.mkdir(mode=0o700)
@@ -56,9 +56,9 @@ def check_private(folder: Path) -> None:
     """Raise PermissionError for a folder that other users made or can write to, as all
     can make one in the folder for temporary files; and OSError if there is none.
     """
-    about = folder.lstat()
-    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-    if not is_own or stat.S_IMODE(about.st_mode) & 0o077:
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(
             f"{folder} is no folder of this user alone (mode 0700); remove it, or set "
             f"TMPDIR to a folder of this user"
@@ -70,31 +70,31 @@ def socket_paths(folder: Path, replicas: int) -> list[Path]:
     several. Raises ConfigError if they are too long.
     """
     numbers = range(replicas)
-    folders = [folder] if replicas == 1 else [folder / str(one) for one in numbers]
-    for one in folders:
-        one.mkdir(exist_ok=True)
-    paths = [one / "engine" for one in folders]
-    if len(os.fsencode(paths[-1])) > _LONGEST:
+    folders = [folder] if replicas == 1 else [folder / str(number) for number in numbers]
+    for engine_folder in folders:
+        engine_folder.mkdir(exist_ok=True)
+    paths = [engine_folder / "engine" for engine_folder in folders]
+    if len(os.fsencode(paths[-1])) > _MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"{paths[-1]}: too long a path for a socket; shorten TMPDIR")
     return paths
 
 
 def _lock_folder(folder: Path) -> int:
     """Lock a folder; returns the file that holds the lock until all copies are closed."""
-    part = folder / f"{_LOCK}.part"
-    file = os.open(part, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    unlocked_path = folder / f"{_LOCK_NAME}.part"
+    file = os.open(unlocked_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
-    part.rename(folder / _LOCK)  # never there without a lock
+    unlocked_path.rename(folder / _LOCK_NAME)  # never there without a lock
     return file
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_abandoned(folder: Path) -> None:
     """Remove a folder of this user if no process holds its lock."""
     with contextlib.suppress(OSError):  # another user's, locked, or gone by now
-        about = folder.lstat()
-        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode):
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
             return
-        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

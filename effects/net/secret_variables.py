@@ -6,12 +6,18 @@ import ctypes
 import os
 from typing import Final
 
-SECRETS: Final = ("MINFER_API_KEY", "MINFER_CACHE_SECRET", "MINFER_SSL_KEYFILE_PASSWORD")
+SECRET_VARIABLES: Final = (
+    "MINFER_API_KEY",
+    "MINFER_CACHE_SECRET",
+    "MINFER_SSL_KEYFILE_PASSWORD",
+)
 
 
 def environment_without_secrets() -> dict[str, str]:
     """Returns the environment without secrets, for a process that does not need them."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return {
+        name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES
+    }
 
 
 def remove_secrets() -> None:
@@ -20,7 +26,7 @@ def remove_secrets() -> None:
     """
     system = ctypes.CDLL(None)
     system.getenv.restype = ctypes.c_void_p
-    for name in SECRETS:
+    for name in SECRET_VARIABLES:
         if value := system.getenv(name.encode()):
             ctypes.memset(value, 0, len(ctypes.string_at(value)))
         os.environ.pop(name, None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.effects.models.config_reader import whole
+from minfer.effects.models.config_reader import whole_to_int
 from minfer.effects.models.json_files import read_optional
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
@@ -43,38 +43,38 @@ NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {
 _log = logging.getLogger("minfer.model")
 
 
-def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
+def recommended_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
     """Returns the sampling parameters in generation_config.json. Raises CorruptFileError
     for a file that is not JSON.
     """
     file = read_optional(path)
-    found: dict[str, float] = {}
+    params: dict[str, float] = {}
     left_out = []
     for name in ADVISED:
         value = file.get(name)
         if ROW_FIELDS[name].word == "int32":
-            value = whole(value)
+            value = whole_to_int(value)
         if value is None:
             continue
         try:
             SamplingParams(**{name: value})
-            found[name] = value
+            params[name] = value
         except ParameterError as error:
             left_out.append(str(error))
     if file.get("do_sample") is False:
-        found["temperature"] = 0
+        params["temperature"] = 0
     if left_out and warns:
         _log.warning("%s: left out what cannot be used: %s", path, "; ".join(left_out))
-    return found
+    return params
 
 
-def not_applied(path: Path) -> list[str]:
+def unapplied_fields(path: Path) -> list[str]:
     """Returns the fields of generation_config.json that transformers applies and minfer
     does not.
     """
     file = read_optional(path)
     return [
         name
-        for name, idle in NOT_APPLIED.items()
-        if file.get(name) is not None and file[name] not in idle
+        for name, no_effect_values in NOT_APPLIED.items()
+        if file.get(name) is not None and file[name] not in no_effect_values
     ]

@@ -11,9 +11,9 @@ from attrs import frozen
 
 from minfer.values.checks import ConfigError
 
-_NAME: Final = "chat_template"
+_SETTING: Final = "chat_template"
 _MAX_BYTES: Final = 2**22  # of a file; the longest templates have some 40 KB
-_MARK: Final = "{"  # in every template, and in few paths
+_TEMPLATE_MARK: Final = "{"  # in every template, and in few paths
 _MAX_SHOWN_CHARS: Final = 200
 
 
@@ -32,16 +32,16 @@ def read_custom_template(value: Any) -> CustomTemplate | None:
     if value is None or isinstance(value, CustomTemplate):
         return value
     if not isinstance(value, str | Path):
-        wanted = "the path of a file, or a template's text"
-        raise ConfigError(f"{_NAME} must be {wanted}, not a {type(value).__name__}")
+        allowed = "the path of a file, or a template's text"
+        raise ConfigError(f"{_SETTING} must be {allowed}, not a {type(value).__name__}")
     path = Path(value)
     if _exists(path):
         return CustomTemplate(_text(path), str(path))
-    if isinstance(value, str) and _MARK in value:
+    if isinstance(value, str) and _TEMPLATE_MARK in value:
         return CustomTemplate(value, "the text of the setting")
     raise ConfigError(
-        f"{_NAME}: there is no file {_shown(value)}, and it is no template, which would "
-        f"have a {_MARK}; give the path of a file, or a template's text"
+        f"{_SETTING}: there is no file {_shown(value)}, and it is no template, which "
+        f"would have a {_TEMPLATE_MARK}; give the path of a file, or a template's text"
     )
 
 
@@ -54,23 +54,23 @@ def _exists(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    where = f"{_NAME} {_shown(path)}"
+    source = f"{_SETTING} {_shown(path)}"
     if not path.is_file():
-        raise ConfigError(f"{where} is not a file; give the path of a file")
+        raise ConfigError(f"{source} is not a file; give the path of a file")
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{where} cannot be read: {reason}") from error
+        raise ConfigError(f"{source} cannot be read: {reason}") from error
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{where} has more than {_MAX_BYTES} bytes; is it a template?")
+        raise ConfigError(f"{source} has more than {_MAX_BYTES} bytes; is it a template?")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} is not text in UTF-8: {error}") from error
+        raise ConfigError(f"{source} is not text in UTF-8: {error}") from error
     if not text.strip():
-        raise ConfigError(f"{where} is empty; give a template")
+        raise ConfigError(f"{source} is empty; give a template")
     return text
 
 

@@ -21,7 +21,7 @@ from minfer.effects.models.checkpoint.checkpoint import (
 )
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import token_texts
 from minfer.effects.setup.folders import bundled_folder, model_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
@@ -97,15 +97,15 @@ def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
     files = _tokenizer_file(draft), _tokenizer_file(target)
     if not all(file.is_file() for file in files):
         if any(file.is_file() for file in files):
-            raise _mismatch(draft, target, "one of them has no tokenizer.json")
+            raise _mismatch_error(draft, target, "one of them has no tokenizer.json")
         return  # token ids in, token ids out
     if not any(map(is_gguf, files)) and files[0].read_bytes() == files[1].read_bytes():
         return
-    ours, theirs = _tokens(files[0]), _tokens(files[1])
-    for token in sorted((ours.keys() | theirs.keys()) & set(range(size))):
-        if ours.get(token) != theirs.get(token):
-            what = f"{ours.get(token)!r} and {theirs.get(token)!r}"
-            raise _mismatch(draft, target, f"token {token} is {what:.200}")
+    draft_tokens, target_tokens = _tokens(files[0]), _tokens(files[1])
+    for token in sorted((draft_tokens.keys() | target_tokens.keys()) & set(range(size))):
+        if draft_tokens.get(token) != target_tokens.get(token):
+            texts = f"{draft_tokens.get(token)!r} and {target_tokens.get(token)!r}"
+            raise _mismatch_error(draft, target, f"token {token} is {texts:.200}")
 
 
 def _tokenizer_file(model: Path) -> Path:
@@ -115,30 +115,30 @@ def _tokenizer_file(model: Path) -> Path:
 def _tokens(file: Path) -> Mapping[int, str]:
     """Returns the text of each token id."""
     if is_gguf(file):
-        return token_texts(Metadata(read_gguf(file)))
+        return token_texts(GgufMetadata(read_gguf(file)))
     try:
         parsed: Any = json.loads(file.read_bytes())
         vocab = parsed["model"]["vocab"]
-        pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
-        found = {int(token): str(text) for text, token in pairs}
-        more = parsed.get("added_tokens", ())  # may be absent
-        added = {int(one["id"]): str(one["content"]) for one in more}
+        pairs = vocab.items() if isinstance(vocab, dict) else _unigram_pairs(vocab)
+        texts = {int(token): str(text) for text, token in pairs}
+        added_entries = parsed.get("added_tokens", ())  # may be absent
+        added = {int(entry["id"]): str(entry["content"]) for entry in added_entries}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"speculative_config: {file}: no tokenizer can be read of it ({error!r})"
         ) from error
-    return {**found, **added}
+    return {**texts, **added}
 
 
-def _scored(vocab: Any) -> list[tuple[str, int]]:
+def _unigram_pairs(vocab: Any) -> list[tuple[str, int]]:
     """Returns the texts of a unigram vocabulary, which are listed by id, with their
     ids.
     """
     return [(text, token) for token, (text, *_) in enumerate(vocab)]
 
 
-def _mismatch(draft: Path, target: Path, why: str) -> ConfigError:
+def _mismatch_error(draft: Path, target: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"speculative_config: the draft model {draft} has another tokenizer than "
-        f"{target}: {why}; a draft model must share the target's vocabulary"
+        f"{target}: {reason}; a draft model must share the target's vocabulary"
     )

@@ -29,7 +29,7 @@ from minfer.effects.setup.option_values import (
     WORD,
     one_of,
     option,
-    whole,
+    whole_number,
 )
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
@@ -45,12 +45,9 @@ REMOVED: Final = {
 EXECUTORS: Final = ("torch", "dry", "oracle")
 
 
-@frozen(kw_only=True)
-class EngineArgs:
-    """Settings of an engine. Names are vLLM's; `steps_in_flight` is minfer's.
-
-    Raises ConfigError for a value out of range.
-    """
+@frozen
+class ModelArg:
+    """The setting that may be a positional argument."""
 
     model: str | None = option(
         None,
@@ -59,6 +56,16 @@ class EngineArgs:
         "toy)",
         MODEL,
     )
+
+
+@frozen(kw_only=True)
+class EngineArgs(ModelArg):
+    """Settings of an engine, which are also the parameters of `LLM` and `AsyncLLM`. Names
+    are vLLM's; `steps_in_flight` is minfer's.
+
+    Raises ConfigError for a value out of range.
+    """
+
     dtype: str = option(
         "auto",
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
@@ -100,7 +107,7 @@ class EngineArgs:
     )
     pipeline_parallel_size: int = option(
         1,
-        "groups of so many GPUs, each with some of the layers (default: 1)",
+        "groups of tensor parallel GPUs, each with some of the layers (default: 1)",
         COUNT,
     )
     enable_expert_parallel: bool = option(
@@ -110,16 +117,16 @@ class EngineArgs:
     )
     attention_window: int | None = option(
         None,
-        "let layers with full attention read only so many tokens, up to their own, so "
+        "let layers with full attention read only this many tokens, up to their own, so "
         "that a sequence's memory stops growing; models were not trained for it "
         "(default: all tokens)",
-        whole(2),
+        whole_number(2),
     )
     attention_sink_tokens: int = option(
         0,
         "first tokens of each sequence that are read beside --attention-window, as in "
         "StreamingLLM; 4 is usual (default: 0)",
-        whole(0),
+        whole_number(0),
     )
     block_size: int = option(
         64, "tokens of a block, in which the KV cache is given out (default: 64)", COUNT
@@ -212,7 +219,7 @@ class EngineArgs:
     journal_size: int = option(
         2**30, "what a run's journal may take (default: 1G)", BYTES
     )
-    seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
+    seed: int = option(0, "for all that is random (default: 0)", whole_number(-(2**63)))
     # Conversations: the template, variables that it gets with each, and the formats of
     # tool calls and reasoning (`Parsers`).
     chat_template: str | Path | CustomTemplate | None = field(
@@ -243,15 +250,19 @@ class EngineArgs:
         )
 
     def with_blocks(self, count: int) -> "EngineArgs":
-        """Returns these settings for an engine that replaces one with so many KV blocks:
+        """Returns these settings for an engine that replaces one with `count` KV blocks:
         requests that it served, or that fronts accepted, need them, and free memory
         differs each time.
         """
         return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
 
 
-def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
+def engine_args(options: argparse.Namespace, **overrides: Any) -> EngineArgs:
     """Returns the given settings; others keep their defaults."""
     names = {setting.name for setting in fields(EngineArgs)}
-    given = {key: value for key, value in vars(options).items() if value is not None}
-    return EngineArgs(**{key: given[key] for key in given.keys() & names}, **more)
+    set_options = {
+        key: value for key, value in vars(options).items() if value is not None
+    }
+    return EngineArgs(
+        **{key: set_options[key] for key in set_options.keys() & names}, **overrides
+    )

@@ -9,13 +9,13 @@ from minfer.effects.models.layout.cache_layout import cache_layout, one_group
 from minfer.effects.models.layout.shapes import parameter_count
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.option_values import policy_of
+from minfer.effects.setup.option_values import resolve_policy
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
-BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+DEFAULT_BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
 # all decode rows wait for it.
 SCORED_COST: Final = {"cpu": 2, "cuda": 1}
@@ -53,7 +53,7 @@ def engine_config(
         max_waiting=args.max_waiting,
         late_masks=True,
         scored_cost=SCORED_COST[device.kind],
-        policy=policy_of(args.scheduling_policy),
+        policy=resolve_policy(args.scheduling_policy),
         speculation=None if speculative is None else speculative.speculation,
         groups=_groups(spec, speculative),
     )
@@ -65,8 +65,10 @@ def _groups(
     """Returns the model's cache groups; one for all layers beside a draft model, whose
     tables are the same.
     """
-    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
-    layout = one_group(spec) if modelled else cache_layout(spec)
+    has_draft_model = (
+        speculative is not None and speculative.speculation.drafter == DEVICE
+    )
+    layout = one_group(spec) if has_draft_model else cache_layout(spec)
     return layout.groups
 
 
@@ -76,10 +78,10 @@ def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> in
     Prompts are computed together with the next tokens of all decode rows, which wait for
     the whole step. If a GPU's outputs are streamed, the step's work is bounded.
     """
-    most = BATCHED_TOKENS[device.kind]
+    default = DEFAULT_BATCHED_TOKENS[device.kind]
     if device.kind != "cuda" or not args.streaming:
-        return most
-    fit = (
+        return default
+    streaming_budget = (
         int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
     )
-    return max(_BUDGET_MULTIPLE, min(most, fit))
+    return max(_BUDGET_MULTIPLE, min(default, streaming_budget))

@@ -23,9 +23,9 @@ from minfer.effects.models.checkpoint.weight_files import shards
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import EngineArgs
 
-_HEAD: Final = 1 << 16  # bytes read at the start of a weight file to identify it
-_WINDOW: Final = 4096  # bytes of each sample read from the rest of it
-_SAMPLES: Final = 16
+_HEAD_BYTES: Final = 1 << 16  # bytes read at the start of a weight file to identify it
+_SAMPLE_BYTES: Final = 4096  # bytes of each sample read from the rest of it
+_NUM_SAMPLES: Final = 16
 
 
 def fingerprint(
@@ -36,16 +36,21 @@ def fingerprint(
     """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
-        outlived = args.kv_disk is not None
+        blocks_outlive_engine = args.kv_disk is not None
         files = sorted(_files(folder))
-        weights = [_file_identity(path, timed=outlived) for path in files]
-    formats = [asdict(one) for one in spec.kv_formats]
-    how = spec.quantization
-    if how is not None:  # in that of unquantized weights nothing changes
-        formats.append({"matrices": how.format.scheme.name, "plain": sorted(how.plain)})
+        weights = [_file_identity(path, timed=blocks_outlive_engine) for path in files]
+    formats = [asdict(kv_format) for kv_format in spec.kv_formats]
+    quantization = spec.quantization
+    if quantization is not None:  # in that of unquantized weights nothing changes
+        formats.append(
+            {
+                "matrices": quantization.format.scheme.name,
+                "plain": sorted(quantization.plain),
+            }
+        )
     if args.attention_window is not None:
-        kept = {"window": args.attention_window, "sinks": args.attention_sink_tokens}
-        formats.append(kept)
+        window = {"window": args.attention_window, "sinks": args.attention_sink_tokens}
+        formats.append(window)
     if spec.long_factors:
         formats.append({"rope": "long factors"})
     identity = json.dumps([config, spec.dtype, formats, weights], sort_keys=True)
@@ -64,12 +69,12 @@ def _file_identity(path: Path, *, timed: bool) -> str:
     digest = hashlib.sha256(path.name.encode())
     # If a file cannot be read, the loader will report it.
     with suppress(OSError), path.open("rb") as file:
-        about = path.stat()
-        size = about.st_size
-        digest.update(size.to_bytes(8, "little") + file.read(_HEAD))
+        status = path.stat()
+        size = status.st_size
+        digest.update(size.to_bytes(8, "little") + file.read(_HEAD_BYTES))
         if timed:
-            digest.update(b"%d" % about.st_mtime_ns)
-        for i in range(1, _SAMPLES + 1):
-            file.seek(max(0, (size * i) // _SAMPLES - _WINDOW))
-            digest.update(file.read(_WINDOW))
+            digest.update(b"%d" % status.st_mtime_ns)
+        for i in range(1, _NUM_SAMPLES + 1):
+            file.seek(max(0, (size * i) // _NUM_SAMPLES - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

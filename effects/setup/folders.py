@@ -52,7 +52,7 @@ def _named(model: str) -> Path:
     """
     path = Path(model)
     if path.is_dir():
-        files = sorted(one.name for one in path.iterdir() if is_gguf(one))
+        files = sorted(file.name for file in path.iterdir() if is_gguf(file))
         if files and not (path / "config.json").is_file():
             raise ConfigError(
                 f"model {str(model)!r} is a folder of GGUF files; name one of them, such "

@@ -49,7 +49,7 @@ from minfer.effects.models.layout.shapes import (
     cuda_activation_bytes,
     dequantized_context_bytes,
     expansion_bytes,
-    kept_bytes,
+    kept_logits_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
@@ -63,13 +63,13 @@ CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other use
 # of a GPU's: vLLM's default, as the GPU should have no other user
 CUDA_SHARE: Final = 0.9
 # Buffers of copies to and from host memory, or a disk: two for each direction.
-COPY_BUFFERS: Final = 4
-BUFFER: Final = 1 << 24  # bytes of one; or one block, if that is larger
+BUFFERS_PER_TIER: Final = 4
+COPY_BUFFER_BYTES: Final = 1 << 24  # bytes of one; or one block, if that is larger
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 # Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
-LIBRARIES: Final = 1 << 30
+LIBRARY_BYTES: Final = 1 << 30
 # Of a gathered cache of 8 bits: the bytes, and two copies in float32.
-EIGHT_BIT_COPIES: Final = 1 + 4 + 4
+EIGHT_BIT_COPY_BYTES: Final = 1 + 4 + 4
 
 
 class NotEnoughMemoryError(ConfigError):
@@ -120,11 +120,13 @@ class MemoryPlan:
     @property
     def largest_context(self) -> int:
         """The most tokens, prompt and output together, of a single sequence."""
-        most, size = self.spec.max_position_embeddings, self.sizes.block_size
-        fits = bisect_right(
-            range(most // size + 2), self.num_blocks, key=self.sizes.most_pages
+        max_tokens, block_size = self.spec.max_position_embeddings, self.sizes.block_size
+        first_too_large = bisect_right(
+            range(max_tokens // block_size + 2),
+            self.num_blocks,
+            key=self.sizes.most_pages,
         )
-        return min(most, (fits - 1) * size + 1)
+        return min(max_tokens, (first_too_large - 1) * block_size + 1)
 
     def largest_batch(self, context: int) -> int:
         """Returns how many sequences of `context` tokens fit at once; 0 if not even one
@@ -158,51 +160,61 @@ def plan_memory(
     """
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes.groups)
-    page = layout.layers_a_page * layer_kv_bytes_per_token(spec)
-    page += 0 if draft is None else kv_bytes_per_token(draft)
-    block = page * sizes.block_size
+    token_bytes = layout.layers_a_page * layer_kv_bytes_per_token(spec)
+    token_bytes += 0 if draft is None else kv_bytes_per_token(draft)
+    block_bytes = token_bytes * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
-        most = captured_tokens(spec, tokens) + sizes.max_num_seqs
-        graphs = LIBRARIES + max(cuda_activation_bytes(s, sizes, most) for s in specs)
-        activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
+        max_captured_rows = captured_tokens(spec, tokens) + sizes.max_num_seqs
+        graphs = LIBRARY_BYTES + max(
+            cuda_activation_bytes(model_spec, sizes, max_captured_rows)
+            for model_spec in specs
+        )
+        activations = max(
+            cuda_activation_bytes(model_spec, sizes, tokens) for model_spec in specs
+        )
         activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
         activations += dequantized_context_bytes(spec, sizes)
-        largest = block * max(group.pages for group in sizes.groups)
-        activations += tiers * COPY_BUFFERS * max(BUFFER, largest)
+        largest_copy = block_bytes * max(group.pages for group in sizes.groups)
+        activations += tiers * BUFFERS_PER_TIER * max(COPY_BUFFER_BYTES, largest_copy)
     else:
         graphs = 0
-        activations = max(activation_bytes(s, sizes) for s in specs)
-    activations += kept_bytes(spec, sizes)
-    copies = (layer_kv_bytes_per_token(s) * _gathered_copies(s, cuda) for s in specs)
+        activations = max(activation_bytes(model_spec, sizes) for model_spec in specs)
+    activations += kept_logits_bytes(spec, sizes)
+    workspace_sizes = (
+        layer_kv_bytes_per_token(model_spec) * _gathered_copies(model_spec, cuda)
+        for model_spec in specs
+    )
     plan = MemoryPlan(
         spec=spec,
         sizes=sizes,
         limit=limit,
-        weights=sum(weight_bytes(one, cuda=cuda) for one in specs),
+        weights=sum(weight_bytes(model_spec, cuda=cuda) for model_spec in specs),
         activations=activations,
         graphs=graphs,
-        block_bytes=block,
-        workspace_per_block=max(copies) * sizes.block_size,
+        block_bytes=block_bytes,
+        workspace_per_block=max(workspace_sizes) * sizes.block_size,
         draft=draft,
         draft_weights=0 if draft is None else weight_bytes(draft, cuda=cuda),
     )
-    per_sequence = sizes.most_pages(blocks_for(sizes.max_model_len, sizes.block_size))
-    useful = sizes.max_num_seqs * per_sequence
+    blocks_per_sequence = sizes.most_pages(
+        blocks_for(sizes.max_model_len, sizes.block_size)
+    )
+    max_useful_blocks = sizes.max_num_seqs * blocks_per_sequence
     if num_blocks is not None:
         blocks = num_blocks
     elif kv_cache_memory is not None:
-        blocks = kv_cache_memory // block
+        blocks = kv_cache_memory // block_bytes
     elif limit is None:
-        blocks = useful
+        blocks = max_useful_blocks
     else:
-        blocks = (limit - plan.total) // (block + plan.workspace_per_block)
+        blocks = (limit - plan.total) // (block_bytes + plan.workspace_per_block)
         if blocks < 1:
-            raise _nothing_left(plan, limit)
-        blocks = blocks if cuda else min(useful, blocks)
+            raise _no_cache_memory_error(plan, limit)
+        blocks = blocks if cuda else min(max_useful_blocks, blocks)
     plan = evolve(plan, num_blocks=blocks)
-    if blocks < per_sequence:
-        raise _too_long(plan, per_sequence)
+    if blocks < blocks_per_sequence:
+        raise _context_too_long_error(plan, blocks_per_sequence)
     return plan
 
 
@@ -212,11 +224,11 @@ def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
         return 0  # kernels read through the block table
     size = kv_dtype_bytes(spec.kv_dtype)
     if size == 1:
-        return EIGHT_BIT_COPIES
+        return EIGHT_BIT_COPY_BYTES
     return 1 if size == 4 else 3  # and float32 copies of keys, values
 
 
-def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
+def _no_cache_memory_error(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
     return NotEnoughMemoryError(
         f"the model needs {size_text(plan.weights)} for weights ({plan.spec.dtype}) and "
         f"{size_text(plan.activations)} for activations, which leaves no room for a KV "
@@ -226,15 +238,15 @@ def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
     )
 
 
-def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:
-    shorter = f"--max-model-len {plan.largest_context}"
+def _context_too_long_error(plan: MemoryPlan, num_needed: int) -> NotEnoughMemoryError:
+    remedy = f"--max-model-len {plan.largest_context}"
     if not plan.num_blocks:
-        shorter = "a smaller --block-size"
+        remedy = "a smaller --block-size"
     return NotEnoughMemoryError(
         f"one sequence of {plan.sizes.max_model_len} tokens (--max-model-len) needs "
-        f"{needs} KV blocks of {plan.sizes.block_size} tokens, "
-        f"{size_text(needs * plan.block_bytes)}, but the cache has {plan.num_blocks}, "
-        f"{size_text(plan.kv_cache)}; use {shorter}, or raise "
+        f"{num_needed} KV blocks of {plan.sizes.block_size} tokens, "
+        f"{size_text(num_needed * plan.block_bytes)}, but the cache has "
+        f"{plan.num_blocks}, {size_text(plan.kv_cache)}; use {remedy}, or raise "
         "--kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
     )
 
@@ -252,7 +264,7 @@ def available_memory() -> int:
     """Returns the bytes of main memory that a new process can use without swapping, in
     its control group. Raises ConfigError where the system does not report it.
     """
-    available = _available_here()
+    available = _system_available_memory()
     if (limit := memory_limit()) is not None:
         with suppress(OSError, ValueError):
             used = int((CONTROL_GROUP / "memory.current").read_text())
@@ -267,12 +279,12 @@ def memory_limit() -> int | None:
     return None
 
 
-def _available_here() -> int:
+def _system_available_memory() -> int:
     """Returns Linux' available memory; elsewhere, all physical memory."""
     with suppress(OSError):  # not Linux
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        if match:
+            return int(match[1]) * 1024
     sysconf = getattr(os, "sysconf", None)  # Windows has none
     if sysconf is None:
         raise ConfigError(
@@ -292,10 +304,11 @@ def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
         rows = [("KV of a token", size_text(token)), block]
         if group.sink_tokens:
-            rows.append(("attention reads", _reads(group)))
+            rows.append(("attention reads", _window_text(group)))
         return rows
     groups = ", ".join(
-        f"{group.pages} " + (f"({_reads(group)})" if group.window else "(no window)")
+        f"{group.pages} "
+        + (f"({_window_text(group)})" if group.window else "(no window)")
         for group in layout.groups
     )
     page = f"{size_text(plan.block_bytes)} for {size} tokens in {layout.layers_a_page}"
@@ -306,43 +319,49 @@ def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     ]
 
 
-def _reads(group: CacheGroup) -> str:
+def _window_text(group: CacheGroup) -> str:
     """Returns what a query reads in a group with a window."""
     sinks = f", {group.sink_tokens} sink tokens" if group.sink_tokens else ""
     return f"window {group.window}{sinks}"
 
 
-def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
-    """Returns the plan as `minfer plan` prints it, with `more` lines after the
+def describe(
+    plan: MemoryPlan, model: str, model_rows: Iterable[tuple[str, str]] = ()
+) -> str:
+    """Returns the plan as `minfer plan` prints it, with `model_rows` lines after the
     model's.
     """
     sizes = plan.sizes
-    beside = ("attention workspace", plan.workspace)
+    other_memory = ("attention workspace", plan.workspace)
     if plan.graphs:
-        beside = ("CUDA graphs, libraries", plan.graphs)
+        other_memory = ("CUDA graphs, libraries", plan.graphs)
     limit = "no limit"
     if plan.limit is not None:
         limit = f"of {size_text(plan.limit)} that may be used"
-    drafts = []
+    draft_rows = []
     if plan.draft is not None:
-        drafts = [("of that, a draft model's", size_text(plan.draft_weights))]
+        draft_rows = [("of that, a draft model's", size_text(plan.draft_weights))]
     rows = [
         ("model", model),
-        *more,
+        *model_rows,
         ("dtype", plan.spec.dtype),
-        *([("matrices", how.text)] if (how := plan.spec.quantization) else []),
+        *(
+            [("matrices", quantization.text)]
+            if (quantization := plan.spec.quantization)
+            else []
+        ),
         ("weights", size_text(plan.weights)),
-        *drafts,
+        *draft_rows,
         ("activations", f"{size_text(plan.activations)} (estimated)"),
-        (beside[0], f"{size_text(beside[1])} (estimated)"),
+        (other_memory[0], f"{size_text(other_memory[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
-        *(("KV format", one.text) for one in plan.spec.kv_formats),
+        *(("KV format", kv_format.text) for kv_format in plan.spec.kv_formats),
         *_kv_rows(plan),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]
-    shorter = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len]
-    for context in [*shorter, sizes.max_model_len]:
+    contexts = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len]
+    for context in [*contexts, sizes.max_model_len]:
         batch = plan.largest_batch(context)
         rows.append((f"largest batch at {context}", f"{batch} sequences"))
     width = max(len(name) for name, _ in rows)

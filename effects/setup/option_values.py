@@ -21,8 +21,8 @@ from minfer.values.checks import MOST, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
-AS_FITS: Final = -1  # of `max_model_len`: as many tokens as fit into memory
-SHORTEST: Final = 2  # tokens of a context
+AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
+MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 
 
 def read_bytes(text: str) -> int:
@@ -41,8 +41,8 @@ def read_length(text: str) -> int:
     """Returns a number of tokens as vLLM reads it: 4k is 4,000, 4K is 4,096; "auto" is
     -1.
     """
-    if text.strip() in ("auto", str(AS_FITS)):
-        return AS_FITS
+    if text.strip() in ("auto", str(AUTO_LENGTH)):
+        return AUTO_LENGTH
     length = None if "B" in text else _read_size(text)
     if length is None:
         raise argparse.ArgumentTypeError(
@@ -54,17 +54,19 @@ def read_length(text: str) -> int:
 
 def _read_size(text: str) -> int | None:
     """Returns a number with a unit; None: it is none."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         return None
-    number, unit = found.groups()
+    number, unit = match.groups()
     base = 1000 if unit.islower() else 1024
     return int(float(number) * base ** _UNITS.index(unit[:1].lower() or " "))
 
 
 def _is_length(value: Any) -> bool:
-    number = is_number(value, whole=True)
-    return value is None or (number and (value == AS_FITS or SHORTEST <= value <= MOST))
+    is_whole = is_number(value, whole=True)
+    return value is None or (
+        is_whole and (value == AUTO_LENGTH or MIN_CONTEXT_TOKENS <= value <= MOST)
+    )
 
 
 def read_json_object(text: str) -> Mapping[str, Any]:
@@ -82,46 +84,50 @@ def read_json_object(text: str) -> Mapping[str, Any]:
 class OptionKind:
     """The allowed values of a setting.
 
-    `wanted` describes them in words, `right` tests a value. `metavar`, `read` and
+    `description` describes them in words, `is_valid` tests a value. `metavar`, `read` and
     `choices` are argparse's: the name in help texts, the function that makes a value of a
     word, and all words, if they are few.
     """
 
-    wanted: str
-    right: Callable[[Any], bool]
+    description: str
+    is_valid: Callable[[Any], bool]
     metavar: str | None = None
     read: Callable[[str], Any] = str
     choices: tuple[str, ...] | None = None
 
     def __call__(self, _: object, attribute: "Attribute[Any]", value: object) -> None:
         """Refuse an invalid value of a field. Raises ConfigError."""
-        if not self.right(value):
-            raise ConfigError(f"{attribute.name} must be {self.wanted}, not {value!r}")
+        if not self.is_valid(value):
+            raise ConfigError(
+                f"{attribute.name} must be {self.description}, not {value!r}"
+            )
 
 
-def whole(
+def whole_number(
     low: int = 1, metavar: str = "N", read: Callable[[str], int] = int
 ) -> OptionKind:
     """Returns the kind of whole numbers from `low` on, or None."""
 
-    def right(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
         return value is None or (is_number(value, whole=True) and low <= value <= MOST)
 
-    return OptionKind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
+    return OptionKind(f"a whole number from {low} to 2^63 - 1", is_valid, metavar, read)
 
 
 def one_of(
-    known: tuple[str, ...], metavar: str | None = None, *, optional: bool = False
+    choices: tuple[str, ...], metavar: str | None = None, *, optional: bool = False
 ) -> OptionKind:
     """Returns the kind of a few words, or None if `optional`; help texts list them unless
     there is a `metavar`.
     """
 
     def fits(value: Any) -> bool:
-        return (optional and value is None) or value in known
+        return (optional and value is None) or value in choices
 
-    choices = None if metavar else known
-    return OptionKind(f"one of {', '.join(known)}", fits, metavar, choices=choices)
+    shown_choices = None if metavar else choices
+    return OptionKind(
+        f"one of {', '.join(choices)}", fits, metavar, choices=shown_choices
+    )
 
 
 def _is_share(value: Any) -> bool:
@@ -144,30 +150,31 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def policy_of(wanted: str | Policy) -> Policy:
+def resolve_policy(policy: str | Policy) -> Policy:
     """Returns a policy, also by its name. Raises ConfigError."""
-    if isinstance(wanted, str):
-        return policy_named(wanted)
-    if isinstance(wanted, type):
-        raise _no_policy(f"{wanted!r} is a class: make one of it")
+    if isinstance(policy, str):
+        return policy_named(policy)
+    if isinstance(policy, type):
+        raise _policy_error(f"{policy!r} is a class: make one of it")
     for name in vars(Policy):
-        if not name.startswith("_") and not hasattr(wanted, name):
-            raise _no_policy(f"{wanted!r} lacks {name}")
-    return wanted
+        if not name.startswith("_") and not hasattr(policy, name):
+            raise _policy_error(f"{policy!r} lacks {name}")
+    return policy
 
 
-def _no_policy(why: str) -> ConfigError:
-    return ConfigError(f"scheduling_policy must be a name or a policy; {why}")
+def _policy_error(reason: str) -> ConfigError:
+    return ConfigError(f"scheduling_policy must be a name or a policy; {reason}")
 
 
-COUNT: Final = whole()
+COUNT: Final = whole_number()
 LENGTH: Final = OptionKind(
-    f"a whole number from {SHORTEST} to 2^63 - 1, or {AS_FITS}: as many as fit",
+    f"a whole number from {MIN_CONTEXT_TOKENS} to 2^63 - 1, or {AUTO_LENGTH}: as many "
+    f"as fit",
     _is_length,
     "N",
     read_length,
 )
-BYTES: Final = whole(1, "BYTES", read_bytes)
+BYTES: Final = whole_number(1, "BYTES", read_bytes)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
 FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
@@ -185,7 +192,7 @@ SPECULATION: Final = OptionKind(
     read_json_object,
 )
 POLICY: Final = OptionKind(
-    "a name or a policy", lambda value: policy_of(value) is not None, "NAME"
+    "a name or a policy", lambda value: resolve_policy(value) is not None, "NAME"
 )
 
 

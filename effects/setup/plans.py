@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.device import DeviceError, DeviceInfo
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from minfer.effects.setup.engine_args import EngineArgs
@@ -19,11 +19,11 @@ from minfer.records.config import EngineConfig
 from minfer.values.checks import ConfigError
 
 # Limits of the GPU's kernels.
-_WIDEST_HEAD: Final = 256
-_LARGEST_VOCABULARY: Final = 1 << 20
+_MAX_HEAD_DIM: Final = 256
+_MAX_VOCAB_SIZE: Final = 1 << 20
 
 
-def fitting_length(
+def longest_fitting_context(
     args: EngineArgs,
     spec: ModelSpec,
     device: DeviceInfo,
@@ -39,24 +39,28 @@ def fitting_length(
         """Raise NotEnoughMemoryError if a context of that many tokens does not fit."""
         sized = evolve(args, max_model_len=length)
         config = engine_config(sized, spec, device, folder, speculative)
-        draft = draft_of(args, spec, config, device, folder, speculative)
+        draft = prepare_draft(args, spec, config, device, folder, speculative)
         memory_plans(args, spec, config, draft, device, limit)
 
-    longest = spec.original_context or spec.max_position_embeddings
-    fits, beyond = min(args.block_size, longest), longest + 1
-    check(fits)
-    while beyond - fits > 1:  # the first half: most models fit whole
-        middle = longest if beyond > longest else (fits + beyond) // 2
+    max_length = spec.original_context or spec.max_position_embeddings
+    longest_fitting, shortest_failing = min(args.block_size, max_length), max_length + 1
+    check(longest_fitting)
+    while shortest_failing - longest_fitting > 1:  # the first half: most models fit whole
+        middle = (
+            max_length
+            if shortest_failing > max_length
+            else (longest_fitting + shortest_failing) // 2
+        )
         try:
             check(middle)
         except NotEnoughMemoryError:
-            beyond = middle
+            shortest_failing = middle
         else:
-            fits = middle
-    return fits
+            longest_fitting = middle
+    return longest_fitting
 
 
-def draft_of(
+def prepare_draft(
     args: EngineArgs,
     spec: ModelSpec,
     config: EngineConfig,
@@ -76,12 +80,15 @@ def draft_of(
 
 def _with_window(draft: DraftCheckpoint, window: int, sinks: int) -> DraftCheckpoint:
     """Returns a draft model with the target's attention window. Raises ConfigError."""
-    own = max((w for w in draft.spec.windows if w is not None), default=0)
-    if own > window:
+    own_window = max(
+        (layer_window for layer_window in draft.spec.windows if layer_window is not None),
+        default=0,
+    )
+    if own_window > window:
         raise ConfigError(
-            f"draft model {draft.folder}: some of its layers read the last {own} tokens, "
-            f"and blocks are released behind attention_window {window}; raise that, or "
-            "choose another draft model"
+            f"draft model {draft.folder}: some of its layers read the last {own_window} "
+            f"tokens, and blocks are released behind attention_window {window}; raise "
+            "that, or choose another draft model"
         )
     try:
         narrow = with_attention_window(draft.spec, window, sinks)
@@ -102,7 +109,7 @@ def memory_plans(
     tiers = (args.kv_host_memory, args.kv_disk, args.kv_peers)
     return [
         plan_memory(
-            spec.for_rank(Place(first, args.parallel)),
+            spec.for_rank(RankInfo(first_rank, args.parallel)),
             config,
             limit,
             kv_cache_memory=args.kv_cache_memory_bytes,
@@ -111,24 +118,26 @@ def memory_plans(
             draft=None if draft is None else draft.spec,
             tiers=sum(tier is not None for tier in tiers),
         )
-        for first in range(0, args.parallel.ranks, args.parallel.tensor)
+        for first_rank in range(0, args.parallel.ranks, args.parallel.tensor)
     ]
 
 
 def check_kernels(spec: ModelSpec, folder: Path) -> None:
     """Refuse models beyond the limits of the GPU's kernels. Raises DeviceError."""
     attentions = [group.attention for group in spec.groups]
-    heads = [one.head_dim for one in attentions if isinstance(one, GQA)]
-    widest = max(heads, default=0)
-    if widest > _WIDEST_HEAD:
-        what = (
-            f"heads of {widest} dimensions are too wide for the GPU "
-            f"(at most {_WIDEST_HEAD})"
+    head_dims = [
+        attention.head_dim for attention in attentions if isinstance(attention, GQA)
+    ]
+    max_head_dim = max(head_dims, default=0)
+    if max_head_dim > _MAX_HEAD_DIM:
+        reason = (
+            f"heads of {max_head_dim} dimensions are too wide for the GPU "
+            f"(at most {_MAX_HEAD_DIM})"
         )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
-    if spec.vocab_size > _LARGEST_VOCABULARY:
-        what = (
-            f"the GPU's sampler takes {_LARGEST_VOCABULARY} tokens at most, "
+        raise DeviceError(f"{folder}: {reason}; run it on the CPU with --device cpu")
+    if spec.vocab_size > _MAX_VOCAB_SIZE:
+        reason = (
+            f"the GPU's sampler takes {_MAX_VOCAB_SIZE} tokens at most, "
             f"not {spec.vocab_size}"
         )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
+        raise DeviceError(f"{folder}: {reason}; run it on the CPU with --device cpu")

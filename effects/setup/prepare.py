@@ -37,7 +37,7 @@ from minfer.effects.models.config_reader import (
 )
 from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.setup.advice import advised_params
+from minfer.effects.setup.advice import recommended_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
@@ -48,28 +48,28 @@ from minfer.effects.setup.memory import (
     MemoryPlan,
     usable_memory,
 )
-from minfer.effects.setup.option_values import AS_FITS
+from minfer.effects.setup.option_values import AUTO_LENGTH
 from minfer.effects.setup.plans import (
     check_kernels,
-    draft_of,
-    fitting_length,
+    longest_fitting_context,
     memory_plans,
+    prepare_draft,
 )
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
-from minfer.effects.setup.tiers import described, host_tier, keyed_tier
+from minfer.effects.setup.tiers import describe_tiers, host_tier, keyed_tier
 from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError
 
 _log = logging.getLogger("minfer.model")
-# One block in so many stays free at an admission, so that running sequences can grow:
+# One block in 100 stays free at an admission, so that running sequences can grow:
 # vLLM's.
-ONE_FREE_IN: Final = 100
+WATERMARK_DIVISOR: Final = 100
 # Compute capability from which Triton converts FP8 (e4m3).
-FP8_FROM: Final = (8, 9)
+MIN_FP8_CAPABILITY: Final = (8, 9)
 
 
 @frozen(kw_only=True)
@@ -96,7 +96,7 @@ class Setup:
 
     def described_tiers(self) -> list[tuple[str, str]]:
         """What keeps KV blocks besides the device, and how many, in words."""
-        return described(self.args, self.config, self.memory)
+        return describe_tiers(self.args, self.config, self.memory)
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
@@ -114,15 +114,17 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         )
     device = _device(args, limit)
     folder = model_folder(args.model)
-    raw = read_config(folder)
-    where = str(config_path(folder))
-    spec = _quantized(_spec(raw, where, args.dtype, warns=warns), folder, args)
+    raw_config = read_config(folder)
+    config_name = str(config_path(folder))
+    spec = _quantized(
+        _spec(raw_config, config_name, args.dtype, warns=warns), folder, args
+    )
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
     if warns:
         warn_of_adapter(folder)
-        warn_of_cache_scheme(raw, where, spec.kv_dtype)
+        warn_of_cache_scheme(raw_config, config_name, spec.kv_dtype)
     if device.kind == "cuda":
         check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
@@ -130,12 +132,12 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:
         limit //= args.parallel.ranks  # they share the machine's
-    if args.max_model_len == AS_FITS:
-        length = fitting_length(args, spec, device, folder, speculative, limit)
+    if args.max_model_len == AUTO_LENGTH:
+        length = longest_fitting_context(args, spec, device, folder, speculative, limit)
         args = evolve(args, max_model_len=length)
     config = engine_config(args, spec, device, folder, speculative)
-    spec = _with_factors(spec, config.max_model_len, args, where, warns=warns)
-    draft = draft_of(args, spec, config, device, folder, speculative)
+    spec = _with_rope_factors(spec, config.max_model_len, args, config_name, warns=warns)
+    draft = prepare_draft(args, spec, config, device, folder, speculative)
     if args.parallel.ranks > 1:
         _check_ranks(args, config, speculative)
     plans = memory_plans(args, spec, config, draft, device, limit)
@@ -153,13 +155,13 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         config=evolve(
             config,
             num_blocks=blocks,
-            watermark=blocks // ONE_FREE_IN,
+            watermark=blocks // WATERMARK_DIVISOR,
             host=host_tier(args, memory, on_cpu=device.kind == "cpu"),
             keyed=keyed_tier(args, memory),
         ),
         stop_ids=frozenset(eos_ids(folder)),
-        fingerprint=fingerprint(args, raw, spec, folder),
-        default_params=advised_params(folder / "generation_config.json", warns=warns),
+        fingerprint=fingerprint(args, raw_config, spec, folder),
+        default_params=recommended_params(folder / "generation_config.json", warns=warns),
     )
 
 
@@ -167,17 +169,17 @@ def prepare_elsewhere(
     args: EngineArgs, device: str, num_blocks: int, max_model_len: int | None = None
 ) -> Setup:
     """Returns the setup of an engine that another process has prepared, on a device of
-    the type `device`, with so many KV blocks, and a context of `max_model_len` tokens, if
-    that process decided it. Raises as `prepare`.
+    the type `device`, with `num_blocks` KV blocks, and a context of `max_model_len`
+    tokens, if that process decided it. Raises as `prepare`.
     """
-    known = evolve(
+    decided_args = evolve(
         args,
         device=device,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=None,
         max_model_len=max_model_len or args.max_model_len,
     )
-    return prepare(known, limit=sys.maxsize, warns=False)
+    return prepare(decided_args, limit=sys.maxsize, warns=False)
 
 
 def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
@@ -189,28 +191,30 @@ def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
     return find_device(args.device, args.parallel.ranks)
 
 
-def _spec(config: Mapping[str, Any], where: str, dtype: str, *, warns: bool) -> ModelSpec:
+def _spec(
+    config: Mapping[str, Any], config_name: str, dtype: str, *, warns: bool
+) -> ModelSpec:
     """Returns the spec by the family table, or by transformers for what the table does
     not support; with the requested dtype. Values that are wrong are wrong for both.
     """
     wanted_dtype = DTYPES.get(dtype)
     try:
-        return parse_spec(config, where, wanted_dtype)
-    except UnsupportedModelError as refused:
-        if is_gguf(Path(where)):
+        return parse_spec(config, config_name, wanted_dtype)
+    except UnsupportedModelError as refusal:
+        if is_gguf(Path(config_name)):
             raise  # transformers' model is not loaded from such a file
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
-        unknown = isinstance(refused, UnknownModelError)
+        unknown = isinstance(refusal, UnknownModelError)
         try:
-            spec = fallback_spec(config, where, wanted_dtype)
+            spec = fallback_spec(config, config_name, wanted_dtype)
         except CheckpointError as error:
             # The table's own refusals say more than transformers' class does.
-            raise (error if unknown else refused) from None
+            raise (error if unknown else refusal) from None
         if warns:
-            what = f"{spec.family.architecture} of transformers runs this model"
-            _log.warning("%s, as minfer's own forward pass does not: %s", what, refused)
+            runner = f"{spec.family.architecture} of transformers runs this model"
+            _log.warning("%s, as minfer's own forward pass does not: %s", runner, refusal)
         return spec
 
 
@@ -236,17 +240,17 @@ def _check_ranks(
     speculative: SpeculativeConfig | None,
 ) -> None:
     """Refuse what engines of several ranks do not do. Raises ConfigError."""
-    ranks = "an engine of several ranks (tensor_parallel_size, pipeline_parallel_size)"
+    subject = "an engine of several ranks (tensor_parallel_size, pipeline_parallel_size)"
     if args.executor != "torch":
-        raise ConfigError(f"{ranks} needs the torch executor, not {args.executor!r}")
+        raise ConfigError(f"{subject} needs the torch executor, not {args.executor!r}")
     if args.kv_disk is not None:
         raise ConfigError(
-            f"{ranks} cannot keep KV blocks on disk (kv_disk) yet; leave that out"
+            f"{subject} cannot keep KV blocks on disk (kv_disk) yet; leave that out"
         )
     plan = args.kv_peers
     if plan is not None and not plan.is_local:
         raise ConfigError(
-            f"{ranks} cannot exchange KV blocks with engines of other machines "
+            f"{subject} cannot exchange KV blocks with engines of other machines "
             f"(--prefill-listen, --prefill-at) yet; leave these out"
         )
     if args.pipeline_parallel_size == 1:
@@ -281,41 +285,47 @@ def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSp
             f"kv_cache_dtype {name!r} is for keys and values of heads, and this model "
             "keeps latents (MLA); choose fp8 or auto"
         )
-    if dtype == FP8 and device.capability is not None and device.capability < FP8_FROM:
+    if (
+        dtype == FP8
+        and device.capability is not None
+        and device.capability < MIN_FP8_CAPABILITY
+    ):
         major, minor = device.capability
         raise DeviceError(
             f"kv_cache_dtype {name!r} needs a GPU of compute capability "
-            f"{FP8_FROM[0]}.{FP8_FROM[1]} (Ada, Hopper) or later, and {device.name} has "
-            f"{major}.{minor}; choose int8_per_token_head or auto"
+            f"{MIN_FP8_CAPABILITY[0]}.{MIN_FP8_CAPABILITY[1]} (Ada, Hopper) or later, "
+            f"and {device.name} has {major}.{minor}; choose int8_per_token_head or auto"
         )
     return evolve(spec, kv_dtype=dtype)
 
 
-def _with_factors(
-    spec: ModelSpec, length: int, args: EngineArgs, where: str, *, warns: bool
+def _with_rope_factors(
+    spec: ModelSpec, length: int, args: EngineArgs, config_name: str, *, warns: bool
 ) -> ModelSpec:
     """Returns the spec with the factors of longrope that a context of that many tokens
     has; logs which.
     """
-    original = spec.original_context
-    if original is None:
+    original_length = spec.original_context
+    if original_length is None:
         return spec
-    long = length > original
-    if warns and long:
-        what = "its long factors hold for sequences of all lengths; transformers takes"
+    is_long = length > original_length
+    if warns and is_long:
+        explanation = (
+            "its long factors hold for sequences of all lengths; transformers takes"
+        )
         _log.warning(
             "%s: longrope: with a context of %d tokens, %s the short ones up to %d",
-            where,
+            config_name,
             length,
-            what,
-            original,
+            explanation,
+            original_length,
         )
     elif warns and args.max_model_len is None:
         _log.warning(
             "%s: longrope: the context is %d tokens, where its short factors hold; "
             "--max-model-len up to %d takes the long ones",
-            where,
-            original,
+            config_name,
+            original_length,
             spec.max_position_embeddings,
         )
-    return evolve(spec, long_factors=long)
+    return evolve(spec, long_factors=is_long)

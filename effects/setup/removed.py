@@ -6,21 +6,21 @@ from typing import Any, NoReturn
 
 
 def refuse(
-    options: argparse._ActionsContainer, reasons: Mapping[str, str], was: str = "removed"
+    options: argparse._ActionsContainer, reasons: Mapping[str, str], verb: str = "removed"
 ) -> None:
     """Add options that no help shows, and whose use is an error with its reason."""
     for name, reason in reasons.items():
         options.add_argument(
             name,
             nargs="*",
-            action=_Refused,
-            const=f"was {was}: {reason}",
+            action=_RefusedOption,
+            const=f"was {verb}: {reason}",
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
 
 
-class _Refused(argparse.Action):
+class _RefusedOption(argparse.Action):
     """An option that cannot be used."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:

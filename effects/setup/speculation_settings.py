@@ -40,10 +40,10 @@ STANDARD: Final = "standard"
 ACCEPTED_BY: Final = {SAME: SAME_NOISE, STANDARD: REJECTION}
 # In steps of more rows there are no drafts, unless the settings change this: they would
 # cost more than they gain.
-HOST_ROWS: Final = 32
-MODEL_ROWS: Final = 64
-_WHERE: Final = "speculative_config"
-_ELSEWHERE: Final = (
+MAX_HOST_DRAFT_ROWS: Final = 32
+MAX_MODEL_DRAFT_ROWS: Final = 64
+_SETTING: Final = "speculative_config"
+_UNSUPPORTED_METHODS: Final = (
     "eagle",
     "eagle3",
     "medusa",
@@ -52,31 +52,31 @@ _ELSEWHERE: Final = (
 )  # methods of other engines
 
 
-_whole: Final = partial(number, of=f"{_WHERE}: ")
+_whole: Final = partial(number, of=f"{_SETTING}: ")
 
 
 def _method(_: object, __: "Attribute[str]", value: Any) -> None:
     if value in METHODS:
         return
-    known = ", ".join(METHODS)
-    if value in _ELSEWHERE:
+    methods = ", ".join(METHODS)
+    if value in _UNSUPPORTED_METHODS:
         raise ConfigError(
-            f"{_WHERE}: method {value!r} is not here yet; there are {known}"
+            f"{_SETTING}: method {value!r} is not here yet; there are {methods}"
         )
-    raise ConfigError(f"{_WHERE}: method must be one of {known}, not {value!r:.80}")
+    raise ConfigError(f"{_SETTING}: method must be one of {methods}, not {value!r:.80}")
 
 
 def _acceptance(_: object, attribute: "Attribute[str]", value: Any) -> None:
     if not isinstance(value, str) or value not in ACCEPTED_BY:
         raise ConfigError(
-            f"{_WHERE}: {attribute.name} must be {' or '.join(map(repr, ACCEPTED_BY))}, "
-            f"not {value!r:.80}"
+            f"{_SETTING}: {attribute.name} must be "
+            f"{' or '.join(map(repr, ACCEPTED_BY))}, not {value!r:.80}"
         )
 
 
 def _flag(_: object, attribute: "Attribute[bool]", value: Any) -> None:
     if type(value) is not bool:
-        raise ConfigError(f"{_WHERE}: {attribute.name} must be true or false")
+        raise ConfigError(f"{_SETTING}: {attribute.name} must be true or false")
 
 
 @frozen(kw_only=True)
@@ -104,26 +104,30 @@ class SpeculativeConfig:
         if self.method == DRAFT_MODEL:
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"{_WHERE}: {name} goes with {NGRAM} and {SUFFIX}")
+                    raise ConfigError(
+                        f"{_SETTING}: {name} goes with {NGRAM} and {SUFFIX}"
+                    )
         elif self.model is not None:
-            raise ConfigError(f"{_WHERE}: model goes with the method {DRAFT_MODEL!r}")
+            raise ConfigError(f"{_SETTING}: model goes with the method {DRAFT_MODEL!r}")
         if not isinstance(self.model, str | Path | None) or self.model == "":
-            raise ConfigError(f"{_WHERE}: model must be the path of a checkpoint folder")
-        few, many = self.lookups
-        if few > many:
             raise ConfigError(
-                f"{_WHERE}: prompt_lookup_min ({few}) must be at most prompt_lookup_max "
-                f"({many})"
+                f"{_SETTING}: model must be the path of a checkpoint folder"
+            )
+        min_tokens, max_tokens = self.lookup_lengths
+        if min_tokens > max_tokens:
+            raise ConfigError(
+                f"{_SETTING}: prompt_lookup_min ({min_tokens}) must be at most "
+                f"prompt_lookup_max ({max_tokens})"
             )
 
     @property
-    def lookups(self) -> tuple[int, int]:
+    def lookup_lengths(self) -> tuple[int, int]:
         """Matching tokens that are required, and tokens that are compared."""
-        usual = Lookup()
-        few = self.prompt_lookup_min or min(
-            usual.least, self.prompt_lookup_max or usual.least
+        default = Lookup()
+        min_tokens = self.prompt_lookup_min or min(
+            default.least, self.prompt_lookup_max or default.least
         )
-        return few, self.prompt_lookup_max or max(few, usual.longest)
+        return min_tokens, self.prompt_lookup_max or max(min_tokens, default.longest)
 
     @property
     def speculation(self) -> Speculation:
@@ -133,7 +137,8 @@ class SpeculativeConfig:
             drafter=HOST if by_host else DEVICE,
             drafts=self.num_speculative_tokens,
             rule=ACCEPTED_BY[self.rejection_sample_method],
-            rows=self.disable_by_batch_size or (HOST_ROWS if by_host else MODEL_ROWS),
+            rows=self.disable_by_batch_size
+            or (MAX_HOST_DRAFT_ROWS if by_host else MAX_MODEL_DRAFT_ROWS),
             adaptive=False,
         )
 
@@ -142,28 +147,34 @@ class SpeculativeConfig:
         """The proposer of drafts on the host, if there is one."""
         if self.method == DRAFT_MODEL:
             return None
-        few, many = self.lookups
+        min_tokens, max_tokens = self.lookup_lengths
         if self.method == NGRAM:
-            return Lookup(least=few, longest=many, others=0)
-        return Lookup(least=few, longest=many)
+            return Lookup(least=min_tokens, longest=max_tokens, others=0)
+        return Lookup(least=min_tokens, longest=max_tokens)
 
 
-def speculative_config(given: Any) -> SpeculativeConfig | None:
+def speculative_config(setting: Any) -> SpeculativeConfig | None:
     """Returns the configuration from a mapping of its keys, if there is any. Raises
     ConfigError.
     """
-    if given is None or isinstance(given, SpeculativeConfig):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{_WHERE} must be a mapping of its keys, not {given!r:.80}")
-    known = [one.name for one in fields(SpeculativeConfig)]
-    for name in given:
-        if name not in known:
-            near = nearest(str(name), known)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{_WHERE}: {name!r:.80} is no key of it; {hint}")
-    if "method" not in given:
-        if given.get("model") is None:
-            raise ConfigError(f"{_WHERE} needs a method: one of {', '.join(METHODS)}")
-        given = {**given, "method": DRAFT_MODEL}
-    return SpeculativeConfig(**given)
+    if setting is None or isinstance(setting, SpeculativeConfig):
+        return setting
+    if not isinstance(setting, Mapping):
+        raise ConfigError(
+            f"{_SETTING} must be a mapping of its keys, not {setting!r:.80}"
+        )
+    keys = [key.name for key in fields(SpeculativeConfig)]
+    for name in setting:
+        if name not in keys:
+            suggestion = nearest(str(name), keys)
+            hint = (
+                f"did you mean {suggestion}?"
+                if suggestion
+                else f"there are {', '.join(keys)}"
+            )
+            raise ConfigError(f"{_SETTING}: {name!r:.80} is no key of it; {hint}")
+    if "method" not in setting:
+        if setting.get("model") is None:
+            raise ConfigError(f"{_SETTING} needs a method: one of {', '.join(METHODS)}")
+        setting = {**setting, "method": DRAFT_MODEL}
+    return SpeculativeConfig(**setting)

@@ -13,10 +13,10 @@ from minfer.records.config import EngineConfig
 from minfer.records.tiers import LOAD, RECOMPUTE, HostTier, KeyedTier
 from minfer.values.checks import ConfigError
 
-DISK: Final = 64 << 30  # bytes, by default; or
-PART: Final = 4  # one in so many bytes of the file system
-REMEMBERED: Final = 2  # keys, for each block of the device, at least
-LEAST: Final = 2  # blocks
+DEFAULT_DISK_BYTES: Final = 64 << 30  # bytes, by default; or
+FILE_SYSTEM_DIVISOR: Final = 4  # one byte in 4 of the file system
+KEYS_PER_DEVICE_BLOCK: Final = 2  # keys, for each block of the device, at least
+MIN_DISK_BLOCKS: Final = 2  # blocks
 
 
 def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
@@ -34,12 +34,13 @@ def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier
             f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
         )
     limit = memory_limit()
-    planned = args.kv_host_memory + (memory.total if on_cpu else 0)
-    if limit is not None and planned > limit:
+    total_planned = args.kv_host_memory + (memory.total if on_cpu else 0)
+    if limit is not None and total_planned > limit:
         raise ConfigError(
             f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
             f"of this process may have {size_text(limit)}, of which the model and its KV "
-            f"cache take {size_text(planned - args.kv_host_memory)}; make it smaller"
+            f"cache take {size_text(total_planned - args.kv_host_memory)}; make it "
+            f"smaller"
         )
     return HostTier(pages=pages, choice=args.kv_host_choice)
 
@@ -53,9 +54,9 @@ def keyed_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             "kv_disk is not supported where prefill and decode are apart; leave it out"
         )
     _check_supported(args, memory, "--prefill", "another engine")
-    gets = args.kv_peers.role == DECODE
-    most = REMEMBERED * memory.num_blocks
-    return KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
+    is_decode = args.kv_peers.role == DECODE
+    num_keys = KEYS_PER_DEVICE_BLOCK * memory.num_blocks
+    return KeyedTier(known=num_keys, sends=True, choice=LOAD if is_decode else RECOMPUTE)
 
 
 def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
@@ -78,45 +79,47 @@ def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             f"has {size_text(total)}; make it smaller"
         )
     blocks = size // file_bytes(memory.block_bytes)
-    if blocks < LEAST:
+    if blocks < MIN_DISK_BLOCKS:
         raise ConfigError(
             f"kv_disk_size is {size_text(size)}, and the file of a KV block has "
             f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
         )
-    most = max(blocks, REMEMBERED * memory.num_blocks)
-    return KeyedTier(known=most, choice=args.kv_disk_choice)
+    num_keys = max(blocks, KEYS_PER_DEVICE_BLOCK * memory.num_blocks)
+    return KeyedTier(known=num_keys, choice=args.kv_disk_choice)
 
 
 def disk_size(args: EngineArgs) -> int:
     """Bytes of the files in `kv_disk`, of these settings or by default."""
     if args.kv_disk_size is not None:
         return args.kv_disk_size
-    return min(DISK, capacity(Path(args.kv_disk or ".")) // PART)
+    return min(
+        DEFAULT_DISK_BYTES, capacity(Path(args.kv_disk or ".")) // FILE_SYSTEM_DIVISOR
+    )
 
 
-def described(
+def describe_tiers(
     args: EngineArgs, config: EngineConfig, memory: MemoryPlan
 ) -> list[tuple[str, str]]:
     """The tiers of an engine, and how many blocks they hold, in words."""
-    found = list[tuple[str, str]]()
+    rows = list[tuple[str, str]]()
     if config.host is not None:
-        content = _content(config, config.host.pages)
-        each = config.host.pages * memory.block_bytes
-        taken = size_text(each * args.parallel.ranks)
-        found.append(("KV in host memory", f"{taken}: {content}"))
+        content = _content_text(config, config.host.pages)
+        rank_bytes = config.host.pages * memory.block_bytes
+        total_size = size_text(rank_bytes * args.parallel.ranks)
+        rows.append(("KV in host memory", f"{total_size}: {content}"))
     if args.kv_disk is not None:
         size = disk_size(args)
-        content = _content(config, size // file_bytes(memory.block_bytes))
-        found.append(("KV on disk", f"{size_text(size)} in {args.kv_disk}: {content}"))
-    return found
+        content = _content_text(config, size // file_bytes(memory.block_bytes))
+        rows.append(("KV on disk", f"{size_text(size)} in {args.kv_disk}: {content}"))
+    return rows
 
 
-def _content(config: EngineConfig, pages: int) -> str:
+def _content_text(config: EngineConfig, pages: int) -> str:
     blocks = pages // config.block_pages
     return f"{blocks} blocks, {blocks * config.block_size} tokens"
 
 
-def _check_supported(args: EngineArgs, memory: MemoryPlan, name: str, where: str) -> None:
+def _check_supported(args: EngineArgs, memory: MemoryPlan, name: str, store: str) -> None:
     if not args.enable_prefix_caching:
         raise ConfigError(
             f"{name} is for the prefix cache, which is switched off; leave one of the "
@@ -124,7 +127,7 @@ def _check_supported(args: EngineArgs, memory: MemoryPlan, name: str, where: str
         )
     if args.journal_redact:
         raise ConfigError(
-            f"--journal-redact does not cover the keys of KV blocks in {where} yet; "
+            f"--journal-redact does not cover the keys of KV blocks in {store} yet; "
             f"leave it or {name} out"
         )
     if memory.draft is not None:

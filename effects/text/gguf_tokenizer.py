@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.gguf.config import gguf_config
 from minfer.effects.models.gguf.container import GgufError, read_gguf
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import (
     CONTROL,
     NORMAL,
@@ -76,7 +76,7 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     Raises `GgufError` for damaged metadata, and `UnsupportedModelError` for tokenizers
     that are not supported.
     """
-    metadata = Metadata(read_gguf(path))
+    metadata = GgufMetadata(read_gguf(path))
     kind = metadata.text(f"{_PREFIX}model")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
@@ -107,7 +107,9 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     return backend, tokens, _templates(metadata)
 
 
-def _read_vocabulary(metadata: Metadata, rows: int, *, byte_level: bool) -> _Vocabulary:
+def _read_vocabulary(
+    metadata: GgufMetadata, rows: int, *, byte_level: bool
+) -> _Vocabulary:
     """Returns the tokens of a file whose matrix of embeddings has `rows` rows."""
     texts, types = metadata.array(TOKENS).texts(), token_types(metadata)
     if not texts or len(texts) > rows:
@@ -128,7 +130,7 @@ def _read_vocabulary(metadata: Metadata, rows: int, *, byte_level: bool) -> _Voc
     return vocabulary
 
 
-def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
+def _byte_level(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
     name = metadata.text(f"{_PREFIX}pre", "")
     pretokenizer = PRETOKENIZERS.get(name)
     if pretokenizer is None:
@@ -154,7 +156,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
     )
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
+def _sentencepiece(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
     """Returns SentencePiece's BPE with byte fallback. Raises `UnsupportedModelError` if
     it normalizes white space.
     """
@@ -190,7 +192,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
 
 
 def _merges_by_score(
-    metadata: Metadata, vocabulary: _Vocabulary
+    metadata: GgufMetadata, vocabulary: _Vocabulary
 ) -> list[tuple[str, str]]:
     """Returns the merges that follow from the scores, in transformers' order."""
     key = f"{_PREFIX}scores"
@@ -237,16 +239,18 @@ def _build_backend(components: Mapping[str, Any], model: models.BPE) -> Backend:
     return backend
 
 
-def _special_token_texts(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]:
+def _special_token_texts(
+    metadata: GgufMetadata, vocabulary: _Vocabulary
+) -> dict[str, str]:
     """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
-        name: vocabulary.texts[metadata.whole(key, low=0, below=len(vocabulary.texts))]
+        name: vocabulary.texts[metadata.integer(key, low=0, below=len(vocabulary.texts))]
         for name, short in _SPECIAL_TOKEN_KEYS.items()
         if metadata.get(key := _PREFIX + short) is not None
     }
 
 
-def _adds_bos(metadata: Metadata, *, byte_level: bool) -> bool:
+def _adds_bos(metadata: GgufMetadata, *, byte_level: bool) -> bool:
     default = True
     if byte_level:
         default = PRETOKENIZERS[metadata.text(f"{_PREFIX}pre")].add_bos
@@ -254,7 +258,7 @@ def _adds_bos(metadata: Metadata, *, byte_level: bool) -> bool:
 
 
 def _add_post_processor(
-    metadata: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
+    metadata: GgufMetadata, backend: Backend, named: Mapping[str, str], *, bos: bool
 ) -> None:
     """Make the tokenizer add the tokens to texts that the metadata say it adds."""
     eos = metadata.flag(f"{_PREFIX}add_eos_token", default=False)
@@ -268,7 +272,7 @@ def _add_post_processor(
         )
 
 
-def _templates(metadata: Metadata) -> Templates:
+def _templates(metadata: GgufMetadata) -> Templates:
     """Returns the chat templates of a file: the default one, and named ones."""
     templates = dict(_named_templates(metadata))
     if metadata.get(_TEMPLATE) is not None:
@@ -277,7 +281,7 @@ def _templates(metadata: Metadata) -> Templates:
     return Templates(templates.get("default"), templates.get("tool_use"), names)
 
 
-def _named_templates(metadata: Metadata) -> Iterator[tuple[str, str]]:
+def _named_templates(metadata: GgufMetadata) -> Iterator[tuple[str, str]]:
     listed = f"{_TEMPLATE}s"
     if metadata.get(listed) is not None:
         for name in metadata.array(listed).texts():

@@ -29,7 +29,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize
 from tests.effects.families import SMALL
-from tests.effects.models.test_formats import leaves
+from tests.effects.models.formats.test_formats import leaves
 from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec

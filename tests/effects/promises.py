@@ -138,8 +138,10 @@ def replay(
     )
     report, arrivals = Report(config, TTFT, TPOT), [*trace.arrivals(64, speed, seed)]
     with paused_collector():
-        turns = Simulation(config, Simulated(), H200, report.note(arrivals)).turns()
-        every = served(arrivals, report.seen(turns))
+        turns = Simulation(
+            config, Simulated(), H200, report.note_arrivals(arrivals)
+        ).turns()
+        every = served(arrivals, report.fold_turns(turns))
     found = report.figures()
     ttft = {
         "urgent": [one.ttft for one in every if one.request.priority < 0],

@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(
 def test_buffers_of_copies_are_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert memory.BUFFER == paged_tensors.PIECE_BYTES
+    assert memory.COPY_BUFFER_BYTES == paged_tensors.PIECE_BYTES
     args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda *_: gpu)

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from minfer import kernels
 from minfer.kernels import activation, rows
-from minfer.kernels.compiling import compiled
+from minfer.kernels.compiling import compile_launches
 from tests.kernels.specialization import elsewhere
 
 HOPPER: Final = (9, 0)
@@ -64,8 +64,8 @@ def main(folder: Path) -> dict[str, Any]:
     ):
         for name in ("first", "second"):
             forget(loaded)
-            made = compiled(lambda: launch(4, 4, 70), progress.append)
-            found[name] = [made.wanted, made.compiled, made.failed, sorted(loaded)]
+            made = compile_launches(lambda: launch(4, 4, 70), progress.append)
+            found[name] = [made.requested, made.compiled, made.failed, sorted(loaded)]
         forget(loaded)
         x = torch.zeros(4)
 
@@ -73,8 +73,8 @@ def main(folder: Path) -> dict[str, Any]:
             _wrong[(1,)](x)
             launch(5)
 
-        made = compiled(launch_wrong, progress.append)
-        found["wrong"] = [made.wanted, sorted(loaded), made.failed]
+        made = compile_launches(launch_wrong, progress.append)
+        found["wrong"] = [made.requested, sorted(loaded), made.failed]
     assert JITFunction.run is run
     return found | {"progress": progress}
 

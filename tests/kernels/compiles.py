@@ -41,8 +41,15 @@ from minfer.kernels import (
 )
 from minfer.kernels.cache_numbers import FP8, INT8, CacheScales
 from minfer.kernels.dequantized_work import DequantizedWork
-from minfer.kernels.experts_tunes import GROUPED, Tune
-from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
+from minfer.kernels.experts_tunes import GROUPED_TABLE, ExpertsTune
+from minfer.kernels.leaves import (
+    ChosenExperts,
+    ExpertRouter,
+    Experts,
+    Linear,
+    Norm,
+    RoutingRule,
+)
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
 
@@ -211,7 +218,7 @@ def drafts_to_verify(splits: int) -> None:
     )
 
 
-def mixture(tokens: int, tune: Tune | None) -> None:
+def mixture(tokens: int, tune: ExpertsTune | None) -> None:
     """Two layers of experts: silu, and clamped with biases."""
     for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
         layer = Experts(
@@ -227,7 +234,7 @@ def mixture(tokens: int, tune: Tune | None) -> None:
             ),
             activation="clamped" if biased else "silu",
         )
-        choice = Choice(ints(tokens, top_k), torch.ones(tokens, top_k))
+        choice = ChosenExperts(ints(tokens, top_k), torch.ones(tokens, top_k))
         x = half(tokens, hidden)
         experts.add_experts(x, x, layer, choice, tune)
 
@@ -238,8 +245,8 @@ def routers() -> None:
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
     x, real, ones = half(4, HIDDEN), torch.ones(4, dtype=torch.bool), torch.ones(256)
-    router.route(x, Router(weight=half(128, HIDDEN), rule=RoutingRule(8)))
-    wide = Router(weight=torch.empty(256, HIDDEN), correction=ones, rule=rule)
+    router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
+    wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=ones, rule=rule)
     router.route(x, wide, real)
 
 
@@ -303,7 +310,7 @@ def main(few: bool) -> None:
             drafts_to_verify(splits)
             sink_tokens(splits)
         mixture(1, None)
-        for row in GROUPED:
+        for row in GROUPED_TABLE:
             mixture(4, row.tune)
         for heads in (16, 128):
             latents(heads)
@@ -338,8 +345,8 @@ def main(few: bool) -> None:
         sample.sample(*draws)
     draws = half(4, sample.SIZES.chunk), at, values, at.long(), at
     sample.sample_divided(*draws, vocab=VOCAB, first=0, exchange=lambda own: own)
-    masked_logits.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
-    masked_logits.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
+    masked_logits.mask_logits(half(9, VOCAB), at, ints(4, VOCAB // 32))
+    masked_logits.store_logits(half(8, VOCAB), at, half(9, VOCAB), 8)
     kept = shape.ShapingState.make(9, VOCAB, at.device)
     penalties = Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)

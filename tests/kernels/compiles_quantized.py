@@ -12,13 +12,17 @@ from triton.runtime.jit import JITFunction
 
 from minfer import kernels
 from minfer.kernels import experts, quantized_linear
-from minfer.kernels.experts_tunes import FEW_NARROW, GROUPED_NARROW, Tune
+from minfer.kernels.experts_tunes import (
+    QUANTIZED_FEW_TOKENS,
+    QUANTIZED_GROUPED_TABLE,
+    ExpertsTune,
+)
 from minfer.kernels.leaves import (
     FP8,
     FP8_BLOCKS,
     INT8,
     MXFP4,
-    Choice,
+    ChosenExperts,
     Experts,
     Linear,
     Norm,
@@ -60,7 +64,7 @@ def products(scheme: Scheme, tokens: int) -> None:
     quantized_linear.norm_gated(x, norm, leaf(scheme, 2 * INNER, HIDDEN))
 
 
-def mixture(scheme: Scheme, tokens: int, tune: Tune) -> None:
+def mixture(scheme: Scheme, tokens: int, tune: ExpertsTune) -> None:
     """A layer of Qwen3-30B-A3B, or of gpt-oss-20b with biases."""
     big = scheme is MXFP4
     hidden, inter, top_k = (2880, 2880, 4) if big else (2048, 768, 8)
@@ -69,7 +73,7 @@ def mixture(scheme: Scheme, tokens: int, tune: Tune) -> None:
         down=leaf(scheme, 2, hidden, inter, bias=big),
         activation="clamped" if big else "silu",
     )
-    choice = Choice(ints(tokens, top_k), torch.ones(tokens, top_k))
+    choice = ChosenExperts(ints(tokens, top_k), torch.ones(tokens, top_k))
     x = half(tokens, hidden)
     experts.add_experts(x, x, layer, choice, tune)
 
@@ -90,8 +94,8 @@ def main(few: bool) -> None:
             continue
         for tokens in (1, 16, 33):
             products(scheme, tokens)
-        mixture(scheme, 1, FEW_NARROW[scheme.bits])
-        for row in GROUPED_NARROW:
+        mixture(scheme, 1, QUANTIZED_FEW_TOKENS[scheme.bits])
+        for row in QUANTIZED_GROUPED_TABLE:
             mixture(scheme, 4, row.tune)
     for dtype in (torch.float8_e4m3fn, torch.int8):
         round_rows(half(512, INNER), dtype)

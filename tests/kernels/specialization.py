@@ -93,7 +93,7 @@ def elsewhere(capability: Capability) -> Iterator[None]:
         real = driver.active
     driver.set_active(Elsewhere(capability))
     try:
-        with patch.object(target, "others", capability):
+        with patch.object(target, "default_capability", capability):
             yield
     finally:
         driver.set_active(real)

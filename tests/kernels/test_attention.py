@@ -679,7 +679,8 @@ def test_num_splits_fills_the_chip_and_no_more() -> None:
     assert num_splits(16, 4, 80, 4096) == 4
     assert num_splits(16, 4, 64, 4096) == 8  # of small heads, four
     assert num_splits(64, 4, 128, 4096) == 1
-    assert num_splits(256, 4, 128, 32768) == 8  # no program has more than SPLIT_TOKENS
+    # No program has more than MAX_RANGE_TOKENS.
+    assert num_splits(256, 4, 128, 32768) == 8
     assert num_splits(1, 4, 128, 0) == num_splits(0, 4, 128, 1) == 1
 
 

@@ -22,7 +22,14 @@ DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_000
 MOST = VOCAB // 10  # tokens that may be listed of a row, even where nearly all are kept
 SIZES = ProgramSizes(
-    chunk=2048, group=64, span=2048, block=1024, tile=128, samples=2048, waits=24, few=200
+    chunk=2048,
+    group=64,
+    span=2048,
+    block=1024,
+    tile=128,
+    samples=2048,
+    waits=24,
+    max_unguessed=200,
 )
 
 
@@ -78,7 +85,9 @@ HOW = [{"top_p": 0.6}, {"top_p": 0.9, "min_p": 1e-3}, {"top_k": 900, "top_p": 0.
 def test_the_edge_is_where_it_was_guessed(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = SIZES._replace(chunk=512, span=512, block=256, tile=64, samples=1024, few=20)
+    sizes = SIZES._replace(
+        chunk=512, span=512, block=256, tile=64, samples=1024, max_unguessed=20
+    )
     monkeypatch.setattr(kernels, "SIZES", sizes)
     finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
@@ -102,7 +111,7 @@ def test_a_wrong_guess_changes_no_result(
     how: dict[str, Any], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that are looked at have other logits than all others."""
-    sizes = SIZES._replace(chunk=512, span=512, samples=512, few=20)
+    sizes = SIZES._replace(chunk=512, span=512, samples=512, max_unguessed=20)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = 0.1 * torch.randn(4096, generator=torch.Generator().manual_seed(4))
     line[::8] += off
@@ -116,7 +125,9 @@ def test_only_listed_tokens_win(
     how: dict[str, Any], waits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few of those that are kept for sure are listed, or none of them."""
-    sizes = SIZES._replace(chunk=512, span=512, samples=512, few=20, waits=waits)
+    sizes = SIZES._replace(
+        chunk=512, span=512, samples=512, max_unguessed=20, waits=waits
+    )
     monkeypatch.setattr(kernels, "SIZES", sizes)
     finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
@@ -136,11 +147,11 @@ def test_numbers_are_those_of_the_reference() -> None:
 
 def test_numbers_fit_each_other() -> None:
     assert len(bounds.DepthBounds._fields) <= bounds.BOUND_WORDS.value
-    assert math.exp(-bounds.DEEP.value) > torch.finfo(torch.float32).tiny
+    assert math.exp(-bounds.MAX_NORMAL_DEPTH.value) > torch.finfo(torch.float32).tiny
 
 
 def test_masses_and_moments_of_all_tokens_fit() -> None:
     unit = int(bounds.MASS_UNITS.value)
-    assert kernels.MOST_LOGITS * unit <= 2**63
+    assert kernels.MAX_LOGITS * unit <= 2**63
     deepest = max(x / 8 * math.exp(-x / 8) for x in range(1000))
-    assert kernels.MOST_LOGITS * unit * deepest < 2**62
+    assert kernels.MAX_LOGITS * unit * deepest < 2**62

@@ -12,7 +12,7 @@ from minfer.kernels.leaves import (
     FP8,
     INT8,
     MXFP4,
-    Choice,
+    ChosenExperts,
     Experts,
     Linear,
     Scheme,
@@ -89,7 +89,7 @@ def extremes(sign: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_chosen_route_is_exact(sign: int) -> None:
     rows, weight = extremes(sign)
-    route = cpu_int8.chosen()
+    route = cpu_int8.chosen_route()
     want = (rows.double() @ weight.t().double()).float()
     assert route.sums(rows, route.pack(weight)).equal(want)
 
@@ -101,10 +101,10 @@ def test_a_slow_route_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     routes = (evolve(cpu_int8.INT_MM, name="slow", sums=slow), cpu_int8.INT_MM)
     monkeypatch.setattr(cpu_int8, "ROUTES", routes)
-    cpu_int8.chosen.cache_clear()
-    assert cpu_int8.chosen() is cpu_int8.INT_MM
+    cpu_int8.chosen_route.cache_clear()
+    assert cpu_int8.chosen_route() is cpu_int8.INT_MM
     monkeypatch.undo()
-    cpu_int8.chosen.cache_clear()
+    cpu_int8.chosen_route.cache_clear()
 
 
 @pytest.mark.long
@@ -129,11 +129,11 @@ def test_a_route_is_chosen_only_if_it_is_exact(
     for broken in (evolve(route, sums=wrong), evolve(route, pack=absent)):
         assert not cpu_int8.is_exact(broken)
         monkeypatch.setattr(cpu_int8, "ROUTES", (broken,))
-        cpu_int8.chosen.cache_clear()
-        assert cpu_int8.chosen() is cpu_int8.INT_MM
+        cpu_int8.chosen_route.cache_clear()
+        assert cpu_int8.chosen_route() is cpu_int8.INT_MM
     monkeypatch.undo()
-    cpu_int8.chosen.cache_clear()
-    assert cpu_int8.chosen().name in cpu_int8.description()
+    cpu_int8.chosen_route.cache_clear()
+    assert cpu_int8.chosen_route().name in cpu_int8.description()
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -147,7 +147,7 @@ def test_int4_products_are_those_of_the_dequantized_matrix(
     packed = quantized.prepare(stored)
     assert (packed.packed is None) == (outputs == 20)
     step = torch.finfo(dtype).eps * (16 if dtype is torch.float32 else 1)
-    for count in (1, 5, cpu_int4.MANY - 1, cpu_int4.MANY):
+    for count in (1, 5, cpu_int4.MIN_DEQUANTIZED_ROWS - 1, cpu_int4.MIN_DEQUANTIZED_ROWS):
         x = rows_of(count, 256, dtype)
         matrix = quantized.dequantize(stored).double()
         assert stored.bias is not None
@@ -161,7 +161,7 @@ def test_other_layouts_of_int4_are_multiplied_by_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = quantized.prepare(leaf(int4(32), 64, 64, torch.bfloat16))
-    x = rows_of(cpu_int4.MANY, 64, torch.bfloat16)
+    x = rows_of(cpu_int4.MIN_DEQUANTIZED_ROWS, 64, torch.bfloat16)
     want = quantized.linear(x, packed)
     monkeypatch.setattr(cpu_int4, "block_size", lambda: 0)
     torch.testing.assert_close(quantized.linear(x, packed), want, rtol=0.02, atol=0.1)
@@ -198,7 +198,7 @@ def test_experts_multiply_with_their_own_matrices(scheme: Scheme) -> None:
     )
     x = rows_of(5, 64, dtype)
     ids = torch.tensor([[0, 1], [1, 3], [-1, -1], [3, 0], [1, 0]], dtype=torch.int32)
-    choice = Choice(ids, torch.rand(5, 2))
+    choice = ChosenExperts(ids, torch.rand(5, 2))
     found = []
     for experts in (stored, packed):
         residual = torch.zeros(5, 64)

@@ -194,7 +194,7 @@ def test_a_piece_without_keys_changes_nothing(reference: bool) -> None:
 def test_where_the_latents_of_histories_are(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expanded_work, "AT_ONCE", at_once)
+    monkeypatch.setattr(expanded_work, "TOKENS_AT_ONCE", at_once)
     draw = random.Random(0)
     starts, counts, size = [5, 0, 17, 8], [2, 3, 1, 0], 4
     table = torch.tensor([[draw.randrange(99) for _ in range(6)] for _ in range(7)])

@@ -10,20 +10,20 @@ from torch import Tensor
 from minfer import kernels
 from minfer.kernels import experts as module
 from minfer.kernels import plain_experts
-from minfer.kernels.experts import add_experts, experts_hit, most_tiles
+from minfer.kernels.experts import add_experts, experts_hit, max_tile_count
 from minfer.kernels.experts_tunes import (
-    FEW,
-    GROUPED,
-    WIDE,
+    FEW_TOKENS_TABLE,
+    FLOAT32_TUNE,
+    GROUPED_TABLE,
     DownTune,
-    Few,
-    FewTune,
-    Grouped,
+    ExpertsTune,
+    FewTokensTune,
+    GateUpTune,
     GroupedTune,
-    Tune,
+    ManyTokensTune,
     tune_of,
 )
-from minfer.kernels.leaves import Activation, Choice, Experts, Linear
+from minfer.kernels.leaves import Activation, ChosenExperts, Experts, Linear
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed, long
 
@@ -34,11 +34,11 @@ DEVICE = "cuda" if CUDA else "cpu"
 TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Small tiles, so that there are several of each kind.
-FEW_TILES = Few(FewTune(16, 64, 2, 1), DownTune(32, 32, 2, 2))
-ROWS_FIRST = Grouped(
+FEW_TILES = FewTokensTune(GateUpTune(16, 64, 2, 1), DownTune(32, 32, 2, 2))
+ROWS_FIRST = ManyTokensTune(
     16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
 )
-LINES_FIRST = Grouped(
+LINES_FIRST = ManyTokensTune(
     16, GroupedTune(32, 32, 4, 2, 2, True), GroupedTune(64, 64, 4, 2, 1, True)
 )
 TUNES = {"few": FEW_TILES, "rows": ROWS_FIRST, "lines": LINES_FIRST}
@@ -84,7 +84,7 @@ class Case:
         self.x, self.residual = randn(tokens, hidden), randn(tokens, hidden)
         scores = torch.rand(tokens, experts, generator=draw, device=DEVICE)
         weights, ids = scores.topk(top_k)
-        self.choice = Choice(ids.int(), weights)
+        self.choice = ChosenExperts(ids.int(), weights)
         self.experts = Experts(
             gate_up=Linear(
                 weight=2 * randn(experts, 2 * inter, hidden) / hidden**0.5,
@@ -107,12 +107,12 @@ class Case:
         plain_experts.add_experts(out, self.x.float(), wide, self.choice)
         return out
 
-    def made(self, tune: Tune | None) -> Tensor:
+    def made(self, tune: ExpertsTune | None) -> Tensor:
         out = self.residual.clone()
         add_experts(out, self.x, self.experts, self.choice, tune)
         return out
 
-    def check(self, tune: Tune | None) -> None:
+    def check(self, tune: ExpertsTune | None) -> None:
         out, expected = self.made(tune), self.residual.float() + self.expected()
         assert out.isfinite().all()
         error = (out.float() - expected).norm() / expected.norm()
@@ -140,7 +140,7 @@ def widened(by: Linear) -> Linear:
 
 @both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(tune: Tune, shape: tuple[int, int, int, int, int]) -> None:
+def test_shapes(tune: ExpertsTune, shape: tuple[int, int, int, int, int]) -> None:
     Case(*shape).check(tune)
 
 
@@ -150,13 +150,13 @@ def test_shapes(tune: Tune, shape: tuple[int, int, int, int, int]) -> None:
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_biases(
-    tune: Tune, dtype: torch.dtype, bias: bool, activation: Activation
+    tune: ExpertsTune, dtype: torch.dtype, bias: bool, activation: Activation
 ) -> None:
     Case(3, 5, 2, 48, 32, dtype, activation, bias).check(tune)
 
 
 @both
-def test_padding_and_experts_that_are_not_hit_are_not_read(tune: Tune) -> None:
+def test_padding_and_experts_that_are_not_hit_are_not_read(tune: ExpertsTune) -> None:
     case = Case(3, 8, 1, 32, 16)
     case.pad(1)
     case.forget_others()
@@ -167,13 +167,13 @@ def test_padding_and_experts_that_are_not_hit_are_not_read(tune: Tune) -> None:
 
 @both
 @pytest.mark.long
-def test_a_tokens_bits_depend_on_no_other_token(tune: Tune) -> None:
+def test_a_tokens_bits_depend_on_no_other_token(tune: ExpertsTune) -> None:
     """Among the same, in another order, and among others that choose other experts."""
     case = Case(9, 5, 2, 32, 16)
     whole, order = case.made(tune), torch.arange(8, -1, -1, device=DEVICE)
     turned = Case(9, 5, 2, 32, 16)
     turned.x, turned.residual = case.x[order], case.residual[order]
-    turned.choice = Choice(case.choice.ids[order], case.choice.weights[order])
+    turned.choice = ChosenExperts(case.choice.ids[order], case.choice.weights[order])
     assert torch.equal(turned.made(tune)[order], whole)
     case.pad(0, 1, 2, 3)
     assert torch.equal(case.made(tune)[4:], whole[4:])
@@ -197,11 +197,13 @@ def test_tiles_hold_the_pairs_of_experts_that_are_hit_and_no_others(
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
     rows = 16
-    choice = Choice(torch.tensor(ids, dtype=torch.int32, device=DEVICE), torch.empty(0))
+    choice = ChosenExperts(
+        torch.tensor(ids, dtype=torch.int32, device=DEVICE), torch.empty(0)
+    )
     made = module._Tiles(choice, experts, rows)
     lists, (count, *rest) = made.lists.tolist(), made.tiles.tolist()
-    assert made.most == most_tiles(choice.ids.numel(), experts, rows) >= count
-    tiles = [rest[i * made.most : i * made.most + count] for i in range(3)]
+    assert made.max_tiles == max_tile_count(choice.ids.numel(), experts, rows) >= count
+    tiles = [rest[i * made.max_tiles : i * made.max_tiles + count] for i in range(3)]
     found = dict[int, list[int]]()
     for expert, first, left in zip(*tiles, strict=True):
         assert first == len(found.setdefault(expert, []))
@@ -225,16 +227,16 @@ def test_constants_by_shape(experts: int) -> None:
         )
         for dtype in (torch.bfloat16, torch.float32)
     )
-    few = FEW[0].tune
+    few = FEW_TOKENS_TABLE[0].tune
     assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == few
     taken = [tune_of(tokens, 4, layer) for tokens in range(1, 64 * experts, 3)]
-    order = [few, *(row.tune for row in GROUPED)]
+    order = [few, *(row.tune for row in GROUPED_TABLE)]
     assert [*dict.fromkeys(taken)] == order
     assert taken == sorted(taken, key=order.index)
-    assert tune_of(experts, 1, wide) == WIDE
+    assert tune_of(experts, 1, wide) == FLOAT32_TUNE
     down = Linear(weight=torch.empty(experts, 1, 9999), parts=(1,))
     long = Experts(gate_up=layer.gate_up, down=down)
-    assert tune_of(1, 8, long) == FEW[-1].tune
+    assert tune_of(1, 8, long) == FEW_TOKENS_TABLE[-1].tune
 
 
 @pytest.mark.long
@@ -244,7 +246,7 @@ def test_constants_of_the_tables(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tune", [FEW_TILES, ROWS_FIRST], ids=["few", "grouped"])
-def test_strided_rows(tune: Tune) -> None:
+def test_strided_rows(tune: ExpertsTune) -> None:
     case = Case(2, 3, 1, 32, 16)
     case.x = torch.cat((case.x, case.x), 1)[:, :32]
     wide = torch.cat((case.residual, case.residual), 1)

@@ -60,9 +60,9 @@ def test_rms_norm_of_the_sum(
     device: str, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        norm, "MANY", many
+        norm, "MIN_SHARED_PROGRAM_ROWS", many
     )  # 1: several rows of a program, the last one partly
-    monkeypatch.setattr(norm, "TILE", 512)
+    monkeypatch.setattr(norm, "TILE_ELEMENTS", 512)
     wide = randn(7, 200, dtype=dtype, device=device)
     x, residual = wide[:, :120], randn(7, 120, dtype=dtype, device=device, seed=1)
     weight = randn(120, dtype=dtype, device=device, seed=2)
@@ -169,8 +169,8 @@ def test_rope_and_cache(
     shared: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rope, "SHARED", shared)
-    monkeypatch.setattr(rope, "MANY", 5)
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
     step = Rope(device, dtype, heads, kv_heads, dim)
     before = step.qkv.reshape(5, -1, dim).clone()
     query, key, value = torch.split(before, [heads, kv_heads, kv_heads], 1)

@@ -13,7 +13,7 @@ from minfer import kernels
 from minfer.kernels import fused_linear
 from minfer.kernels.fused_linear import linear, linear_add, norm_gated, norm_linear
 from minfer.kernels.leaves import Linear, Norm
-from minfer.kernels.linear_tunes import TABLE, Product, Tune, TuneEntry
+from minfer.kernels.linear_tunes import TABLE, LinearTune, Product, TuneEntry
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed
 
@@ -25,24 +25,24 @@ TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 EPS = 1e-5
 # rows, columns, depth, splits, warps, stages. One token a program:
-ONE = Tune(1, 16, 64, 1, 2, 1)
+ONE = LinearTune(1, 16, 64, 1, 2, 1)
 # Tokens, depth, columns: some tiles are full, of others a part is left at the end.
 CASES = [
     (ONE, 1, 128, 32),
     (ONE, 2, 80, 16),
-    (Tune(1, 32, 128, 1, 4, 3), 3, 80, 48),
-    (Tune(16, 16, 64, 1, 4, 3), 16, 128, 32),
-    (Tune(16, 32, 32, 1, 2, 2), 2, 80, 48),
+    (LinearTune(1, 32, 128, 1, 4, 3), 3, 80, 48),
+    (LinearTune(16, 16, 64, 1, 4, 3), 16, 128, 32),
+    (LinearTune(16, 32, 32, 1, 2, 2), 2, 80, 48),
 ]
 SPLIT = [
-    (Tune(16, 16, 32, 2, 2, 2), 17, 96, 32),
-    (Tune(16, 16, 64, 4, 4, 2), 1, 16, 16),
-    (Tune(1, 16, 32, 2, 2, 1), 2, 128, 32),
+    (LinearTune(16, 16, 32, 2, 2, 2), 17, 96, 32),
+    (LinearTune(16, 16, 64, 4, 4, 2), 1, 16, 16),
+    (LinearTune(1, 16, 32, 2, 2, 1), 2, 128, 32),
 ]
 MORE_SPLIT = [
-    (Tune(1, 16, 32, 3, 2, 1), 2, 112, 32),
-    (Tune(16, 32, 32, 7, 4, 2), 3, 208, 48),
-    (Tune(1, 16, 32, 3, 2, 1), 2, 128, 32),
+    (LinearTune(1, 16, 32, 3, 2, 1), 2, 112, 32),
+    (LinearTune(16, 32, 32, 7, 4, 2), 3, 208, 48),
+    (LinearTune(1, 16, 32, 3, 2, 1), 2, 128, 32),
 ]
 
 pytestmark = [
@@ -87,7 +87,7 @@ class Case:
             x = F.rms_norm(x, (x.shape[1],), self.norm.weight.double(), EPS)
         return F.linear(x, self.weight.double(), self.bias.double() if bias else None)
 
-    def norm_linear(self, tune: Tune | None, bias: bool = True) -> None:
+    def norm_linear(self, tune: LinearTune | None, bias: bool = True) -> None:
         x = self.x.clone()
         close(
             norm_linear(self.x, self.norm, self.leaf(bias), tune),
@@ -95,15 +95,15 @@ class Case:
         )
         assert torch.equal(self.x, x)
 
-    def linear(self, tune: Tune | None, bias: bool = True) -> None:
+    def linear(self, tune: LinearTune | None, bias: bool = True) -> None:
         close(linear(self.x, self.leaf(bias), tune), self.expected(False, bias))
 
-    def linear_add(self, tune: Tune | None, bias: bool = True) -> None:
+    def linear_add(self, tune: LinearTune | None, bias: bool = True) -> None:
         expected = self.residual.double() + self.expected(False, bias)
         linear_add(self.residual, self.x, self.leaf(bias), tune)
         close(self.residual, expected)
 
-    def norm_gated(self, tune: Tune | None, bias: bool = True) -> None:
+    def norm_gated(self, tune: LinearTune | None, bias: bool = True) -> None:
         gate, up = self.expected(True, bias).chunk(2, 1)
         close(
             norm_gated(self.x, self.norm, self.leaf(bias), tune=tune),
@@ -117,7 +117,9 @@ def close(out: Tensor, expected: Tensor) -> None:
     assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
-def checked(case: Case, name: Product, tune: Tune | None, bias: bool = True) -> None:
+def checked(
+    case: Case, name: Product, tune: LinearTune | None, bias: bool = True
+) -> None:
     getattr(case, name)(tune, bias)
 
 
@@ -125,7 +127,7 @@ def checked(case: Case, name: Product, tune: Tune | None, bias: bool = True) -> 
 @types
 @pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), CASES, ids=str)
 def test_every_function(
-    dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int
+    dtype: torch.dtype, tune: LinearTune, tokens: int, ins: int, outs: int
 ) -> None:
     case = Case(tokens, ins, outs, dtype)
     case.norm_linear(tune, bias=tokens > 1)
@@ -137,7 +139,9 @@ def test_every_function(
 @pytest.mark.parametrize(
     ("tune", "tokens", "ins", "outs"), [*SPLIT, *claimed(MORE_SPLIT)], ids=str
 )
-def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
+def test_splits(
+    dtype: torch.dtype, tune: LinearTune, tokens: int, ins: int, outs: int
+) -> None:
     case, tiles = (
         Case(tokens, ins, outs, dtype),
         -(-tokens // tune.rows) * -(-outs // tune.columns),
@@ -219,7 +223,7 @@ def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""
-    more = TuneEntry(16, 999, Tune(16, 16, 64, 1, 4, 3))
+    more = TuneEntry(16, 999, LinearTune(16, 16, 64, 1, 4, 3))
     monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], more])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
     case.norm.weight.mul_(30)
@@ -269,7 +273,7 @@ def test_in_a_cuda_graph(tokens: int) -> None:
 
     def layer() -> Tensor:
         hidden = norm_gated(residual, case.norm, case.leaf(bias=True))
-        linear_add(residual, hidden, down, tune=Tune(16, 32, 32, 4, 4, 2))
+        linear_add(residual, hidden, down, tune=LinearTune(16, 32, 32, 4, 4, 2))
         return norm_linear(residual, case.norm, case.leaf())
 
     layer()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minfer.kernels import fused_linear
 from minfer.kernels.fused_linear import norm_gated
-from minfer.kernels.gated import gated, pays
+from minfer.kernels.gated import gated, is_gated_faster
 from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.packages import QUACK, missing
 from tests.kernels.test_attention import DEVICE
@@ -73,7 +73,7 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
 
     monkeypatch.setattr(fused_linear, "gated", counted)
     monkeypatch.setattr(
-        fused_linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16)
+        fused_linear, "is_gated_faster", lambda tokens, inter: (tokens, inter) >= (20, 16)
     )
     weight, norm = torch.randn(32, 16).half(), Norm(torch.ones(16).half(), 1e-6)
     none, more = None, torch.ones(32).half()
@@ -100,5 +100,5 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
 def test_it_pays_where_its_tiles_are_full(
     inter: int, faster: tuple[int, ...], slower: tuple[int, ...]
 ) -> None:
-    assert all(pays(tokens, inter) for tokens in faster)
-    assert not any(pays(tokens, inter) for tokens in slower)
+    assert all(is_gated_faster(tokens, inter) for tokens in faster)
+    assert not any(is_gated_faster(tokens, inter) for tokens in slower)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minfer.kernels.linear_tunes import MOST_TOKENS, TABLE, Product, Tune, tune_of
+from minfer.kernels.linear_tunes import MAX_TOKENS, TABLE, LinearTune, Product, tune_of
 
 
 def weights(millions: float) -> torch.Tensor:
@@ -27,18 +27,18 @@ def test_the_first_row_that_fits_serves(product: Product) -> None:
 def test_wide_inputs_have_rows_of_their_own() -> None:
     narrow, wide = (torch.empty(1, n, dtype=torch.bfloat16) for n in (4096, 4097))
     found = [tune_of("norm_gated", x, weights(140)) for x in (narrow, wide)]
-    assert found == [Tune(1, 2, 4096, 1, 8, 1), Tune(1, 2, 1024, 1, 4, 4)]
+    assert found == [LinearTune(1, 2, 4096, 1, 8, 1), LinearTune(1, 2, 1024, 1, 4, 4)]
 
 
 def test_no_row_is_for_more_tokens() -> None:
     rows = [row for table in TABLE.values() for row in table]
-    assert max(row.tokens for row in rows) == MOST_TOKENS
-    x = torch.empty(MOST_TOKENS + 1, 64)
+    assert max(row.tokens for row in rows) == MAX_TOKENS
+    x = torch.empty(MAX_TOKENS + 1, 64)
     assert all(tune_of(product, x, weights(1)) is None for product in TABLE)
 
 
 def test_what_tensor_cores_cannot_hold_is_for_cublas() -> None:
-    def taken(product: Product, dtype: torch.dtype) -> Tune | None:
+    def taken(product: Product, dtype: torch.dtype) -> LinearTune | None:
         return tune_of(product, torch.empty(16, 64, dtype=dtype), weights(100))
 
     assert taken("linear_add", torch.float16) is not None

@@ -32,8 +32,8 @@ def test_kernel_and_reference_are_the_same(
     logits, some = kept(5, vocab, dtype), words(4, vocab)
     some[1], some[2] = -1, 0
     device_rows = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
-    made = masked_logits.hide(logits, device_rows, some)
-    assert torch.equal(made, plain.hide(logits, device_rows, some))
+    made = masked_logits.mask_logits(logits, device_rows, some)
+    assert torch.equal(made, plain.mask_logits(logits, device_rows, some))
     assert torch.equal(made[1], logits[0])
     assert bool((made[2] == -torch.inf).all())
     for draw, row in ((0, 3), (3, 3)):
@@ -47,14 +47,14 @@ def test_kernel_and_reference_are_the_same(
 def test_logits_are_kept_of_all_rows_but_the_scratch_row(
     vocab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked_logits, "KEEP_CHUNK", 64)
+    monkeypatch.setattr(masked_logits, "STORE_CHUNK", 64)
     logits, scratch = kept(6, vocab, torch.float32), 9
     places = [4, scratch, 0, 5, scratch, 1]
     device_rows = torch.tensor(places, dtype=torch.int32, device=DEVICE)
     old = kept(10, vocab, torch.float32) + 1
     new, same = old.clone(), old.clone()
-    masked_logits.keep(logits, device_rows, new, scratch)
-    plain.keep(logits, device_rows, same, scratch)
+    masked_logits.store_logits(logits, device_rows, new, scratch)
+    plain.store_logits(logits, device_rows, same, scratch)
     assert torch.equal(new, same)
     to = {4: 0, 0: 2, 5: 3, 1: 5}
     for line in range(10):
@@ -66,10 +66,10 @@ def test_logits_are_kept_of_all_rows_but_the_scratch_row(
 def test_real_vocabularies(vocab: int) -> None:
     logits, some = kept(200, vocab, torch.bfloat16), words(130, vocab)
     device_rows = torch.randperm(200, device="cuda")[:130].int()
-    made = masked_logits.hide(logits, device_rows, some)
-    assert torch.equal(made, plain.hide(logits, device_rows, some))
+    made = masked_logits.mask_logits(logits, device_rows, some)
+    assert torch.equal(made, plain.mask_logits(logits, device_rows, some))
     out, again = torch.zeros_like(logits), torch.zeros_like(logits)
     device_rows[::3] = 199
-    masked_logits.keep(logits[:130], device_rows, out, 199)
-    plain.keep(logits[:130], device_rows, again, 199)
+    masked_logits.store_logits(logits[:130], device_rows, out, 199)
+    plain.store_logits(logits[:130], device_rows, again, 199)
     assert torch.equal(out, again)

@@ -14,9 +14,9 @@ from minfer import kernels
 from minfer.kernels.attention import DraftLayout
 from minfer.kernels.mla import latent_decode
 from minfer.kernels.mla_tunes import (
-    HALF,
-    SINGLE,
-    SMALL,
+    SMALL_TUNE_16_BIT,
+    TUNE_FLOAT32,
+    TUNES_16_BIT,
     LatentTune,
     latent_splits,
     latent_tune,
@@ -76,11 +76,13 @@ def test_chunks_in_splits(tune: LatentTune) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "tune", [None, SMALL, SINGLE, *HALF.values()], ids=lambda tune: str(tune and tune[:4])
+    "tune",
+    [None, SMALL_TUNE_16_BIT, TUNE_FLOAT32, *TUNES_16_BIT.values()],
+    ids=lambda tune: str(tune and tune[:4]),
 )
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_the_constants_of_the_tables(tune: LatentTune | None, block_size: int) -> None:
-    dtype = torch.float32 if tune == SINGLE else HALF_TYPE
+    dtype = torch.float32 if tune == TUNE_FLOAT32 else HALF_TYPE
     shape = Shape(block_size=block_size, dtype=dtype)
     check_chunks([(40, 5), (100, 1)], shape, tune=tune)
 
@@ -91,7 +93,7 @@ def test_the_constants_of_the_tables(tune: LatentTune | None, block_size: int) -
 def test_deepseeks_sizes(heads: int, splits: int) -> None:
     shape = Shape(heads, 512, 64, 64, HALF_TYPE)
     case = make([130, 65], shape)
-    for tune in (None, HALF[min(heads, 64)]):
+    for tune in (None, TUNES_16_BIT[min(heads, 64)]):
         check_decode(case, queries(2, case), splits=splits, tune=tune)
     check_chunks([(70, 2)], shape, splits=splits)
 
@@ -143,7 +145,7 @@ def test_decode_makes_its_own_room_and_takes_long_positions() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE, HALF[64]])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE, TUNES_16_BIT[64]])
 def test_drafts_to_verify(splits: int, tune: LatentTune) -> None:
     """A line of first queries, among others, then a line of rows for each place."""
     chunks, most, alone = [(0, 1), (63, 5), (17, 2)], 6, 8
@@ -228,16 +230,18 @@ def test_the_references_too(monkeypatch: pytest.MonkeyPatch) -> None:
     check_chunks([(0, 37), (63, 1), (17, 20), (3, 0)], Shape(block_size=4))
     case = make([0, 1, 31, 64])
     check_decode(case, queries(4, case))
-    test_a_draft_that_is_not_finite_is_seen_by_none_before_it(1, math.nan, 0, SINGLE)
+    test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
+        1, math.nan, 0, TUNE_FLOAT32
+    )
 
 
 def test_rows_are_neighbours_however_few() -> None:
     assert latent_tune(2, 5, (9, 0)).rows == latent_tune(2, 16, (9, 0)).rows == 16
     assert latent_tune(2, 17, (9, 0)).rows == 32
-    assert latent_tune(2, 128, (10, 0)) == HALF[64]
+    assert latent_tune(2, 128, (10, 0)) == TUNES_16_BIT[64]
     for small in ((8, 0), (8, 9), (12, 0)):
-        assert latent_tune(2, 128, small) == SMALL
-    assert latent_tune(4, 128, (9, 0)) == SINGLE
+        assert latent_tune(2, 128, small) == SMALL_TUNE_16_BIT
+    assert latent_tune(4, 128, (9, 0)) == TUNE_FLOAT32
 
 
 def test_splits_fill_the_chip_and_no_more() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from minfer.kernels import plain, plain_experts
 from minfer.kernels.leaves import (
     Activation,
-    Choice,
+    ChosenExperts,
+    ExpertRouter,
     Experts,
     Linear,
-    Router,
     RoutingRule,
 )
 from minfer.kernels.plain import gated_mul
@@ -50,13 +50,13 @@ def experts_of(
     )
 
 
-def choice_of(tokens: int) -> Choice:
+def choice_of(tokens: int) -> ChosenExperts:
     draw = torch.Generator().manual_seed(tokens)
     weights, ids = torch.rand(tokens, EXPERTS, generator=draw).topk(TOP_K)
-    return Choice(ids.int(), weights)
+    return ChosenExperts(ids.int(), weights)
 
 
-def one_by_one(x: Tensor, experts: Experts, choice: Choice) -> Tensor:
+def one_by_one(x: Tensor, experts: Experts, choice: ChosenExperts) -> Tensor:
     """The sum of each token's experts, in float32."""
     total = torch.zeros(x.shape, dtype=torch.float32)
     for token, expert in choice.ids.ge(0).nonzero().tolist():
@@ -99,7 +99,7 @@ def test_padding_hits_no_expert(
     real[[*padding]] = False
     x, experts = torch.randn(4, HIDDEN), experts_of()
     x[~real] = torch.nan
-    router = Router(weight=torch.randn(EXPERTS, HIDDEN), rule=RoutingRule(TOP_K))
+    router = ExpertRouter(weight=torch.randn(EXPERTS, HIDDEN), rule=RoutingRule(TOP_K))
     choice = plain_experts.route(x, router, real)
     read, rows = set[int](), list[int]()
     linear = plain.linear
@@ -117,5 +117,5 @@ def test_padding_hits_no_expert(
     assert sum(rows) == 2 * TOP_K * int(real.sum())
     assert read == {*choice.ids[real].flatten().tolist()}
     assert residual[~real].eq(0).all()
-    alone = Choice(choice.ids[real], choice.weights[real])
+    alone = ChosenExperts(choice.ids[real], choice.weights[real])
     torch.testing.assert_close(residual[real], one_by_one(x[real], experts, alone))

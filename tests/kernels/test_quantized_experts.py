@@ -6,15 +6,15 @@ from attrs import evolve
 
 from minfer.kernels import plain_experts, quantized
 from minfer.kernels.experts_tunes import (
-    FEW_NARROW,
-    GROUPED_NARROW,
-    WIDE,
+    FLOAT32_TUNE,
+    QUANTIZED_FEW_TOKENS,
+    QUANTIZED_GROUPED_TABLE,
     DownTune,
-    Few,
-    FewTune,
-    Grouped,
+    ExpertsTune,
+    FewTokensTune,
+    GateUpTune,
     GroupedTune,
-    Tune,
+    ManyTokensTune,
     tune_of,
 )
 from minfer.kernels.leaves import FP8, INT8, MXFP4, PLAIN, Experts, Linear, Scheme
@@ -24,13 +24,13 @@ from .test_experts import TYPES, Case
 from .test_quantized_linear import LIMIT, relative, schemes
 
 # Small tiles, so that there are several of each kind.
-TUNES: dict[str, Tune] = {
-    "few": Few(FewTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
-    "few wide": Few(FewTune(16, 128, 2, 1), DownTune(32, 256, 2, 2)),
-    "rows": Grouped(
+TUNES: dict[str, ExpertsTune] = {
+    "few": FewTokensTune(GateUpTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
+    "few wide": FewTokensTune(GateUpTune(16, 128, 2, 1), DownTune(32, 256, 2, 2)),
+    "rows": ManyTokensTune(
         16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
     ),
-    "lines": Grouped(
+    "lines": ManyTokensTune(
         16, GroupedTune(32, 128, 4, 2, 2, True), GroupedTune(64, 64, 4, 2, 1, True)
     ),
 }
@@ -53,7 +53,7 @@ def widened(by: Linear) -> Linear:
     return evolve(by, weight=weight, scales=None, zeros=None, scheme=PLAIN, bias=bias)
 
 
-def check(case: Case, scheme: Scheme, tune: Tune | None) -> None:
+def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
     given = case.experts
     case.experts = Experts(
         gate_up=stored(given.gate_up, scheme),
@@ -75,7 +75,7 @@ def check(case: Case, scheme: Scheme, tune: Tune | None) -> None:
 @pytest.mark.long
 @schemes
 @pytest.mark.parametrize("tune", TUNES.values(), ids=[*TUNES])
-def test_schemes(scheme: Scheme, tune: Tune) -> None:
+def test_schemes(scheme: Scheme, tune: ExpertsTune) -> None:
     check(Case(2, 3, 1, 192, 64), scheme, tune)
 
 
@@ -88,7 +88,7 @@ def test_one_token(scheme: Scheme) -> None:
 @pytest.mark.parametrize("scheme", [FP8, MXFP4], ids=["fp8", "mxfp4"])
 @pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
 @pytest.mark.parametrize("tune", [TUNES["few"], TUNES["rows"]], ids=["few", "rows"])
-def test_biases(scheme: Scheme, tune: Tune, dtype: torch.dtype) -> None:
+def test_biases(scheme: Scheme, tune: ExpertsTune, dtype: torch.dtype) -> None:
     check(Case(2, 3, 2, 64, 32, dtype, "clamped", bias=True), scheme, tune)
 
 
@@ -120,11 +120,14 @@ def test_constants_of_the_tables(scheme: Scheme, tokens: int) -> None:
 def test_constants_by_shape(scheme: Scheme) -> None:
     down = stored(Case(1, 8, 1, 64, 64).experts.down, scheme)
     layer = Experts(gate_up=down, down=down)
-    few = FEW_NARROW[scheme.bits]
+    few = QUANTIZED_FEW_TOKENS[scheme.bits]
     assert tune_of(1, 8, layer) == few
     taken = [tune_of(tokens, 4, layer) for tokens in range(1, 512, 3)]
-    assert [*dict.fromkeys(taken)] == [few, *(row.tune for row in GROUPED_NARROW)]
-    assert tune_of(64, 4, layer, wide=True) == WIDE
+    assert [*dict.fromkeys(taken)] == [
+        few,
+        *(row.tune for row in QUANTIZED_GROUPED_TABLE),
+    ]
+    assert tune_of(64, 4, layer, is_float32=True) == FLOAT32_TUNE
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")

@@ -26,7 +26,7 @@ from minfer.kernels.leaves import (
     Scheme,
     int4,
 )
-from minfer.kernels.linear_tunes import Tune
+from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.quantized_kernels import dequantized, round_rows
 from minfer.kernels.quantized_tunes import TABLE, rounded_tune_of, tune_of
 from tests.circles import long
@@ -51,11 +51,11 @@ SCHEMES = {
 }
 schemes = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=[*SCHEMES])
 # rows, columns, depth, splits, warps, stages
-ONE = Tune(1, 16, 64, 1, 2, 1)
-ONE_SPLIT = Tune(1, 16, 128, 2, 2, 2)
-MANY = Tune(16, 16, 64, 1, 4, 2)
-SPLIT = Tune(16, 32, 128, 2, 4, 2)
-SWAPPED = Tune(16, 16, 32, 1, 4, 2, swapped=True)
+ONE = LinearTune(1, 16, 64, 1, 2, 1)
+ONE_SPLIT = LinearTune(1, 16, 128, 2, 2, 2)
+MANY = LinearTune(16, 16, 64, 1, 4, 2)
+SPLIT = LinearTune(16, 32, 128, 2, 4, 2)
+SWAPPED = LinearTune(16, 16, 32, 1, 4, 2, swapped=True)
 TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY, SWAPPED]))]
 
 pytestmark = [
@@ -112,7 +112,7 @@ class Case:
         return plain.gated_mul(out, activation) if name == "norm_gated" else out
 
     def made(
-        self, name: Name, tune: Tune | None, activation: Activation = "silu"
+        self, name: Name, tune: LinearTune | None, activation: Activation = "silu"
     ) -> Tensor:
         if name == "norm_linear":
             return module.norm_linear(self.x, self.norm, self.by, tune)
@@ -126,7 +126,7 @@ class Case:
         module.linear_add(out, self.x, self.by, tune)
         return out
 
-    def check(self, name: Name, tune: Tune | None) -> None:
+    def check(self, name: Name, tune: LinearTune | None) -> None:
         error = relative(self.made(name, tune), self.expected(name))
         assert error < LIMIT[self.x.dtype], f"{name}: relative error {error:.2e}"
 
@@ -139,7 +139,7 @@ def relative(out: Tensor, expected: Tensor) -> float:
 
 @schemes
 @pytest.mark.parametrize("tune", TUNES, ids=str)
-def test_few_tokens(scheme: Scheme, tune: Tune) -> None:
+def test_few_tokens(scheme: Scheme, tune: LinearTune) -> None:
     tokens = 1 if tune.rows == 1 else 3
     Case(scheme, tokens, 192, 32).check("norm_linear", tune)
 
@@ -148,7 +148,7 @@ def test_few_tokens(scheme: Scheme, tune: Tune) -> None:
 @schemes
 @pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
 @pytest.mark.parametrize("tune", [ONE, SPLIT], ids=str)
-def test_every_function(scheme: Scheme, tune: Tune, dtype: torch.dtype) -> None:
+def test_every_function(scheme: Scheme, tune: LinearTune, dtype: torch.dtype) -> None:
     bias = tune.splits > 1
     case = Case(scheme, 2, 192, 48, dtype, bias)
     case.check("linear", tune)
@@ -161,8 +161,8 @@ def test_every_function(scheme: Scheme, tune: Tune, dtype: torch.dtype) -> None:
 def test_inputs_that_no_tile_divides(scheme: Scheme) -> None:
     """Blocks of 128 may be cut; other groups divide the inputs."""
     ins = 144 if scheme.group in (0, 128) else 192
-    Case(scheme, 1, ins, 16).check("linear", Tune(1, 16, 256, 1, 2, 1))
-    Case(scheme, 2, ins, 32).check("linear", Tune(16, 32, 128, 2, 4, 2))
+    Case(scheme, 1, ins, 16).check("linear", LinearTune(1, 16, 256, 1, 2, 1))
+    Case(scheme, 2, ins, 32).check("linear", LinearTune(16, 32, 128, 2, 4, 2))
 
 
 @schemes
@@ -204,7 +204,7 @@ def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("tune", [MANY, *long(zip([SPLIT, SWAPPED]))], ids=str)
-def test_products_of_rows_in_fp8(tune: Tune, gated: bool) -> None:
+def test_products_of_rows_in_fp8(tune: LinearTune, gated: bool) -> None:
     """Both operands are exact in float32, so only the order of the sums differs."""
     case = Case(FP8, 37, 192, 64)
     rounded = quantized.round_activations(case.x, FP8)

@@ -140,7 +140,7 @@ def test_how_many_are_worked_on_at_once_does_not_matter(
         Case.make(rng, WAYS[i % len(WAYS)], *each)
         for i, each in enumerate(zip(lines[:12], lines[12:], strict=True))
     ]
-    monkeypatch.setattr(reject, "AT_ONCE", at_once)
+    monkeypatch.setattr(reject, "ROWS_AT_ONCE", at_once)
     assert rejected(cases, device, filtered=True) == [case.token for case in cases]
 
 
@@ -217,7 +217,7 @@ def test_nothing_depends_on_values() -> None:
 
 
 def test_the_memory_plan_knows_what_it_takes() -> None:
-    assert shapes.REJECTING == reject.AT_ONCE * reject.BYTES
+    assert shapes.REJECTION_BYTES_PER_ID == reject.ROWS_AT_ONCE * reject.BYTES_PER_TOKEN
 
 
 # What a draft is drawn from, where noise that is used twice shows most; coins are the
@@ -266,7 +266,7 @@ def chi_of(
 def test_tokens_have_the_distribution_of_the_target(
     device: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reject, "AT_ONCE", count)
+    monkeypatch.setattr(reject, "ROWS_AT_ONCE", count)
     assert chi_of(device, count, FAR) < critical(3)
     assert chi_of(device, count, NEARER) < critical(3)
 
@@ -282,7 +282,7 @@ def test_a_shared_stream_is_noticed(
     drawn_from: tuple[float, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reject, "AT_ONCE", 6000)
+    monkeypatch.setattr(reject, "ROWS_AT_ONCE", 6000)
     assert chi_of(device, 6000, drawn_from, shared) > 1.5 * critical(3)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import plain_experts
-from minfer.kernels.leaves import Choice, Router, RoutingRule
+from minfer.kernels.leaves import ChosenExperts, ExpertRouter, RoutingRule
 from minfer.kernels.router import route
 from tests.circles import long
 
@@ -51,13 +51,13 @@ def router(
     hidden: int = 16,
     corrected: bool = False,
     dtype: torch.dtype = torch.float32,
-) -> Router:
+) -> ExpertRouter:
     draw = torch.Generator().manual_seed(experts)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw).to(DEVICE)
 
-    return Router(
+    return ExpertRouter(
         weight=randn(experts, hidden).to(dtype),
         bias=randn(experts).to(dtype) if experts % 2 else None,
         correction=randn(experts) / 4 if corrected else None,
@@ -70,7 +70,7 @@ def tokens(count: int, hidden: int = 16, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(count, hidden, generator=draw).to(DEVICE, dtype)
 
 
-def same(made: Choice, expected: Choice) -> None:
+def same(made: ChosenExperts, expected: ChosenExperts) -> None:
     assert made.ids.dtype == torch.int32
     assert made.weights.dtype == torch.float32
     assert torch.equal(made.ids, expected.ids)
@@ -92,7 +92,7 @@ def test_of_equal_scores_the_lower_id(
     draw = torch.Generator().manual_seed(experts)
     weight = torch.randint(-1, 2, (experts, 2), generator=draw).to(DEVICE).float()
     correction = torch.zeros(experts, device=DEVICE) if corrected else None
-    chooser = Router(weight=weight, correction=correction, rule=rule)
+    chooser = ExpertRouter(weight=weight, correction=correction, rule=rule)
     made = route(x, chooser)
     same(made, plain_experts.route(x, chooser))
     if rule.groups == 1:
@@ -111,7 +111,7 @@ def test_what_ranks_a_group(
     shares = [[0.50, 0.01, 0.20, 0.20, 0.05, 0.04], [0.30, 0.02, 0.20, 0.25, 0.12, 0.11]]
     weight = torch.tensor(shares, device=DEVICE).log().t().contiguous()
     rule = RoutingRule(2, groups=3, kept_groups=1, ranked_by=ranked_by)
-    made = route(torch.eye(2, device=DEVICE), Router(weight=weight, rule=rule))
+    made = route(torch.eye(2, device=DEVICE), ExpertRouter(weight=weight, rule=rule))
     assert [ids[0] // 2 for ids in made.ids.tolist()] == kept
 
 

@@ -30,13 +30,34 @@ pytestmark = [
 REAL = kernels.SIZES
 SMALL = [  # a row is many chunks
     ProgramSizes(
-        chunk=64, group=16, span=32, block=16, tile=64, samples=32, waits=2, few=0
+        chunk=64,
+        group=16,
+        span=32,
+        block=16,
+        tile=64,
+        samples=32,
+        waits=2,
+        max_unguessed=0,
     ),
     ProgramSizes(
-        chunk=128, group=32, span=256, block=128, tile=256, samples=16, waits=0.5, few=20
+        chunk=128,
+        group=32,
+        span=256,
+        block=128,
+        tile=256,
+        samples=16,
+        waits=0.5,
+        max_unguessed=20,
     ),
     ProgramSizes(
-        chunk=64, group=32, span=64, block=32, tile=128, samples=64, waits=24, few=1000
+        chunk=64,
+        group=32,
+        span=64,
+        block=32,
+        tile=128,
+        samples=64,
+        waits=24,
+        max_unguessed=1000,
     ),
 ]
 Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
@@ -356,7 +377,14 @@ def test_the_last_token_kept_and_the_first_left_out(
 ) -> None:
     """Of all ways to filter, or each second, which have every pair of values."""
     sizes = ProgramSizes(
-        chunk=128, group=16, span=128, block=64, tile=512, samples=64, waits=24, few=0
+        chunk=128,
+        group=16,
+        span=128,
+        block=64,
+        tile=512,
+        samples=64,
+        waits=24,
+        max_unguessed=0,
     )
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = torch.randn(300, generator=torch.Generator().manual_seed(3))
@@ -413,7 +441,14 @@ def test_the_lowest_id_of_the_largest_logits(
         kernels,
         "SIZES",
         ProgramSizes(
-            chunk=16, group=8, span=32, block=16, tile=8, samples=8, waits=24, few=0
+            chunk=16,
+            group=8,
+            span=32,
+            block=16,
+            tile=8,
+            samples=8,
+            waits=24,
+            max_unguessed=0,
         ),
     )
     logits = torch.full((3, 200), -5.0)

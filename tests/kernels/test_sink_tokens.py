@@ -90,7 +90,7 @@ def test_reference_and_drafts_agree() -> None:
         *chunk_tensors(chunks, offsets),
         q.shape[2] ** -0.5,
         draft_layout=layout,
-        most=4,
+        max_count=4,
         **reads,
     )
     for i, (start, count) in enumerate(chunks):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minfer.kernels import target
-from minfer.kernels.pdl import MOST, early
+from minfer.kernels.pdl import MAX_EARLY_ROWS, early
 from minfer.kernels.target import HOPPER, NONE, capability
 
 
@@ -16,9 +16,9 @@ def test_a_gpu_knows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_launches_are_early_from_hopper_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = torch.empty(MOST, 2), torch.empty(MOST + 1, 2)
+    few, many = torch.empty(MAX_EARLY_ROWS, 2), torch.empty(MAX_EARLY_ROWS + 1, 2)
     assert not early(few)
     for others, expected in (((8, 9), False), (HOPPER, True), ((10, 0), True)):
-        monkeypatch.setattr(target, "others", others)
+        monkeypatch.setattr(target, "default_capability", others)
         assert early(few) == expected
         assert not early(many)

@@ -19,8 +19,8 @@ from attrs import frozen
 
 from minfer.effects.cli.verify.findings import NOTE, Check
 from minfer.effects.models.checkpoint.checkpoint import read_optional
-from minfer.effects.models.config_reader import whole
-from minfer.effects.setup.advice import advised_params, not_applied
+from minfer.effects.models.config_reader import whole_to_int
+from minfer.effects.setup.advice import recommended_params, unapplied_fields
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import ADVISED
 
@@ -37,11 +37,14 @@ class KnownDifference:
 
 
 def _not_applied(folder: Path) -> list[str]:
-    return not_applied(folder / GENERATION)
+    return unapplied_fields(folder / GENERATION)
 
 
 def _left_out(folder: Path) -> list[str]:
-    file, used = read_optional(folder / GENERATION), advised_params(folder / GENERATION)
+    file, used = (
+        read_optional(folder / GENERATION),
+        recommended_params(folder / GENERATION),
+    )
     return [name for name in ADVISED if file.get(name) is not None and name not in used]
 
 
@@ -53,9 +56,9 @@ def _drawn(folder: Path) -> list[str]:
 def _more_ends(folder: Path) -> list[str]:
     names = (GENERATION, "config.json")
     values = [read_optional(folder / name).get("eos_token_id") for name in names]
-    value: Any = next((one for one in values if one is not None), [])
-    theirs = [*map(whole, value if isinstance(value, list) else [value])]
-    return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
+    value: Any = next((candidate for candidate in values if candidate is not None), [])
+    config_ends = [*map(whole_to_int, value if isinstance(value, list) else [value])]
+    return [str(token) for token in Tokenizer(folder).eos_ids if token not in config_ends]
 
 
 def _clean_up(folder: Path) -> list[str]:
@@ -118,7 +121,7 @@ DIFFERENCES: Final = (
 )
 
 
-def differences(folder: Path) -> Iterator[Check]:
+def list_differences(folder: Path) -> Iterator[Check]:
     """A note for each row of the list that matters to a checkpoint."""
     for row in DIFFERENCES:
         if seen := row.seen(folder):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, Ints
-from minfer.effects.models.layout.shapes import MASK_NUMBERS
+from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 # a block table, and the window and the sink tokens of its layers
@@ -107,7 +107,7 @@ class ChunkReads:
         if not isinstance(rule, MaskRule):
             yield MaskedPiece(slice(0, count), keys, rule)
             return
-        size = max(1, MASK_NUMBERS // keys)
+        size = max(1, MAX_MASK_NUMBERS // keys)
         for start in range(0, count, size):
             end = min(start + size, count)
             num_keys = keys - (count - end)
@@ -158,7 +158,7 @@ def plan_reads(
         for _, limit, sinks in set(limits.values())
         for _, start, count, _ in spans
     )
-    keeps_masks = numbers <= MASK_NUMBERS
+    keeps_masks = numbers <= MAX_MASK_NUMBERS
     reads = {}
     for table_index, limit, sinks in set(limits.values()):
         block_table = batch.table[table_index].numpy()

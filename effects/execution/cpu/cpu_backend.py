@@ -39,7 +39,9 @@ def describe_products(spec: ModelSpec) -> list[tuple[str, str]]:
     quantization = spec.quantization
     if quantization is None:
         return []
-    return [("matrix products", quantized.described(quantization.format.scheme))]
+    return [
+        ("matrix products", quantized.product_description(quantization.format.scheme))
+    ]
 
 
 @define(eq=False)
@@ -55,8 +57,8 @@ class CpuBackend:
     gather = staticmethod(plain.gather)
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
-    keep = staticmethod(plain.keep)
-    hide = staticmethod(plain.hide)
+    keep = staticmethod(plain.store_logits)
+    hide = staticmethod(plain.mask_logits)
     write_draft_inputs = staticmethod(plain.write_draft_inputs)
     accept_drafts = staticmethod(plain.accept_drafts)
 

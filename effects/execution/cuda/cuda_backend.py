@@ -11,9 +11,9 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 from minfer.kernels.logprobs import logprobs
-from minfer.kernels.masked_logits import hide, keep
+from minfer.kernels.masked_logits import mask_logits, store_logits
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample, sample_divided
 from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
@@ -31,8 +31,8 @@ class CudaBackend:
     gather = staticmethod(gather)
     advance = staticmethod(advance)
     logprobs = staticmethod(logprobs)
-    keep = staticmethod(keep)
-    hide = staticmethod(hide)
+    keep = staticmethod(store_logits)
+    hide = staticmethod(mask_logits)
     write_draft_inputs = staticmethod(write_draft_inputs)
     accept_drafts = staticmethod(accept_drafts)
 
@@ -95,7 +95,7 @@ class CudaBackend:
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
-        ranks: Ranks,
+        ranks: Communicator,
     ) -> DrawnTokens | None:
         """Sample from the best tokens of all ranks' parts."""
         drawn = sample_divided(
@@ -105,7 +105,7 @@ class CudaBackend:
             streams=device_rows.stream,
             positions=positions,
             vocab=device_rows.vocab,
-            first=ranks.place.part * logits_part.shape[1],
+            first=ranks.rank_info.tensor_rank * logits_part.shape[1],
             exchange=ranks.gather,
         )
         return None if drawn is None else DrawnTokens(*drawn)

@@ -51,7 +51,7 @@ def decode_segments(batch: Batch, splits: int) -> Iterator[DecodeSegment | Chunk
             drafts.starts,
             drafts.counts,
             drafts.firsts,
-            drafts.most,
+            drafts.max_count,
             splits,
             DraftLayout(skip=drafts.decode_rows, stride=verified),
         )

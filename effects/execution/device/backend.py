@@ -20,7 +20,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.cache_layout import CacheLayout
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Copy, NewRow
@@ -161,7 +161,7 @@ class Backend(Protocol):
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
-        ranks: Ranks,
+        ranks: Communicator,
     ) -> DrawnTokens | None:
         """`sample` where each rank has a part [draws, columns] of the logits, and no row
         filters tokens; None where they must be gathered.
@@ -189,7 +189,7 @@ class Backend(Protocol):
         state: RowTensors,
         out: Tensor,
     ) -> None:
-        """Write drafts as inputs; see `kernels.verify.write_draft_inputs`."""
+        """Write drafts as inputs; see `kernels.verify_drafts.write_draft_inputs`."""
         ...
 
     def accept_drafts(
@@ -204,17 +204,19 @@ class Backend(Protocol):
         accepted: Tensor,
     ) -> None:
         """Find the rows whose draft equals the sampled token; see
-        `kernels.verify.accept_drafts`.
+        `kernels.verify_drafts.accept_drafts`.
         """
         ...
 
     def keep(self, logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
-        """Keep logits of all rows but the scratch row; see `kernels.masks.keep`."""
+        """Keep logits of all rows but the scratch row; see
+        `kernels.masked_logits.store_logits`.
+        """
         ...
 
     def hide(self, kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         """Returns the kept logits of rows with disallowed tokens masked; see
-        `kernels.masks.hide`.
+        `kernels.masked_logits.mask_logits`.
         """
         ...
 

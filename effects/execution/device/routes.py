@@ -28,13 +28,13 @@ from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blo
 from minfer.kernels.attention_tunes import (
     HeadSize,
     decode_tune,
-    known_dim,
     num_splits,
     power_from,
+    table_dim,
 )
 from minfer.kernels.experts_tunes import grouped_from
 from minfer.kernels.flash import flash_missing, flash_piece_missing
-from minfer.kernels.gated import FILLED, pays
+from minfer.kernels.gated import MIN_FILLED_SHARE, is_gated_faster
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
@@ -120,7 +120,7 @@ class GroupRoute:
         attention = self.attention
         if not isinstance(attention, GQA):
             return power_from(splits)
-        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(attention.head_dim))
+        size = HeadSize(kv_dtype_bytes(self.kv.dtype), table_dim(attention.head_dim))
         return decode_tune(size, rows * attention.kv_heads, splits), splits > 1
 
     @property
@@ -257,13 +257,12 @@ class Routes:
         """Returns whether quack's product of gate and up with SiLU serves `tokens`
         tokens: it is faster than cuBLAS's with SiLU after it.
         """
-        return not self.no_quack and pays(tokens, self.fused_width)
+        return not self.no_quack and is_gated_faster(tokens, self.fused_width)
 
     def described(self) -> list[tuple[str, str]]:
         """Returns lines for `minfer plan`: one for each use, of each group."""
-        activation = (
-            f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
-        )
+        filled = f"{MIN_FILLED_SHARE:.0%} full"
+        activation = f"quack where its tiles are {filled}, else cuBLAS and Triton"
         if self.no_quack:
             activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
         lines = [line for group in self.groups for line in self._attention(group)]

@@ -14,10 +14,10 @@ from attrs import evolve, frozen
 
 from minfer.effects.execution.device.device_rows import SamplingNeeds, aligned
 from minfer.effects.models.layout.shapes import (
-    drafts_from,
-    most_drafts,
+    max_step_drafts,
+    next_power_of_two,
+    padded_drafts,
     padded_tokens,
-    power_from,
 )
 from minfer.records.config import EngineConfig
 
@@ -130,8 +130,8 @@ class StepShape:
         if not self.drafts:
             return self
         decode_rows = self.decode_rows
-        verified = min(decode_rows, power_from(self.verified))
-        drafts = drafts_from(self.drafts)
+        verified = min(decode_rows, next_power_of_two(self.verified))
+        drafts = padded_drafts(self.drafts)
         pads_all_rows = (
             decode_rows * drafts <= MAX_FULLY_PADDED_DRAFTS or 2 * verified > decode_rows
         )
@@ -154,13 +154,13 @@ def bucket_of(count: int, divisions: int) -> int:
 def mixed_bucket_of(count: int) -> int:
     """Returns the rows of the graph beside prefill tokens, where there may be none."""
     if count <= MAX_DOUBLING_ROWS:
-        return power_from(count) if count else 0
+        return next_power_of_two(count) if count else 0
     return bucket_of(count, MIXED_DIVISIONS)
 
 
 def max_lines(config: EngineConfig) -> int:
     """Returns `StepShape.lines` of the largest step of an engine."""
-    draws, drafts = max_draws(config.max_num_seqs), most_drafts(config)
+    draws, drafts = max_draws(config.max_num_seqs), max_step_drafts(config)
     # A line of rows is aligned, and one more line has the counts.
     return draws + 4 * (drafts + 2) if drafts else draws
 

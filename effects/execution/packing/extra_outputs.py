@@ -12,7 +12,7 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import PooledStates, Pooler
 from minfer.effects.execution.packing.prompt_scores import ScoredTokens, Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
-from minfer.effects.models.architecture.batch import Batch, Scored, Tap
+from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 
 
 @frozen(eq=False)
@@ -20,7 +20,7 @@ class PooledOutput:
     """Requested hidden states, and the buffer for them."""
 
     pooled: PooledStates
-    tap: Tap
+    tap: TappedTokens
 
 
 @frozen(eq=False)
@@ -28,7 +28,7 @@ class ScoredOutput:
     """Tokens to score, and the buffer for the results."""
 
     tokens: ScoredTokens
-    scored: Scored
+    scored: ChunkedLogits
     buffer: Tensor
 
 

@@ -39,7 +39,7 @@ from minfer.effects.execution.packing.verified import (
     max_drafts_of,
     write_drafts,
 )
-from minfer.effects.models.layout.shapes import power_from
+from minfer.effects.models.layout.shapes import next_power_of_two
 from minfer.records.plan import NewRow, Plan, PrefillTokens
 
 Item = TypeVar("Item")
@@ -227,7 +227,7 @@ class Packer:
         shape = evolve(shape, verified=count, drafts=max_drafts, proposes=proposes)
         shape = self.pad(shape)
         # Requested drafts have priority over padding.
-        for num_rows in (min(shape.verified, power_from(count)), count):
+        for num_rows in (min(shape.verified, next_power_of_two(count)), count):
             if shape.verified * max_drafts > self.drafts:
                 shape = evolve(shape, verified=num_rows)
         room = self.drafts // shape.verified

@@ -19,7 +19,7 @@ from torch import Tensor
 from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.architecture.batch import Tap
+from minfer.effects.models.architecture.batch import TappedTokens
 from minfer.records.plan import MEAN, NewRow, Plan, Pooled
 
 
@@ -102,7 +102,7 @@ class Pooler:
     device: torch.device
     sums: Tensor | None = None  # [rows, hidden] float32, once a mean is requested
 
-    def tap(self, pooled_states: PooledStates) -> Tap:
+    def tap(self, pooled_states: PooledStates) -> TappedTokens:
         """Returns the buffer for a step's states."""
         tokens = torch.from_numpy(pooled_states.tokens)
         if is_gpu(self.device):
@@ -111,7 +111,7 @@ class Pooler:
         states = torch.zeros(
             len(pooled_states.tokens), self.hidden, dtype=self.dtype, device=self.device
         )
-        return Tap(tokens, states)
+        return TappedTokens(tokens, states)
 
     def pool(self, pooled_states: PooledStates, states: Tensor) -> Vectors | None:
         """Add a step's `states` to their rows; returns the vectors of ended prompts,

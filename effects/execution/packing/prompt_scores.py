@@ -23,7 +23,7 @@ from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.architecture.batch import Scored
+from minfer.effects.models.architecture.batch import ChunkedLogits
 from minfer.records.plan import NewRow, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
@@ -125,7 +125,7 @@ class Scorer:
             max(MIN_SCORED_POSITIONS, seqs)
         )  # as kernels are compiled for
 
-    def scored(self, targets: ScoredTokens) -> tuple[Scored, Tensor]:
+    def scored(self, targets: ScoredTokens) -> tuple[ChunkedLogits, Tensor]:
         """Returns what the model has to output, and the buffer for the scores, as
         `kernels.logprobs` writes them.
         """
@@ -143,7 +143,7 @@ class Scorer:
             span = slice(first, first + len(logits))
             self.backend.logprobs(logits, tokens[span], rows[span], widths, out[span])
 
-        return Scored(inputs, self.max_positions, take), out
+        return ChunkedLogits(inputs, self.max_positions, take), out
 
     def fetched(self, targets: ScoredTokens, out: Tensor) -> ChunkScores:
         """Start copying the scores to the host; returns them."""

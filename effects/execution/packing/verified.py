@@ -3,7 +3,7 @@
 Theory. A row that has drafts is a decode row, and comes before those without. Its drafts
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
-on a GPU, one chunk of a row, which reads the context once (`Verified` in
+on a GPU, one chunk of a row, which reads the context once (`VerifiedRows` in
 models/architecture/batch.py). Then places are verified one after the other
 (speculative_step.py): each samples by the usual sampler, with the noise of its position,
 and with the penalties of the tokens before it. So a row yields the same tokens as without

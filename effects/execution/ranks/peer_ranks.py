@@ -31,7 +31,7 @@ _log = logging.getLogger("minfer.executor")
 
 @define(eq=False)
 class PeerRanks(TorchRanks):
-    """What this rank exchanges with others; see `minfer.effects.models.ranks.Ranks`."""
+    """What this rank exchanges with others; see `Communicator` (models/ranks.py)."""
 
     buffer: PeerBuffer = field(kw_only=True)
     flags: Tensor = field(kw_only=True)  # this rank's
@@ -46,7 +46,7 @@ class PeerRanks(TorchRanks):
 
         os.environ.setdefault(OVERLAPPING, "1")
         os.environ[MULTICAST] = "1"
-        count, device = ranks.place.parallel.tensor, ranks.device
+        count, device = ranks.rank_info.parallel.tensor, ranks.device
         group = ranks.tensor.group_name
         size = 2 * MAX_TWO_SHOT_BYTES // ranks.dtype.itemsize
         data = symmetric.empty(size, dtype=ranks.dtype, device=device)
@@ -58,13 +58,13 @@ class PeerRanks(TorchRanks):
             shared[0].get_buffer(i, (size,), ranks.dtype) for i in range(count)
         )
         buffer = PeerBuffer(
-            rank=ranks.place.part,
+            rank=ranks.rank_info.tensor_rank,
             halves=halves,
             flags=torch.tensor(shared[1].buffer_ptrs, dtype=torch.int64, device=device),
             calls=torch.zeros(PROGRAMS, dtype=torch.int64, device=device),
         )
         return cls(
-            ranks.place,
+            ranks.rank_info,
             device,
             ranks.hidden,
             ranks.dtype,
@@ -75,20 +75,20 @@ class PeerRanks(TorchRanks):
             memory=[data, *shared],
         )
 
-    def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
-        if not self._is_small(part):
-            return super().sum(part)
+    def sum(self, partial: Tensor) -> Tensor:
+        """See `Communicator.sum`."""
+        if not self._is_small(partial):
+            return super().sum(partial)
         if not self.is_silent:
-            peer_sum(part, self.buffer, two=self._reads_less(part))
-        return part
+            peer_sum(partial, self.buffer, two_shot=self._reads_less(partial))
+        return partial
 
-    def add_sum(self, residual: Tensor, part: Tensor) -> None:
-        """See `Ranks.add_sum`."""
-        if not self._is_small(part) or not residual.is_contiguous():
-            super().add_sum(residual, part)
+    def add_sum(self, residual: Tensor, partial: Tensor) -> None:
+        """See `Communicator.add_sum`."""
+        if not self._is_small(partial) or not residual.is_contiguous():
+            super().add_sum(residual, partial)
         elif not self.is_silent:
-            peer_sum(part, self.buffer, residual, self._reads_less(part))
+            peer_sum(partial, self.buffer, residual, self._reads_less(partial))
 
     def release(self) -> None:
         """See `TorchRanks.release`. Kernels wait until their rank's flags are large."""
@@ -100,13 +100,13 @@ class PeerRanks(TorchRanks):
         """Have all kernels compiled and loaded, and try them with small integers, whose
         sums are exact. Raises RuntimeError for wrong ones.
         """
-        count, rows = self.place.parallel.tensor, 1
+        count, rows = self.rank_info.parallel.tensor, 1
         while rows * self.hidden * self.dtype.itemsize <= MAX_TWO_SHOT_BYTES:
             size = rows * self.hidden
             values = torch.arange(size, device=self.device).remainder(7)
             values = values.view(rows, self.hidden).to(self.dtype)
             total = values * (count * (count + 1) // 2)
-            partial, residual = values * (self.place.part + 1), values.clone()
+            partial, residual = values * (self.rank_info.tensor_rank + 1), values.clone()
             self.add_sum(residual, partial)
             if not residual.equal(total + values) or not self.sum(partial).equal(total):
                 raise RuntimeError(f"sums of {rows} rows through peers' memory are wrong")
@@ -118,14 +118,14 @@ class PeerRanks(TorchRanks):
 
     def _reads_less(self, partial: Tensor) -> bool:
         """Returns whether a two-shot sum is the faster one."""
-        return partial.nbytes * (self.place.parallel.tensor - 1) > MAX_ONE_SHOT_BYTES
+        return partial.nbytes * (self.rank_info.parallel.tensor - 1) > MAX_ONE_SHOT_BYTES
 
 
 def with_peer_memory(ranks: TorchRanks) -> TorchRanks:
     """Returns ranks that sum through memory that all can read, where there is such; all
     of a stage must have it.
     """
-    if ranks.place.has_whole_matrices:
+    if ranks.rank_info.has_whole_matrices:
         return ranks
     peer_ranks, reason = ranks, ""
     try:
@@ -135,7 +135,7 @@ def with_peer_memory(ranks: TorchRanks) -> TorchRanks:
         reason = str(error).strip().partition("\n")[0]
     has_memory = torch.tensor([not reason], dtype=torch.int32, device=ranks.device)
     dist.all_reduce(has_memory, group=ranks.tensor)
-    if int(has_memory) < ranks.place.parallel.tensor:
+    if int(has_memory) < ranks.rank_info.parallel.tensor:
         _log.warning("sums over ranks are NCCL's alone: %s", reason or "of another rank")
         return ranks
     return peer_ranks

@@ -18,7 +18,7 @@ from attrs import define, field
 from torch import Tensor
 
 from minfer.effects.execution.device.streams import new_stream, on
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.ranks import RankInfo
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
 # one that is silent is killed before that (worker_group.py).
@@ -36,9 +36,9 @@ class RankGroupError(RuntimeError):
 
 @define(eq=False)
 class TorchRanks:
-    """What this rank exchanges with others; see `minfer.effects.models.ranks.Ranks`."""
+    """What this rank exchanges with others; see `Communicator` (models/ranks.py)."""
 
-    place: Place
+    rank_info: RankInfo
     device: torch.device
     hidden: int  # width of the residual stream
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class TorchRanks:
             self.is_silent = False
 
     def leave(self) -> None:
-        """See `Ranks.leave`."""
+        """See `Communicator.leave`."""
         leave()
 
     def release(self) -> None:
@@ -72,48 +72,51 @@ class TorchRanks:
         if dist.is_initialized() and self.device.type == "cuda":
             dist.distributed_c10d._abort_process_group()
 
-    def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
-        if not self.is_silent and not self.place.has_whole_matrices:
-            dist.all_reduce(part, group=self.tensor)
-        return part
+    def sum(self, partial: Tensor) -> Tensor:
+        """See `Communicator.sum`."""
+        if not self.is_silent and not self.rank_info.has_whole_matrices:
+            dist.all_reduce(partial, group=self.tensor)
+        return partial
 
-    def add_sum(self, residual: Tensor, part: Tensor) -> None:
-        """See `Ranks.add_sum`."""
-        residual.add_(self.sum(part))
+    def add_sum(self, residual: Tensor, partial: Tensor) -> None:
+        """See `Communicator.add_sum`."""
+        residual.add_(self.sum(partial))
 
-    def gather(self, part: Tensor) -> Tensor:
-        """See `Ranks.gather`."""
-        count, (rows, columns) = self.place.parallel.tensor, part.shape
-        gathered = part.new_empty(count, rows, columns)
+    def gather(self, local_columns: Tensor) -> Tensor:
+        """See `Communicator.gather`."""
+        count, (rows, columns) = self.rank_info.parallel.tensor, local_columns.shape
+        gathered = local_columns.new_empty(count, rows, columns)
         if self.is_silent:
             gathered.zero_()
         else:
-            GATHER(gathered.view(-1, columns), part.contiguous(), group=self.tensor)
+            GATHER(
+                gathered.view(-1, columns), local_columns.contiguous(), group=self.tensor
+            )
         return gathered.transpose(0, 1).reshape(rows, count * columns)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
-        """See `Ranks.receive`."""
+        """See `Communicator.receive`."""
         shape = (tokens, self.hidden)
         if self.is_silent:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         if into is None:
             into = torch.empty(shape, dtype=self.dtype, device=self.device)
-        dist.recv(into, src=self.place.rank + self.place.parallel.tensor)
+        dist.recv(into, src=self.rank_info.rank + self.rank_info.parallel.tensor)
         return into
 
     def send(self, hidden: Tensor) -> None:
-        """See `Ranks.send`."""
+        """See `Communicator.send`."""
         if not self.is_silent:
             dist.send(
-                hidden.contiguous(), dst=self.place.rank - self.place.parallel.tensor
+                hidden.contiguous(),
+                dst=self.rank_info.rank - self.rank_info.parallel.tensor,
             )
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """See `Ranks.send_tokens`. Nothing waits until they are received."""
+        """See `Communicator.send_tokens`. Nothing waits until they are received."""
         self._sent = [handle for handle in self._sent if not handle.is_completed()]
-        stages = self.place.parallel
-        first = self.place.rank + stages.tensor
+        stages = self.rank_info.parallel
+        first = self.rank_info.rank + stages.tensor
         receivers = range(first, stages.ranks, stages.tensor)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -125,14 +128,18 @@ class TorchRanks:
             ]
 
     def receive_tokens(self, lines: int) -> Tensor:
-        """See `Ranks.receive_tokens`."""
+        """See `Communicator.receive_tokens`."""
         tokens = torch.empty(lines, dtype=torch.int32, device=self.device)
-        dist.recv(tokens, src=self.place.part, group=self.tokens)
+        dist.recv(tokens, src=self.rank_info.tensor_rank, group=self.tokens)
         return tokens
 
 
 def join_ranks(
-    place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
+    rank_info: RankInfo,
+    store: Path,
+    device: torch.device,
+    hidden: int,
+    dtype: torch.dtype,
 ) -> TorchRanks:
     """Returns the exchange of this rank with the others, which call this at the same
     time; through the file `store` their sockets find each other. Raises RankGroupError.
@@ -144,14 +151,14 @@ def join_ranks(
         )
     try:
         with _on_loopback():
-            return _connect(place, store, device, hidden, dtype)
+            return _connect(rank_info, store, device, hidden, dtype)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
         backend = _backend(device)
         raise RankGroupError(
-            f"rank {place.rank} cannot exchange tensors with the others by {backend}: "
-            f"{line}"
+            f"rank {rank_info.rank} cannot exchange tensors with the others by "
+            f"{backend}: {line}"
         ) from error
 
 
@@ -177,16 +184,20 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _connect(
-    place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
+    rank_info: RankInfo,
+    store: Path,
+    device: torch.device,
+    hidden: int,
+    dtype: torch.dtype,
 ) -> TorchRanks:
     """See `join_ranks`. Raises RuntimeError and ValueError."""
-    parallel = place.parallel
+    parallel = rank_info.parallel
     stores: Any = dist  # they are public, but torch's types do not say so
     dist.init_process_group(
         _backend(device),
         # Not a TCPStore, which listens at all addresses, without a password.
         store=stores.FileStore(str(store), parallel.ranks),
-        rank=place.rank,
+        rank=rank_info.rank,
         world_size=parallel.ranks,
         timeout=timedelta(seconds=SUM_SECONDS),
     )
@@ -195,8 +206,8 @@ def _connect(
         for first in range(0, parallel.ranks, parallel.tensor)
     ]
     tokens = dist.new_group([*range(parallel.ranks)])
-    stage = groups[place.rank // parallel.tensor]
-    ranks = TorchRanks(place, device, hidden, dtype, stage, tokens)
+    stage = groups[rank_info.rank // parallel.tensor]
+    ranks = TorchRanks(rank_info, device, hidden, dtype, stage, tokens)
     # Connections are made by the first sums: they must not be made in a capture.
     with torch.inference_mode():
         for size in (1, 1 << 20):
@@ -210,13 +221,13 @@ def _connect(
 
 def _connect_stages(ranks: TorchRanks) -> None:
     """Send once between all stages, so that their connections are made."""
-    place = ranks.place
-    if place.parallel.pipeline == 1:
+    rank_info = ranks.rank_info
+    if rank_info.parallel.pipeline == 1:
         return
     hidden = torch.zeros(1, ranks.hidden, dtype=ranks.dtype, device=ranks.device)
-    if not place.is_first_stage:
+    if not rank_info.is_first_stage:
         ranks.receive(1)
-    if not place.is_last_stage:
+    if not rank_info.is_last_stage:
         ranks.send(hidden)
         ranks.receive_tokens(1)
     else:

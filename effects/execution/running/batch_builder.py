@@ -15,7 +15,7 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.models.architecture.batch import Batch, Chunks, Verified
+from minfer.effects.models.architecture.batch import Batch, PrefillChunks, VerifiedRows
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
@@ -83,11 +83,11 @@ class BatchBuilder:
         step: StepRows,
         decode_inputs: StepInputs,
         sample: Tensor | None,
-        chunks: Chunks | None,
+        chunks: PrefillChunks | None,
         *,
         splits: tuple[int, ...],
         fused: bool = False,
-        verified: Verified | None = None,
+        verified: VerifiedRows | None = None,
     ) -> Batch:
         """Returns the batch of a step with these inputs; `sample` and `verified` are as
         in `Batch`.
@@ -131,15 +131,15 @@ def logit_inputs(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | Non
 
 def verified_of(
     shape: StepShape, drafts: DraftWords[Tensor], decode_inputs: StepInputs
-) -> Verified:
+) -> VerifiedRows:
     """Returns the layout of a step's drafts, given its inputs."""
     count = shape.verified
-    return Verified(
+    return VerifiedRows(
         decode_rows=shape.decode_rows,
         starts=decode_inputs.positions[:count],
         counts=drafts.counts + 1,
         firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
-        most=1 + shape.drafts,
+        max_count=1 + shape.drafts,
     )
 
 
@@ -149,9 +149,9 @@ def chunks_of(
     flash: tuple[FlashWork | None, ...] = (),
     expanded: ExpandedWork | None = None,
     dequantized: DequantizedWork | None = None,
-) -> Chunks:
+) -> PrefillChunks:
     """Returns the prefill chunks."""
     rows, starts, counts, offsets = prefill.chunks
-    return Chunks(
+    return PrefillChunks(
         rows, starts, counts, offsets, shape.longest, flash, expanded, dequantized
     )

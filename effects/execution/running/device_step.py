@@ -25,7 +25,7 @@ from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.kernels.packages import QUACK
 
@@ -132,7 +132,7 @@ class DeviceStep:
 
     def _chunks(
         self, shape: StepShape, prefill: PrefillWords[Tensor] | None
-    ) -> Chunks | None:
+    ) -> PrefillChunks | None:
         if prefill is None:
             return None
         size = self.batch_builder.block_size

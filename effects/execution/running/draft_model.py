@@ -41,7 +41,7 @@ from minfer.effects.execution.running.batch_builder import (
 )
 from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -159,7 +159,7 @@ class DraftModel:
         shape: StepShape,
         step: StepRows,
         sample: Tensor | None = None,
-        chunks: Chunks | None = None,
+        chunks: PrefillChunks | None = None,
     ) -> Tensor:
         decode_inputs = self.batch_builder.decode_inputs(step)
         if self.spec.vocab_size < self.batch_builder.rows.vocab:

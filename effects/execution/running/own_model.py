@@ -10,7 +10,7 @@ from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.model import Model, forward
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.ranks import ALONE, Ends, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO
 
 
 @frozen(eq=False)
@@ -19,9 +19,9 @@ class OwnModel:
 
     spec: ModelSpec
     weights: Weights
-    ranks: Ranks = ALONE  # that run it together
+    ranks: Communicator = SINGLE_RANK  # that run it together
     # How the stage gets its inputs and passes on its outputs; None: the ranks do that.
-    ends: Ends | None = None
+    ends: StageIO | None = None
 
     def __call__(self, batch: Batch, cache: Cache) -> Tensor:
         """Returns logits [sampled, vocab] of a packed step."""
@@ -45,8 +45,8 @@ class OwnModel:
 def model_of(
     spec: ModelSpec,
     weights: Weights | Model,
-    ranks: Ranks = ALONE,
-    ends: Ends | None = None,
+    ranks: Communicator = SINGLE_RANK,
+    ends: StageIO | None = None,
 ) -> Model:
     """Returns the function that runs the model; `weights` may be that function."""
     if not isinstance(weights, Weights):

@@ -67,7 +67,7 @@ class PlanLauncher:
         config = runner.config
         self.runner = runner
         self.groups = len(config.groups)
-        self.stages = runner.ranks.place.parallel.pipeline
+        self.stages = runner.ranks.rank_info.parallel.pipeline
         has_draft_model = runner.draft is not None
         self.packer = Packer(
             runner.rows,

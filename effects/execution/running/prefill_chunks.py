@@ -14,7 +14,7 @@ from minfer.effects.execution.packing.inputs import PrefillWords
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.running.batch_builder import chunks_of
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.layout.shapes import context_blocks
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -44,7 +44,7 @@ def prefill_chunks(
     block_size: int,
     routes: Routes,
     shortcuts: Shortcuts,
-) -> Chunks:
+) -> PrefillChunks:
     """Returns the chunks of a step over block tables [tables, rows, max_blocks]."""
     rows, starts, counts, _ = prefill.chunks
     tokens, longest, history = shape.tokens, shape.longest, shape.history

@@ -52,7 +52,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout import shapes
 from minfer.effects.models.layout.cache_layout import layout_for
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
@@ -72,7 +72,7 @@ class ModelRunner:
         graphs: bool = True,
         checked: bool = False,
         draft: LoadedDraft | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE_RANK,
         keeps_logits: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
@@ -93,7 +93,7 @@ class ModelRunner:
         self.stage_buffers = StageBuffers.of(ranks, spec, inputs, device)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
-        self.has_other_ranks = ranks.place.parallel.ranks > 1
+        self.has_other_ranks = ranks.rank_info.parallel.ranks > 1
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
             spec,
@@ -117,7 +117,7 @@ class ModelRunner:
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, batch_builder, config, length)
-        self.drafts = shapes.most_drafts(config)
+        self.drafts = shapes.max_step_drafts(config)
         self.lines = max_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.max_words = max_words(self.rows, tokens, draws, self.drafts)

@@ -24,7 +24,7 @@ from minfer.effects.execution.running.rejection_sampling import (
     PlaceDrafts,
     rejection_sample,
 )
-from minfer.effects.models.ranks import ALONE, Ranks, whole_logits
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, whole_logits
 from minfer.records.plan import NewRow
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -40,7 +40,7 @@ class Sampler:
         lines: int = 0,
         *,
         keeps_previous: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE_RANK,
     ) -> None:
         """`draws` is the most in a step without drafts, `lines` the most lines of output,
         if more. `keeps_previous`: rows also keep the token before their last. `ranks`
@@ -98,7 +98,7 @@ class Sampler:
         needs_logits = (
             needs.filtered or needs.scored or needs.shaped or drafts is not None
         )
-        if not needs_logits and not self.ranks.place.has_whole_matrices:
+        if not needs_logits and not self.ranks.rank_info.has_whole_matrices:
             drawn = self.backend.sample_divided(
                 logits, rows, self.rows, positions, self.ranks
             )
@@ -145,7 +145,7 @@ class Sampler:
         if self.kept_logits is None:
             raise AssertionError("no logits have been kept")
         kept_logits, lines = self.kept_logits, rows
-        if not self.ranks.place.has_whole_matrices:
+        if not self.ranks.rank_info.has_whole_matrices:
             kept_logits = self._whole_logits(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
         logits = self.backend.hide(kept_logits, lines, self.masks.lines[: len(rows)])

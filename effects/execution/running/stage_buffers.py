@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 
 
 class Graph(Protocol):
@@ -34,22 +34,22 @@ class StageBuffers:
     receives and sends it.
     """
 
-    ranks: Ranks
+    ranks: Communicator
     entering: Tensor  # [tokens, hidden]: graphs read it; no tokens in the first stage
     leaving: Tensor  # [tokens, hidden]: graphs write it; no tokens in the last stage
     is_held: bool = False  # whether the buffers are used, and nothing is exchanged
 
     @classmethod
     def of(
-        cls, ranks: Ranks, spec: ModelSpec, tokens: int, device: torch.device
+        cls, ranks: Communicator, spec: ModelSpec, tokens: int, device: torch.device
     ) -> "StageBuffers":
         """Returns the buffers for graphs of up to `tokens` inputs."""
-        place, dtype = ranks.place, torch_dtype(spec.dtype)
+        rank_info, dtype = ranks.rank_info, torch_dtype(spec.dtype)
         entering, leaving = (
             torch.zeros(
                 0 if ends else tokens, spec.hidden_size, dtype=dtype, device=device
             )
-            for ends in (place.is_first_stage, place.is_last_stage)
+            for ends in (rank_info.is_first_stage, rank_info.is_last_stage)
         )
         return cls(ranks, entering, leaving)
 
@@ -76,9 +76,9 @@ class StageBuffers:
 
     def replay(self, graph: Graph, tokens: int) -> None:
         """Run a graph with `tokens` inputs, and exchange what a step without one does."""
-        place = self.ranks.place
-        if tokens and not place.is_first_stage:
+        rank_info = self.ranks.rank_info
+        if tokens and not rank_info.is_first_stage:
             self.ranks.receive(tokens, self.entering[:tokens])
         graph.replay()
-        if tokens and not place.is_last_stage:
+        if tokens and not rank_info.is_last_stage:
             self.ranks.send(self.leaving[:tokens])

@@ -16,7 +16,7 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds, aligned
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 
 
 @frozen(eq=False)
@@ -99,7 +99,7 @@ class EarlierStageSampler(Sampler):
 
 
 def make_sampler(
-    ranks: Ranks,
+    ranks: Communicator,
     backend: Backend,
     rows: DeviceRows,
     draws: int,
@@ -108,11 +108,11 @@ def make_sampler(
     keeps_previous: bool,
 ) -> Sampler:
     """Returns the sampler of a rank; the rest is `Sampler`'s."""
-    if ranks.place.parallel.pipeline == 1:
+    if ranks.rank_info.parallel.pipeline == 1:
         return Sampler(
             backend, rows, draws, lines, keeps_previous=keeps_previous, ranks=ranks
         )
-    if ranks.place.is_last_stage:
+    if ranks.rank_info.is_last_stage:
         return LastStageSampler(backend, rows, draws, lines, ranks=ranks)
     earlier = EarlierStageSampler(backend, rows, draws, lines, ranks=ranks)
     earlier.forwards = deque()

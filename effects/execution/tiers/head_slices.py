@@ -19,7 +19,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.blocks.keys import Key
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.ranks import RankInfo
 
 
 @frozen
@@ -31,14 +31,18 @@ class HeadSlices:
     sent: tuple[int, ...] = (0,)  # of these, those that it sends
 
     @classmethod
-    def of(cls, place: Place, heads: int, sizes: Iterable[int]) -> "HeadSlices":
+    def of(cls, rank_info: RankInfo, heads: int, sizes: Iterable[int]) -> "HeadSlices":
         """Returns the slices of a rank; `heads` are the key heads of the whole model, or
         1 with latents, and `sizes` the tensor parallel sizes of all engines.
         """
         # A size that is less than the heads divides them, and they divide a larger one.
-        count, ranks = gcd(heads, lcm(*sizes)), place.parallel.tensor
-        own_slices = [n for n in range(count) if place.part in holders(n, count, ranks)]
-        sent = [n for n in own_slices if holders(n, count, ranks)[0] == place.part]
+        count, ranks = gcd(heads, lcm(*sizes)), rank_info.parallel.tensor
+        own_slices = [
+            n for n in range(count) if rank_info.tensor_rank in holders(n, count, ranks)
+        ]
+        sent = [
+            n for n in own_slices if holders(n, count, ranks)[0] == rank_info.tensor_rank
+        ]
         return cls(count, tuple(own_slices), tuple(sent))
 
     def key(self, key: Key, number: int) -> Key:

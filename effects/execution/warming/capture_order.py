@@ -43,7 +43,11 @@ from minfer.effects.execution.device.step_shape import (
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import (
+    max_step_drafts,
+    padded_drafts,
+    padded_tokens,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE
 
@@ -206,14 +210,14 @@ def _draft_shapes(
     spec_config, draft_shapes = config.speculation, DraftShapes([], [])
     if spec_config is None:
         return draft_shapes
-    max_drafts = drafts_from(spec_config.drafts)
-    fewer_counts = sorted({drafts_from(n) for n in range(1, max_drafts)}, reverse=True)
+    max_drafts = padded_drafts(spec_config.drafts)
+    fewer_counts = sorted({padded_drafts(n) for n in range(1, max_drafts)}, reverse=True)
     rows = bucket_of(
         min(spec_config.rows or config.max_num_seqs, config.max_num_seqs),
         DECODE_DIVISIONS,
     )
     for shape in shapes:
-        room = most_drafts(config) // max(1, shape.decode_rows)
+        room = max_step_drafts(config) // max(1, shape.decode_rows)
         if not 0 < shape.decode_rows <= rows or not room:
             continue
         drafting = evolve(

@@ -28,7 +28,7 @@ from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRun
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 
@@ -36,7 +36,12 @@ META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
-    | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
+    | {
+        1,
+        pdl.MAX_EARLY_ROWS,
+        rope.MIN_SHARED_PROGRAM_TOKENS - 1,
+        norm.MIN_SHARED_PROGRAM_ROWS - 1,
+    }
 )
 MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
@@ -102,7 +107,7 @@ def _lengths(budget: int) -> Iterator[StepShape]:
         for tokens in (
             longest,
             max(longest, BEYOND_MAX_CHUNKS),
-            max(longest, pdl.MOST + 1),
+            max(longest, pdl.MAX_EARLY_ROWS + 1),
         ):
             if tokens <= budget:
                 yield evolve(_prompts(tokens, 1), longest=longest)
@@ -125,13 +130,17 @@ def drafting(
     spec_config = config.speculation
     if spec_config is None:
         return
-    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE_DIVISIONS)
+    room, longest = (
+        max_step_drafts(config),
+        bucket_of(config.max_num_seqs, DECODE_DIVISIONS),
+    )
     sizes = {
         *counts(longest),
         *(bucket_of(n, DECODE_DIVISIONS) for n in range(1, longest + 1)),
     }
     draft_counts = sorted(
-        {drafts_from(n) for n in range(1, spec_config.drafts + 1)} | {spec_config.drafts}
+        {padded_drafts(n) for n in range(1, spec_config.drafts + 1)}
+        | {spec_config.drafts}
     )
     routes = Routes.for_device(spec, config, META_DEVICE)
     drafts_by = None if draft is None else Routes.for_device(draft, config, META_DEVICE)
@@ -196,7 +205,7 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
     """Launch what does not depend on a step's inputs: changes of rows, and all ways to
     sample.
     """
-    for pairs in (1, pdl.MOST):
+    for pairs in (1, pdl.MAX_EARLY_ROWS):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
-from minfer.effects.models.layout.shapes import drafts_from
+from minfer.effects.models.layout.shapes import padded_drafts
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation
@@ -37,7 +37,7 @@ def step_costs(dummy_runner: DummyRunner, spec_config: Speculation) -> Costs:
     """Returns the seconds of steps, for an engine with this speculation; no step may be
     in flight.
     """
-    runner, drafts = dummy_runner.runner, drafts_from(spec_config.drafts)
+    runner, drafts = dummy_runner.runner, padded_drafts(spec_config.drafts)
     shapes = _measured_shapes(runner.config, spec_config, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
     verify_seconds = accumulate((_seconds(dummy_runner, shape) for shape in shapes), max)
@@ -81,8 +81,8 @@ def _draft_seconds(
     max_seqs = dummy_runner.runner.config.max_num_seqs
     rows, max_rows = 1, min(max_seqs, spec_config.rows or max_seqs)
     while True:
-        room = min(drafts_from(spec_config.drafts), max(1, largest // rows - 1))
-        drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
+        room = min(padded_drafts(spec_config.drafts), max(1, largest // rows - 1))
+        drafts = max(n for n in range(1, room + 1) if padded_drafts(n) == n)
         verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
         by_host, by_device = (
             _seconds(dummy_runner, evolve(verifying, proposes=proposes))
@@ -106,7 +106,7 @@ def _measured_shapes(
         rows.append(size)
         size *= 2
     shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, max_rows)]
-    draft_counts = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    draft_counts = sorted({padded_drafts(count) for count in range(1, drafts + 1)})
     shapes += [
         StepShape(decode_rows=max_rows, draws=max_rows, verified=max_rows, drafts=d)
         for d in draft_counts

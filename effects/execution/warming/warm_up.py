@@ -90,18 +90,18 @@ class WarmUp:
 
     def _compile(self) -> None:
         """Compile all of Triton's kernels, or find them on disk, and load them."""
-        from minfer.kernels.compiling import compiled
+        from minfer.kernels.compiling import compile_launches
 
         self.readiness.report(StartProgress(KERNELS, 0, 0))
         try:
-            summary = compiled(self._dummy_steps, self._report_kernels)
+            summary = compile_launches(self._dummy_steps, self._report_kernels)
         except Exception as error:
             # The first step will fail too, if it has no other way.
             _log.warning("kernels are compiled one by one, as they are needed: %r", error)
             return
         _log.info(
             "%d kernels, %d of them compiled, in %.1f s",
-            summary.wanted,
+            summary.requested,
             summary.compiled,
             summary.seconds,
         )

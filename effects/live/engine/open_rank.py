@@ -21,7 +21,7 @@ from minfer.effects.execution.warming.start_progress import (
     ignore_progress,
 )
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.ranks import ALONE, WHOLE, Place, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, WHOLE_MODEL, Communicator, RankInfo
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.tiers import disk_size
@@ -43,19 +43,22 @@ def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
     """
     args, groups = setup.args, setup.config.groups
     if (plan := args.kv_peers) is not None:
-        sizes, place = (plan.prefill_ranks, plan.decode_ranks), Place(rank, args.parallel)
-        slices = HeadSlices.of(place, setup.spec.cached_heads, sizes)
+        sizes, rank_info = (
+            (plan.prefill_ranks, plan.decode_ranks),
+            RankInfo(rank, args.parallel),
+        )
+        slices = HeadSlices.of(rank_info, setup.spec.cached_heads, sizes)
         return Peers(plan, len(groups), slices, rank)
     if args.kv_disk is None:
         return None
-    whole = [number for number, group in enumerate(groups) if not group.window]
+    full_groups = [number for number, group in enumerate(groups) if not group.window]
     return BlockFolder(
         Path(args.kv_disk),
         disk_size(args),
         setup.device.kind,
         Signature(args.kv_disk_secret),
         groups=len(groups),
-        probed=min(whole, default=0),
+        probed=min(full_groups, default=0),
     )
 
 
@@ -63,23 +66,23 @@ def open_rank(
     setup: Setup,
     report: Report = ignore_progress,
     store: KeyedStore | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Communicator = SINGLE_RANK,
     workers: "WorkerGroup | None" = None,
 ) -> "TorchExecutor":
     """Returns the model's own executor, on one of the `ranks`; rank 0 has the `workers`
     of the others. Raises CheckpointError if the weights cannot be used, and
     NotEnoughMemoryError, which names the purpose.
     """
-    config, place = setup.config, ranks.place
+    config, rank_info = setup.config, ranks.rank_info
     report(StartProgress(WEIGHTS, 0, 1))
-    loaded = _load(setup, place)
+    loaded = _load(setup, rank_info)
     report(StartProgress(WEIGHTS, 1, 1))
     try:
         from minfer.effects.execution.torch_executor import TorchExecutor
 
         return TorchExecutor(
             attrs.evolve(config, depth=config.depth * setup.args.pipeline_parallel_size),
-            setup.spec if place == WHOLE else setup.spec.for_rank(place),
+            setup.spec if rank_info == WHOLE_MODEL else setup.spec.for_rank(rank_info),
             loaded.weights,
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
@@ -108,7 +111,7 @@ class _Loaded:
     draft: "LoadedDraft | None"  # the draft model's
 
 
-def _load(setup: Setup, place: Place) -> _Loaded:
+def _load(setup: Setup, rank_info: RankInfo) -> _Loaded:
     """Loads the weights of one rank. Raises CheckpointError and NotEnoughMemoryError."""
     import torch
 
@@ -116,9 +119,11 @@ def _load(setup: Setup, place: Place) -> _Loaded:
 
     draft = None
     try:
-        weights = _weights(setup, setup.folder, setup.spec, place)
-        if (of := setup.draft) is not None:
-            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
+        weights = _weights(setup, setup.folder, setup.spec, rank_info)
+        if (draft_setup := setup.draft) is not None:
+            draft = LoadedDraft(
+                draft_setup.spec, _weights(setup, draft_setup.folder, draft_setup.spec)
+            )
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = size_text(setup.memory.weights)
         raise NotEnoughMemoryError(
@@ -154,7 +159,7 @@ def _may_have_fewer_drafts(setup: Setup) -> bool:
 
 
 def _weights(
-    setup: Setup, folder: Path, spec: ModelSpec, place: Place = WHOLE
+    setup: Setup, folder: Path, spec: ModelSpec, rank_info: RankInfo = WHOLE_MODEL
 ) -> "Weights | Model":
     """Returns a model's weights, by the settings, on the device of the settings: those of
     one rank.
@@ -176,8 +181,8 @@ def _weights(
         drawn = seed if dummy else None
         return load_fallback(folder, raw, spec, make_cache, drawn, device)
     if dummy:
-        return random_weights(spec, spec.dtype, seed, device, place)
-    return load_weights(folder, spec, spec.dtype, device, place)
+        return random_weights(spec, spec.dtype, seed, device, rank_info)
+    return load_weights(folder, spec, spec.dtype, device, rank_info)
 
 
 def first_line(error: BaseException) -> str:

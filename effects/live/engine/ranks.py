@@ -8,7 +8,7 @@
       listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.connect
       WorkerGroup
         .start_processes, but for torchrun's
-                              --- settings -->      settings_from: the same engine
+                              --- settings -->      setup_from_settings
         .await_joined         <-- versions ---      Leader.join
       join_group              <- the others ->      join_group
     open_rank                 loads its part        open_rank
@@ -44,17 +44,17 @@ from minfer.effects.execution.ranks.rank_folder import (
 from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.live.engine.open_rank import open_rank, open_store
-from minfer.effects.models.ranks import Place, Ranks
+from minfer.effects.models.ranks import Communicator, RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.version import __version__
 
 if TYPE_CHECKING:
     from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
-OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
+RANK_0_SETTINGS: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
 _log = logging.getLogger("minfer.executor")
 
@@ -66,7 +66,7 @@ _log = logging.getLogger("minfer.executor")
 class RankGroup:
     """What rank 0 needs of the other ranks."""
 
-    ranks: Ranks
+    ranks: Communicator
     workers: WorkerGroup
 
     def want(self, keys: Keys, engine: str) -> None:
@@ -86,15 +86,15 @@ def start_ranks(setup: Setup) -> RankGroup:
     RankStartError for those that do not come, or are not of the same engine.
     """
     count = setup.args.parallel.ranks
-    workers = WorkerGroup(count, about(setup))
+    workers = WorkerGroup(count, shared_facts(setup))
     try:
-        listener = listen_in_new_folder(settings_to(setup), workers.resources)
+        listener = listen_in_new_folder(encode_settings(setup), workers.resources)
         with closing(listener):
             if not is_by_torchrun():
                 workers.start_processes(listener.folder, environments(setup, count))
             workers.await_joined(listener)
         workers.watch()
-        ranks = join_group(setup, Place(0, setup.args.parallel), listener.folder)
+        ranks = join_group(setup, RankInfo(0, setup.args.parallel), listener.folder)
     except BaseException:
         workers.abandon()
         workers.remove_folder()
@@ -130,12 +130,12 @@ def follow_rank_0() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for rank 0, which ends this one
     folder = rank_folder_path()
     leader = Leader.connect(folder, rank)
-    setup = settings_from(leader.settings)
-    leader.join(about(setup))
+    setup = setup_from_settings(leader.settings)
+    leader.join(shared_facts(setup))
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        ranks = join_group(setup, Place(rank, setup.args.parallel), folder)
+        ranks = join_group(setup, RankInfo(rank, setup.args.parallel), folder)
         executor = open_rank(setup, store=open_store(setup, rank), ranks=ranks)
         run_rank_loop(executor, leader)
         executor.close()
@@ -152,7 +152,7 @@ def follow_rank_0() -> int:
 # --- each rank --------------------------------------------------------------------------
 
 
-def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+def join_group(setup: Setup, rank_info: RankInfo, folder: Path) -> "TorchRanks":
     """Joins the other ranks in torch.distributed, as they do at the same time; `folder`
     is where they meet. Raises RankStartError.
     """
@@ -164,7 +164,9 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = join_ranks(place, folder / STORE_NAME, device, spec.hidden_size, dtype)
+        ranks = join_ranks(
+            rank_info, folder / STORE_NAME, device, spec.hidden_size, dtype
+        )
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":
@@ -178,44 +180,53 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
         raise
 
 
-def about(setup: Setup) -> Mapping[str, str]:
-    """What must be alike on all ranks."""
+def shared_facts(setup: Setup) -> Mapping[str, str]:
+    """Returns the facts that must be equal on all ranks."""
     return {"version": __version__, "model or weights": setup.fingerprint.hex()}
 
 
-def settings_to(setup: Setup) -> Mapping[str, Any]:
-    """The settings of the other ranks, as JSON has them."""
+def encode_settings(setup: Setup) -> Mapping[str, Any]:
+    """Returns the settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
-    names = [one.name for one in fields(EngineArgs) if one.name not in OWN]
-    found = {name: getattr(args, name) for name in names}
+    names = [
+        attribute.name
+        for attribute in fields(EngineArgs)
+        if attribute.name not in RANK_0_SETTINGS
+    ]
+    settings = {name: getattr(args, name) for name in names}
     if setup.speculative is not None:
-        how = setup.speculative
-        known = {one.name: getattr(how, one.name) for one in fields(type(how))}
-        found["speculative_config"] = known
+        speculative = setup.speculative
+        config = {
+            attribute.name: getattr(speculative, attribute.name)
+            for attribute in fields(type(speculative))
+        }
+        settings["speculative_config"] = config
     if args.kv_peers is not None:
-        found["kv_peers"] = plan_to(args.kv_peers)
-    return {**found, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
+        settings["kv_peers"] = plan_to(args.kv_peers)
+    return {**settings, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
 
 
-def settings_from(found: Mapping[str, Any]) -> Setup:
-    """The setup of an engine of which this process is another rank. Raises as
+def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
+    """Returns the setup of an engine of which this process is another rank. Raises as
     `prepare`.
     """
-    rest = {k: v for k, v in found.items() if k not in (BLOCKS, DEVICE)}
-    if rest["kv_peers"] is not None:
-        rest["kv_peers"] = plan_from(rest["kv_peers"])
-    return prepare_elsewhere(EngineArgs(**rest), found[DEVICE], found[BLOCKS])
+    args = {
+        name: value for name, value in settings.items() if name not in (BLOCKS, DEVICE)
+    }
+    if args["kv_peers"] is not None:
+        args["kv_peers"] = plan_from(args["kv_peers"])
+    return prepare_elsewhere(EngineArgs(**args), settings[DEVICE], settings[BLOCKS])
 
 
 def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
-    """The variables of ranks 1 and on. Each sees its own GPU first, as the only one that
-    it uses; on the CPU, its share of the threads.
+    """Returns the variables of ranks 1 and on. Each sees its own GPU first, as the only
+    one that it uses; on the CPU, its share of the threads.
     """
     if setup.device.kind == "cpu":
         threads = max(1, (os.cpu_count() or 1) // count)
         return [{"OMP_NUM_THREADS": str(threads)}] * (count - 1)
     gpus = visible_gpus()
     return [
-        {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
+        {VISIBLE_VARIABLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
         for rank in range(1, count)
     ]

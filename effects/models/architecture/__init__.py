@@ -1,1 +1,15 @@
-"""What a model is and computes: its spec, read from config.json, and its layers."""
+"""What a model is and computes: its spec, read from config.json, and its layers.
+
+spec.py, spec_reader.py     `ModelSpec`, all sizes of a model; read from a config.json
+model.py                    `forward`: one packed step, from token ids to logits
+batch.py, model_step.py     what a step gets: tokens, slots, block tables
+cache.py, kv_format.py      the cache's interface to layers; how it stores tokens
+layers.py                   a decoder layer: an attention and a feed-forward
+gqa.py, mla.py              the attentions: sizes, weights, and the step of each
+dense.py, moe.py            the feed-forwards: the same of each
+linear.py, products.py      matrices, fused and sharded; the kernels that multiply
+weights.py                  the tree of weights, and a checkpoint's tensors in it
+rope_scaling.py, windows.py, attention_window.py    positions and sliding windows
+quantization.py, quantization_files.py              which matrices are quantized
+refusals.py                 models that are refused by name
+"""

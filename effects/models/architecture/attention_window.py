@@ -21,8 +21,8 @@ from minfer.values.checks import ConfigError
 def with_attention_window(
     spec: ModelSpec, window: int | None, sink_tokens: int
 ) -> ModelSpec:
-    """Returns the spec with a window of so many keys, and sink tokens, in each layer that
-    has no window of its own; as it is if `window` is None. Raises ConfigError.
+    """Returns the spec with a window of `window` keys, and sink tokens, in each layer
+    that has no window of its own; unchanged if `window` is None. Raises ConfigError.
     """
     if window is None:
         if sink_tokens:

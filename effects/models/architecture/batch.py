@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 @frozen(eq=False)
-class Chunks:
+class PrefillChunks:
     """Rows of several inputs; all int32 [chunks]. A count of 0 means padding."""
 
     rows: Tensor  # of the table
@@ -43,7 +43,7 @@ class Chunks:
 
 
 @frozen(eq=False)
-class Tap:
+class TappedTokens:
     """Tokens whose hidden states are requested, after the final norm."""
 
     tokens: Tensor  # [tapped] int32: indices
@@ -51,24 +51,24 @@ class Tap:
 
 
 @frozen(eq=False)
-class Scored:
-    """Tokens whose logits are computed `few` at a time: memory may not hold all.
+class ChunkedLogits:
+    """Tokens whose logits are computed `chunk_size` at a time: memory may not hold all.
 
-    `take` gets the number of the first of them, and their logits [few, vocab].
+    `take` gets the number of the first of them, and their logits [chunk_size, vocab].
     """
 
     tokens: Tensor  # [scored] int32: indices
-    few: int
+    chunk_size: int
     take: Callable[[int, Tensor], None]
 
     def spans(self) -> Iterator[slice]:
         """Yields the slices of tokens that are computed together."""
-        for begin in range(0, len(self.tokens), self.few):
-            yield slice(begin, begin + self.few)
+        for begin in range(0, len(self.tokens), self.chunk_size):
+            yield slice(begin, begin + self.chunk_size)
 
 
 @frozen(eq=False)
-class Verified:
+class VerifiedRows:
     """The first rows of a step, which have drafts: the first tokens are the rows' last
     ones, and after those of all rows come drafts, a line of these rows for each place.
     Integers are int32.
@@ -78,7 +78,7 @@ class Verified:
     starts: Tensor  # [verified]: positions of their last tokens
     counts: Tensor  # [verified]: inputs of each, from 1 on; the others are padding
     firsts: Tensor  # [verified]: 0, 1, 2 ...
-    most: int  # the largest possible count
+    max_count: int  # the largest possible count
 
 
 @frozen(eq=False)
@@ -96,17 +96,17 @@ class Batch:
     table: Tensor
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
     contexts: Tensor  # [decode] tokens that each of them attends to
-    chunks: Chunks | None  # the other tokens
+    chunks: PrefillChunks | None  # the other tokens
     # Splits of the contexts of decode rows on a GPU, for each group of layers
     splits: tuple[int, ...] = ()
-    fused: bool = False  # as in `kernels.linear.norm_gated`
-    tap: Tap | None = None
-    scored: Scored | None = None
+    fused: bool = False  # as in `kernels.fused_linear.norm_gated`
+    tap: TappedTokens | None = None
+    scored: ChunkedLogits | None = None
     # [tokens] bool: False for tokens that only pad the step; None: there are none
     real: Tensor | None = None
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
-    verified: Verified | None = None
+    verified: VerifiedRows | None = None
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -149,10 +149,10 @@ class _Packing:
     def sampled(self, rows: Sequence[BatchRow]) -> Ints:
         """Returns [sampled] the tokens whose logits are needed, in the order of rows."""
         ends = self.offsets + self.counts
-        wanted = (
+        indices = (
             np.arange(end - row.sample, end) for end, row in zip(ends, rows, strict=True)
         )
-        return np.concatenate(list(wanted))
+        return np.concatenate(list(indices))
 
 
 def make_batch(
@@ -165,7 +165,7 @@ def make_batch(
     """
     _check_all(rows, block_size)
 
-    def sent(values: NDArray[np.integer]) -> Tensor:
+    def to_device(values: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32)).to(device)
 
     packing, starts = _Packing.of(rows), np.array([row.start for row in rows])
@@ -174,24 +174,24 @@ def make_batch(
     blocks = table[owners, positions // block_size].astype(np.int64)
     slots = blocks * block_size + positions % block_size
     decode_rows = order[packing.counts[order] == 1]
-    several = order[len(decode_rows) :]
+    chunk_rows = order[len(decode_rows) :]
     chunks = None
-    if len(several):
-        chunks = Chunks(
-            rows=sent(several),
-            starts=sent(starts[several]),
-            counts=sent(packing.counts[several]),
-            offsets=sent(packing.offsets[several]),
+    if len(chunk_rows):
+        chunks = PrefillChunks(
+            rows=to_device(chunk_rows),
+            starts=to_device(starts[chunk_rows]),
+            counts=to_device(packing.counts[chunk_rows]),
+            offsets=to_device(packing.offsets[chunk_rows]),
             longest=int(packing.counts.max()),
         )
     return Batch(
-        tokens=sent(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
-        positions=sent(positions),
+        tokens=to_device(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
+        positions=to_device(positions),
         slots=torch.from_numpy(slots)[None].to(device),
-        sample=sent(packing.sampled(rows)),
-        table=sent(table)[None],
-        rows=sent(decode_rows),
-        contexts=sent(starts[decode_rows] + 1),
+        sample=to_device(packing.sampled(rows)),
+        table=to_device(table)[None],
+        rows=to_device(decode_rows),
+        contexts=to_device(starts[decode_rows] + 1),
         chunks=chunks,
     )
 
@@ -199,8 +199,8 @@ def make_batch(
 def _table(rows: Sequence[BatchRow]) -> NDArray[np.int32]:
     """Returns the block tables, one below the other."""
     table = np.zeros((len(rows), max(len(row.table) for row in rows)), np.int32)
-    for line, row in zip(table, rows, strict=True):
-        line[: len(row.table)] = row.table
+    for table_row, row in zip(table, rows, strict=True):
+        table_row[: len(row.table)] = row.table
     return table
 
 

@@ -12,19 +12,19 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import feed
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Dense:
     activation: Activation = "silu"
     name: str = "mlp"  # in a layer of a checkpoint
 
-    def for_rank(self, place: Place) -> "Dense":
+    def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
-        inter = place.share(self.intermediate_size, f"channels of {self.name}")
+        inter = rank_info.share(self.intermediate_size, f"channels of {self.name}")
         return evolve(self, intermediate_size=inter)
 
     @property
@@ -111,20 +111,20 @@ class DenseWeights:
     after: Norm | None = None  # [hidden], of the result
 
 
-def read_dense(read: ConfigReader, family: Family, norms: NormRule) -> Dense:
+def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     """Returns the dense feed-forward of a model, from a config. Raises
     `ModelConfigError`.
     """
     return Dense(
-        hidden_size=read.size("hidden_size"),
-        intermediate_size=read.size("intermediate_size"),
+        hidden_size=reader.size("hidden_size"),
+        intermediate_size=reader.size("intermediate_size"),
         norms=norms,
-        bias=read.is_set(family.mlp_bias),
+        bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
     )
 
 
-def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
+def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:
     """Returns uninitialised weights of these sizes."""
     norms = sizes.norms
     return DenseWeights(
@@ -135,7 +135,9 @@ def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
     )
 
 
-def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[Part]:
+def feed_norm_parts(
+    norm: Norm, after: Norm | None, rule: NormRule
+) -> Iterator[WeightPart]:
     """Yields the norms of a feed-forward, as a layer of a checkpoint names them."""
     if after is None:
         yield norm_part("post_attention_layernorm", norm, rule)
@@ -144,18 +146,20 @@ def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[
     yield norm_part("post_feedforward_layernorm", after, rule)
 
 
-def dense_parts(sizes: Dense, weights: DenseWeights, files: Files) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+def dense_parts(
+    sizes: Dense, weights: DenseWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
+    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, form)
 
 
 def dense_matrix_parts(
-    sizes: Dense, gate_up: Linear, down: Linear, files: Files
-) -> Iterator[Part]:
+    sizes: Dense, gate_up: Linear, down: Linear, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors without the norms."""
-    yield from weight_parts(sizes.gate_up, gate_up, files)
-    yield from weight_parts(sizes.down, down, files)
+    yield from weight_parts(sizes.gate_up, gate_up, form)
+    yield from weight_parts(sizes.down, down, form)
     yield from bias_parts(sizes.gate_up, gate_up)
     yield from bias_parts(sizes.down, down)
 
@@ -170,7 +174,7 @@ def feed_dense(
         weights.gate_up,
         weights.down,
         sizes.activation,
-        step.ranks,
+        step.communicator,
         weights.after,
         fused=step.batch.fused,
     )

@@ -22,29 +22,29 @@ from attrs import evolve, frozen
 from minfer.effects.models.architecture.kv_format import KvLayout
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.architecture.windows import read_windows
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RANGE = 4096  # the most tokens that one program of Flash-Decoding reads
-PROCESSORS = 132  # of a GPU, which the splits should fill
-RANGES_EACH = 4
+MAX_RANGE_TOKENS = 4096  # the most tokens that one program of Flash-Decoding reads
+NUM_PROCESSORS = 132  # of a GPU, which the splits should fill
+RANGES_PER_PROCESSOR = 4
 
 
 @frozen(kw_only=True)
@@ -66,15 +66,19 @@ class GQA:
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
-    def for_rank(self, place: Place) -> "GQA":
+    def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
         ranks have the same. Raises `UnsupportedModelError`.
         """
-        ranks = place.parallel.tensor
-        heads = place.share(self.heads, "attention heads (num_attention_heads)")
-        few = self.kv_heads < ranks and ranks % self.kv_heads == 0
-        kv = 1 if few else place.share(self.kv_heads, "key heads (num_key_value_heads)")
-        return evolve(self, heads=heads, kv_heads=kv)
+        ranks = rank_info.parallel.tensor
+        heads = rank_info.share(self.heads, "attention heads (num_attention_heads)")
+        shares_heads = self.kv_heads < ranks and ranks % self.kv_heads == 0
+        kv_heads = (
+            1
+            if shares_heads
+            else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
+        )
+        return evolve(self, heads=heads, kv_heads=kv_heads)
 
     @property
     def q_size(self) -> int:
@@ -157,8 +161,8 @@ class GQA:
         return prod(self.kv_shape)
 
     def activation_bytes(self, element: int, kv_element: int) -> int:
-        """Returns a token's bytes at attention's widest place on the CPU, for elements of
-        so many bytes: of activations, and of the cache.
+        """Returns a token's bytes at attention's widest place on the CPU; `element` and
+        `kv_element` are the bytes of an element of activations and of the cache.
 
         Rotation works in float32: for narrower dtypes the rotated heads exist twice more
         in it. A cache of another dtype needs copies of queries, keys, values and results.
@@ -176,7 +180,7 @@ class GQA:
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
         contexts of `length`: the splits fill the processors, and none has more than
-        `RANGE` tokens.
+        `MAX_RANGE_TOKENS` tokens.
         """
         ranges = partial_ranges(rows, self.kv_heads, length)
         return 4 * ranges * (self.heads // self.kv_heads) * (self.head_dim + 1)
@@ -184,8 +188,8 @@ class GQA:
 
 def partial_ranges(rows: int, kv_heads: int, length: int) -> int:
     """Returns the ranges into which `rows` contexts of `length` are cut, at most."""
-    ranges = rows * kv_heads * -(-length // RANGE)
-    return max(RANGES_EACH * PROCESSORS, ranges)
+    ranges = rows * kv_heads * -(-length // MAX_RANGE_TOKENS)
+    return max(RANGES_PER_PROCESSOR * NUM_PROCESSORS, ranges)
 
 
 @frozen(eq=False, kw_only=True)
@@ -200,51 +204,53 @@ class GQAWeights:
 
 
 def read_gqa(
-    read: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
+    reader: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
 ) -> tuple[GQA, ...]:
     """Returns the attention of each layer, from a config. Raises `ModelConfigError`,
     `UnsupportedModelError`.
     """
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    kv_heads = read.size("num_key_value_heads", heads)
+    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    kv_heads = reader.size("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise read.error(
+        raise reader.error(
             "num_key_value_heads", f"a divisor of num_attention_heads = {heads}"
         )
-    if read.absent("head_dim") and hidden % heads:
-        raise read.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
-    head_dim = read.size("head_dim", hidden // heads)
+    if reader.is_absent("head_dim") and hidden % heads:
+        raise reader.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
+    head_dim = reader.size("head_dim", hidden // heads)
     if head_dim % 2:
-        raise read.error(
+        raise reader.error(
             "head_dim", f"even, which {head_dim} is not, as its halves are paired"
         )
     for rope in ropes.values():
-        if rope.turning(head_dim) % 4 and rope.partial != 1:
-            raise read.error("partial_rotary_factor", f"a quarter of {head_dim}, or more")
-    divisor = read.positive(family.score_scale) if family.score_scale else head_dim
-    made = GQA(
+        if rope.rotary_dim(head_dim) % 4 and rope.partial != 1:
+            raise reader.error(
+                "partial_rotary_factor", f"a quarter of {head_dim}, or more"
+            )
+    divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
+    attention = GQA(
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=divisor**-0.5,
         norms=norms,
-        qk_norm=read.is_set(family.qk_norm),
-        qkv_bias=read.is_set(family.qkv_bias),
-        out_bias=read.is_set(family.out_bias),
+        qk_norm=reader.is_set(family.qk_norm),
+        qkv_bias=reader.is_set(family.qkv_bias),
+        out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
     )
     return tuple(
-        evolve(made, window=window, rope=ropes[SLIDING if window else FULL])
-        for window in read_windows(read, family)
+        evolve(attention, window=window, rope=ropes[SLIDING if window else FULL])
+        for window in read_windows(reader, family)
     )
 
 
-def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
+def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
 
-    def norm(size: int, wanted: bool) -> Norm | None:
-        return make.norm(size, sizes.norms) if wanted else None
+    def norm(size: int, exists: bool) -> Norm | None:
+        return make.norm(size, sizes.norms) if exists else None
 
     return GQAWeights(
         norm=make.norm(sizes.hidden_size, sizes.norms),
@@ -259,39 +265,41 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     )
 
 
-def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+def gqa_parts(
+    sizes: GQA, weights: GQAWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
-    for part in (
-        *weight_parts(sizes.qkv, weights.qkv, files),
+    for weight_part in (
+        *weight_parts(sizes.qkv, weights.qkv, form),
         *bias_parts(sizes.qkv, weights.qkv),
     ):
-        of_values = part.name.startswith("self_attn.v_proj")
-        yield part if of_values else _ordered(part, order)
+        of_values = weight_part.name.startswith("self_attn.v_proj")
+        yield weight_part if of_values else _ordered(weight_part, order)
     if heads.q_norm is not None:
         yield _ordered(norm_part("self_attn.q_norm", heads.q_norm, norms), order)
     if heads.k_norm is not None:
         yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
     if heads.sinks is not None:
-        yield Part("self_attn.sinks", heads.sinks)
-    yield from weight_parts(sizes.out, weights.out, files)
+        yield WeightPart("self_attn.sinks", heads.sinks)
+    yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, norms)
 
 
-def _ordered(part: Part, order: list[int] | None) -> Part:
+def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:
     """Returns a part of queries or keys, the dimensions of its heads in `order`."""
     if order is None:
-        return part
+        return weight_part
 
     def ordered(stored: "Tensor") -> "Tensor":
         by_head = stored.reshape(-1, len(order), *stored.shape[1:])
         return by_head[:, order].reshape(stored.shape)
 
-    return part.then(ordered)
+    return weight_part.rearranged(ordered)
 
 
 def attend_gqa(
@@ -305,9 +313,9 @@ def attend_gqa(
     tokens `keep`, or of all.
     """
     qkv = norm_linear(hidden, weights.norm, weights.qkv)
-    mixed = step.cache.mix(step.batch, index, qkv, weights.heads)
+    attended = step.cache.mix(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
-        hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
-    add_product(hidden, mixed, weights.out, step.ranks, weights.after)
+        hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    add_product(hidden, attended, weights.out, step.communicator, weights.after)
     return hidden

@@ -29,8 +29,8 @@ from minfer.effects.models.architecture.gqa import (
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     unquantized,
 )
 from minfer.effects.models.architecture.mla import (
@@ -51,13 +51,13 @@ from minfer.effects.models.architecture.moe import (
     read_moe,
 )
 from minfer.effects.models.architecture.products import prepared
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
-from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
+from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,9 +75,11 @@ class Layer:
     attention: Attention
     feed_forward: FeedForward
 
-    def for_rank(self, place: Place) -> "Layer":
+    def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
-        return Layer(self.attention.for_rank(place), self.feed_forward.for_rank(place))
+        return Layer(
+            self.attention.for_rank(rank_info), self.feed_forward.for_rank(rank_info)
+        )
 
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
@@ -123,59 +125,61 @@ def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
     members: dict[Attention, list[int]] = {}
     for index, layer in enumerate(layers):
         members.setdefault(layer.attention, []).append(index)
-    return tuple(LayerGroup(kind, tuple(found)) for kind, found in members.items())
+    return tuple(
+        LayerGroup(attention, tuple(indices)) for attention, indices in members.items()
+    )
 
 
 def read_layers(
-    read: ConfigReader, family: Family, norms: NormRule
+    reader: ConfigReader, family: Family, norms: NormRule
 ) -> tuple[tuple[Layer, ...], int]:
     """Returns the layers that a config describes, and the context in tokens. Raises
     `ModelConfigError` and `UnsupportedModelError`.
     """
     ropes, context = parse_ropes(
-        read, by_kind=family.ropes_by_kind, partial=family.partial_rotary
+        reader, by_kind=family.ropes_by_kind, partial=family.partial_rotary
     )
     attentions: tuple[Attention, ...]
     match family.attention:
         case "gqa":
-            attentions = read_gqa(read, family, norms, ropes)
+            attentions = read_gqa(reader, family, norms, ropes)
         case "mla":
-            attentions = read_mla(read, family, norms, ropes[FULL])
-    feed_forwards = _feed_forwards(read, family, norms, len(attentions))
+            attentions = read_mla(reader, family, norms, ropes[FULL])
+    feed_forwards = _feed_forwards(reader, family, norms, len(attentions))
     return tuple(map(Layer, attentions, feed_forwards)), context
 
 
 def _feed_forwards(
-    read: ConfigReader, family: Family, norms: NormRule, layers: int
+    reader: ConfigReader, family: Family, norms: NormRule, layers: int
 ) -> list[FeedForward]:
     """Returns the feed-forward of each layer."""
     keys = family.experts
     if keys is None:
-        return [read_dense(read, family, norms)] * layers
-    first = read.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    every = read.size("decoder_sparse_step", 1)
-    dense = {*read.ids("mlp_only_layers"), *range(first)}
-    dense |= {i for i in range(layers) if (i + 1) % every}
-    if keys.layer_types and not read.absent(keys.layer_types):
-        dense = _dense_layers(read, keys.layer_types, layers)
-    sparse = read_moe(read, family, keys, norms)
-    plain = read_dense(read, family, norms) if dense & {*range(layers)} else None
+        return [read_dense(reader, family, norms)] * layers
+    num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
+    sparse_step = reader.size("decoder_sparse_step", 1)
+    dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
+    dense |= {i for i in range(layers) if (i + 1) % sparse_step}
+    if keys.layer_types and not reader.is_absent(keys.layer_types):
+        dense = _dense_layers(reader, keys.layer_types, layers)
+    sparse = read_moe(reader, family, keys, norms)
+    plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
     return [sparse if i not in dense or plain is None else plain for i in range(layers)]
 
 
-def _dense_layers(read: ConfigReader, key: str, layers: int) -> set[int]:
+def _dense_layers(reader: ConfigReader, key: str, layers: int) -> set[int]:
     """Returns the layers that a list calls dense, the others being sparse. Raises
     `ModelConfigError`.
     """
-    kinds = read.config[key]
+    kinds = reader.config[key]
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise read.error(key, f"null or a list of num_hidden_layers = {layers}")
+        raise reader.error(key, f"null or a list of num_hidden_layers = {layers}")
     if any(kind not in ("dense", "sparse") for kind in kinds):
-        raise read.error(key, "a list of 'dense' and 'sparse'")
+        raise reader.error(key, "a list of 'dense' and 'sparse'")
     return {i for i, kind in enumerate(kinds) if kind == "dense"}
 
 
-def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
+def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
     """Returns uninitialised weights of a layer."""
     attention: AttentionWeights
     feed_forward: FeedForwardWeights
@@ -193,19 +197,19 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 
 
 def layer_parts(
-    layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+    layer: Layer, weights: LayerWeights, form: CheckpointForm = PLAIN_FORM
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     match layer.attention, weights.attention:
-        case GQA() as gqa, GQAWeights() as of_gqa:
-            yield from gqa_parts(gqa, of_gqa, files)
-        case MLA() as mla, MLAWeights() as of_mla:
-            yield from mla_parts(mla, of_mla, files)
+        case GQA() as gqa, GQAWeights() as gqa_weights:
+            yield from gqa_parts(gqa, gqa_weights, form)
+        case MLA() as mla, MLAWeights() as mla_weights:
+            yield from mla_parts(mla, mla_weights, form)
     match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as of_dense:
-            yield from dense_parts(dense, of_dense, files)
-        case MoE() as moe, MoEWeights() as of_moe:
-            yield from moe_parts(moe, of_moe, files)
+        case Dense() as dense, DenseWeights() as dense_weights:
+            yield from dense_parts(dense, dense_weights, form)
+        case MoE() as moe, MoEWeights() as moe_weights:
+            yield from moe_parts(moe, moe_weights, form)
 
 
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
@@ -213,20 +217,22 @@ def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
     MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
     parts of it, and quantized matrices as their kernels store them.
     """
-    found: LayerWeights = _finished(weights, dtype)
-    return found
+    layer_weights: LayerWeights = _finished(weights, dtype)
+    return layer_weights
 
 
 def _finished(node: Any, dtype: str) -> Any:
     """Returns a part of a layer's weights, finished."""
     if isinstance(node, Linear):
         return prepared(node)
-    if not has(type(node)) or isinstance(node, Norm | Router):
+    if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
     if isinstance(node, LatentWeights):
         return evolve(node, expansion=unquantized(node.expansion, dtype))
-    inner = {one.name: getattr(node, one.name) for one in fields(type(node))}
-    return evolve(node, **{key: _finished(one, dtype) for key, one in inner.items()})
+    inner = {
+        attribute.name: getattr(node, attribute.name) for attribute in fields(type(node))
+    }
+    return evolve(node, **{key: _finished(value, dtype) for key, value in inner.items()})
 
 
 def attend(
@@ -240,16 +246,16 @@ def attend(
     added: of the tokens `keep` alone, or of all.
     """
     match weights.attention:
-        case GQAWeights() as of_gqa:
-            return attend_gqa(of_gqa, hidden, index, step, keep)
-        case MLAWeights() as of_mla:
-            return attend_mla(of_mla, hidden, index, step, keep)
+        case GQAWeights() as gqa_weights:
+            return attend_gqa(gqa_weights, hidden, index, step, keep)
+        case MLAWeights() as mla_weights:
+            return attend_mla(mla_weights, hidden, index, step, keep)
 
 
 def feed(layer: Layer, weights: LayerWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the feed-forward of `hidden` [tokens, hidden] to it."""
     match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as of_dense:
-            feed_dense(dense, of_dense, hidden, step)
-        case MoE() as moe, MoEWeights() as of_moe:
-            feed_moe(moe, of_moe, hidden, step)
+        case Dense() as dense, DenseWeights() as dense_weights:
+            feed_dense(dense, dense_weights, hidden, step)
+        case MoE() as moe, MoEWeights() as moe_weights:
+            feed_moe(moe, moe_weights, hidden, step)

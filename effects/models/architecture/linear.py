@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.quantization import (
-    PLAIN_FILES,
-    Files,
+    PLAIN_FORM,
+    CheckpointForm,
     Quantization,
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Elements: about where a matrix does not fit the CPU's own cache any more.
-BY_COLUMN: Final = 1 << 22
+MIN_BY_COLUMN_ELEMENTS: Final = 1 << 22
 
 
 @frozen
@@ -48,11 +48,11 @@ class LinearSizes:
     inputs: int
     shard: Shard
     bias: bool = False
-    experts: int = 0  # matrices of so many experts, one leaf; 0: a matrix of its own
+    experts: int = 0  # whose matrices are one leaf; 0: it is not of experts
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
 
-    def under(self, prefix: str) -> "LinearSizes":
+    def with_prefix(self, prefix: str) -> "LinearSizes":
         """Returns the same sizes, the names behind a prefix."""
         return evolve(self, names=tuple(prefix + name for name in self.names))
 
@@ -95,7 +95,7 @@ class NormRule:
 
 
 @frozen
-class Maker:
+class WeightMaker:
     """Makes the uninitialised tensors of a layer, in the activations' dtype but for
     quantized matrices.
     """
@@ -111,16 +111,16 @@ class Maker:
         scheme, rows = self.scheme(sizes), sum(sizes.outputs)
         count = (sizes.experts,) if sizes.experts else ()
         bias = self.tensor(*count, rows) if sizes.bias else None
-        made = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
+        make_leaf = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
         if scheme.is_plain:
-            return made(weight=self.matrix(*count, rows, sizes.inputs))
+            return make_leaf(weight=self.matrix(*count, rows, sizes.inputs))
         groups = scheme.groups(sizes.inputs)
         scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
         zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
         stored = self.tensor(
             *count, rows, sizes.inputs // scheme.numbers, dtype=scheme.storage
         )
-        return made(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
+        return make_leaf(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
 
     def scheme(self, sizes: LinearSizes) -> Scheme:
         """Returns the scheme of all the matrices that are fused in one. Raises
@@ -132,32 +132,32 @@ class Maker:
         if sizes.plain and self.quantization.at_load:
             return PLAIN
         names = sizes.names[:1] if sizes.experts else sizes.names
-        first, *others = (self.prefix + name for name in names)
-        found = self.quantization.scheme_of(first)
-        for name in others:
-            if self.quantization.scheme_of(name) != found:
+        first, *other_names = (self.prefix + name for name in names)
+        scheme = self.quantization.scheme_of(first)
+        for name in other_names:
+            if self.quantization.scheme_of(name) != scheme:
                 raise UnsupportedModelError(
                     f"of {first} and {name}, which are one matrix here, only one is "
                     f"quantized, or has scales; use a checkpoint in which both are, or "
                     f"neither"
                 )
-        if self.ranks > 1 and found.bits == 8 and found.group:
-            self._check_blocks(sizes, found.group)
-        if found.bits == 4 and sizes.inputs % found.group:
+        if self.ranks > 1 and scheme.bits == 8 and scheme.group:
+            self._check_blocks(sizes, scheme.group)
+        if scheme.bits == 4 and sizes.inputs % scheme.group:
             raise UnsupportedModelError(
-                f"{first}: groups of {found.group} do not divide its {sizes.inputs} "
+                f"{first}: groups of {scheme.group} do not divide its {sizes.inputs} "
                 f"inputs; choose smaller groups, or 8 bits"
             )
-        return found
+        return scheme
 
-    def _check_blocks(self, sizes: LinearSizes, size: int) -> None:
+    def _check_blocks(self, sizes: LinearSizes, block_size: int) -> None:
         """Refuse blocks of a scale each that ranks would have to divide."""
-        if any(one % size for one in (*sizes.outputs, sizes.inputs)):
+        if any(dimension % block_size for dimension in (*sizes.outputs, sizes.inputs)):
             raise UnsupportedModelError(
                 f"{self.prefix}{sizes.names[0]}: {self.ranks} ranks would have "
                 f"{sizes.outputs[0]} of its outputs and {sizes.inputs} inputs, which "
-                f"blocks of {size} by {size} with one scale do not divide; use fewer "
-                f"(tensor_parallel_size)"
+                f"blocks of {block_size} by {block_size} with one scale do not divide; "
+                f"use fewer (tensor_parallel_size)"
             )
 
     def matrix(self, *shape: int) -> "Tensor":
@@ -170,11 +170,11 @@ class Maker:
         import torch
 
         *count, rows, columns = shape
-        kind, place = torch_dtype(self.dtype), torch.device(self.device)
-        turned = place.type == "cpu" and kind is torch.float32 and rows > columns
-        if turned and math.prod(shape) >= BY_COLUMN:
+        kind, device = torch_dtype(self.dtype), torch.device(self.device)
+        by_column = device.type == "cpu" and kind is torch.float32 and rows > columns
+        if by_column and math.prod(shape) >= MIN_BY_COLUMN_ELEMENTS:
             return torch.empty((*count, columns, rows), dtype=kind).mT
-        return torch.empty(shape, dtype=kind, device=place)
+        return torch.empty(shape, dtype=kind, device=device)
 
     def vector(self, size: int, dtype: str | None = None) -> "Tensor":
         """Returns [size] in `dtype`, or the activations'."""
@@ -193,22 +193,22 @@ class Maker:
 
 
 def weight_parts(
-    sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
-    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
-    their places.
+    sizes: LinearSizes, linear: Linear, form: CheckpointForm = PLAIN_FORM
+) -> Iterator[WeightPart]:
+    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them,
+    with their targets.
     """
-    for name, part in zip(sizes.names, linear.pieces(), strict=True):
-        yield from matrix_parts(name, part, files)
+    for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
+        yield from matrix_parts(name, matrix, form)
 
 
-def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
+def matrix_parts(name: str, linear: Linear, form: CheckpointForm) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of that name."""
     if linear.scheme.is_plain:
-        yield Part(f"{name}.weight", linear.weight, matrix=name)
+        yield WeightPart(f"{name}.weight", linear.weight, matrix=name)
         return
-    for part in files.format_of(name).parts(name, linear):
-        yield evolve(part, matrix=name, scales=part.place is linear.scales)
+    for weight_part in form.format_of(name).parts(name, linear):
+        yield evolve(weight_part, matrix=name, scales=weight_part.target is linear.scales)
 
 
 def unquantized(linear: Linear, dtype: str) -> Linear:
@@ -221,18 +221,18 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
     return evolve(linear, weight=weight, scheme=PLAIN, scales=None, zeros=None)
 
 
-def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
-    """Yields the bias of each fused matrix, likewise; nothing if there are none."""
+def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
+    """Yields the bias of each fused matrix; nothing if there are none."""
     if linear.bias is not None:
-        for name, part in zip(
+        for name, bias in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
-            yield Part(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
+            yield WeightPart(f"{name}.bias", bias, on_one_rank=sizes.shard is Shard.ROW)
 
 
-def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
-    """Returns the place of a norm's factors."""
-    return Part(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
+def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:
+    """Returns the tensor of a norm's factors."""
+    return WeightPart(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
 
 
 def _plus_one(stored: "Tensor") -> "Tensor":

@@ -27,20 +27,20 @@ from minfer.effects.models.architecture.gqa import partial_ranges
 from minfer.effects.models.architecture.kv_format import KvLayout
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 LATENT_NORMS = NormRule(1e-6)  # of latents, whatever the config says
 # Bytes of expanded keys and values at once on a GPU, at most, unless those of a step's
 # own tokens are more for one head.
-EXPANDED: Final = 1 << 27
+MAX_EXPANDED_BYTES: Final = 1 << 27
 
 
 @frozen
-class Pieces:
-    """How latents are expanded on a GPU: so many at once, for some heads at a time."""
+class LatentPieces:
+    """How latents are expanded on a GPU: some tokens and some heads at a time."""
 
     heads: int
     tokens: int  # of the history; the step's own tokens are one piece
@@ -80,9 +80,9 @@ class MLA:
     window: None = None
     sink_tokens: int = 0
 
-    def for_rank(self, place: Place) -> "MLA":
+    def for_rank(self, rank_info: RankInfo) -> "MLA":
         """Returns the sizes of one rank's heads. Raises `UnsupportedModelError`."""
-        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        heads = rank_info.share(self.heads, "attention heads (num_attention_heads)")
         return evolve(self, heads=heads)
 
     @property
@@ -158,11 +158,11 @@ class MLA:
     @property
     def parameters(self) -> int:
         """Elements of all weights, norms and biases included."""
-        ranks = self.rank + (self.query_rank or 0)
+        latent_norms = self.rank + (self.query_rank or 0)
         biases = self.latent_dim + (self.query_rank or 0) if self.bias else 0
         out = self.hidden_size * (1 + self.norms.after + self.out_bias)
-        matrices = sum(one.matrix_elements for one in self.matrices)
-        return matrices + ranks + biases + out
+        matrices = sum(matrix.matrix_elements for matrix in self.matrices)
+        return matrices + latent_norms + biases + out
 
     @property
     def float32_elements(self) -> int:
@@ -198,20 +198,20 @@ class MLA:
         """Elements of a token at attention's widest place on a GPU."""
         return self.heads * (self.query_dim + self.latent_dim + 2 * self.rank)
 
-    def pieces(self, tokens: int, element: int) -> Pieces:
-        """Returns the pieces for a step of so many prefill tokens, whose numbers have
+    def pieces(self, tokens: int, element: int) -> LatentPieces:
+        """Returns the pieces for a step of `tokens` prefill tokens, whose numbers have
         `element` bytes.
         """
-        head = (self.plain_dim + self.value_dim) * element
-        copied = self.query_dim * element  # keys of a head, for flash-attn
-        most = min(self.heads, max(1, EXPANDED // (tokens * head)))
-        heads = ceil(self.heads / ceil(self.heads / most))
-        size = max(1, EXPANDED // (heads * head))
-        expanded = max(size, tokens) * heads * (head + copied)
+        head_bytes = (self.plain_dim + self.value_dim) * element
+        copied_bytes = self.query_dim * element  # keys of a head, for flash-attn
+        max_heads = min(self.heads, max(1, MAX_EXPANDED_BYTES // (tokens * head_bytes)))
+        heads = ceil(self.heads / ceil(self.heads / max_heads))
+        size = max(1, MAX_EXPANDED_BYTES // (heads * head_bytes))
+        expanded = max(size, tokens) * heads * (head_bytes + copied_bytes)
         latents = (size + tokens) * self.latent_dim * element
         # A piece's result, and the merged one in float32; their sums of exponentials.
         results = tokens * heads * (self.value_dim * (element + 4) + 3 * 4)
-        return Pieces(heads, size, expanded + latents + results)
+        return LatentPieces(heads, size, expanded + latents + results)
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of partial results on a GPU, as for grouped-query attention
@@ -234,33 +234,33 @@ class MLAWeights:
 
 
 def read_mla(
-    read: ConfigReader, family: Family, norms: NormRule, rope: Rope
+    reader: ConfigReader, family: Family, norms: NormRule, rope: Rope
 ) -> tuple[MLA, ...]:
     """Returns the attention of each layer, from a config. Raises `ModelConfigError`."""
-    rope_dim = read.size("qk_rope_head_dim")
+    rope_dim = reader.size("qk_rope_head_dim")
     if rope_dim % 2:
-        raise read.error("qk_rope_head_dim", "even, as its halves are paired")
-    plain_dim = read.size("qk_nope_head_dim")
-    interleaved = read.absent("rope_interleave") or read.flag("rope_interleave")
-    rank = None if read.absent("q_lora_rank") else read.size("q_lora_rank")
-    made = MLA(
-        hidden_size=read.size("hidden_size"),
-        heads=read.size("num_attention_heads"),
+        raise reader.error("qk_rope_head_dim", "even, as its halves are paired")
+    plain_dim = reader.size("qk_nope_head_dim")
+    interleaved = reader.is_absent("rope_interleave") or reader.flag("rope_interleave")
+    rank = None if reader.is_absent("q_lora_rank") else reader.size("q_lora_rank")
+    attention = MLA(
+        hidden_size=reader.size("hidden_size"),
+        heads=reader.size("num_attention_heads"),
         query_rank=rank,
-        rank=read.size("kv_lora_rank"),
+        rank=reader.size("kv_lora_rank"),
         plain_dim=plain_dim,
         rope_dim=rope_dim,
-        value_dim=read.size("v_head_dim"),
+        value_dim=reader.size("v_head_dim"),
         rope=evolve(rope, interleaved=interleaved),
-        scale=(plain_dim + rope_dim) ** -0.5 * softmax_factor(read),
+        scale=(plain_dim + rope_dim) ** -0.5 * softmax_factor(reader),
         norms=norms,
-        bias=read.is_set(family.qkv_bias),
-        out_bias=read.is_set(family.out_bias),
+        bias=reader.is_set(family.qkv_bias),
+        out_bias=reader.is_set(family.out_bias),
     )
-    return (made,) * read.size("num_hidden_layers")
+    return (attention,) * reader.size("num_hidden_layers")
 
 
-def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
+def empty_mla(sizes: MLA, make: WeightMaker) -> MLAWeights:
     """Returns uninitialised weights of these sizes."""
     rank, inputs = sizes.query_rank, make.linear(sizes.inputs)
     if sizes.bias:
@@ -279,30 +279,36 @@ def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
     )
 
 
-def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
-    of_queries = _turn_last(sizes, sizes.query_dim)
-    of_latents = _turn_last(sizes, sizes.latent_dim)
+def mla_parts(
+    sizes: MLA, weights: MLAWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
+    order_queries = _turn_last(sizes, sizes.query_dim)
+    order_latents = _turn_last(sizes, sizes.latent_dim)
     yield norm_part("input_layernorm", weights.norm, sizes.norms)
-    own = sizes.query_rank is None
+    has_query_latents = sizes.query_rank is not None
     query_name, _ = sizes.inputs.names
-    for part in weight_parts(sizes.inputs, weights.inputs, files):
-        if part.matrix != query_name:
-            yield part.then(of_latents)
+    for weight_part in weight_parts(sizes.inputs, weights.inputs, form):
+        if weight_part.matrix != query_name:
+            yield weight_part.rearranged(order_latents)
         else:
-            yield part.then(of_queries) if own else part
+            yield (
+                weight_part
+                if has_query_latents
+                else weight_part.rearranged(order_queries)
+            )
     if weights.inputs.bias is not None:
         query, latent = bias_parts(sizes.inputs, weights.inputs)
-        if not own:  # queries themselves have none
+        if has_query_latents:  # queries themselves have none
             yield query
-        yield latent.then(of_latents)
+        yield latent.rearranged(order_latents)
     if weights.query_norm is not None and weights.queries is not None:
         yield norm_part("self_attn.q_a_layernorm", weights.query_norm, LATENT_NORMS)
-        for part in weight_parts(sizes.queries, weights.queries, files):
-            yield part.then(of_queries)
+        for weight_part in weight_parts(sizes.queries, weights.queries, form):
+            yield weight_part.rearranged(order_queries)
     yield norm_part("self_attn.kv_a_layernorm", weights.latents.norm, LATENT_NORMS)
-    yield from weight_parts(sizes.expansion, weights.latents.expansion, files)
-    yield from weight_parts(sizes.out, weights.out, files)
+    yield from weight_parts(sizes.expansion, weights.latents.expansion, form)
+    yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, sizes.norms)
@@ -316,11 +322,11 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
     if order is None:
         return None
     plain = width - sizes.rope_dim
-    lines = [*range(plain), *(plain + one for one in order)]
+    dimensions = [*range(plain), *(plain + dimension for dimension in order)]
 
     def arrange(stored: "Tensor") -> "Tensor":
         by_vector = stored.reshape(-1, width, *stored.shape[1:])
-        return by_vector[:, lines].reshape(stored.shape)
+        return by_vector[:, dimensions].reshape(stored.shape)
 
     return arrange
 
@@ -335,12 +341,12 @@ def attend_mla(
     """Returns the residual stream with the attention of layer `index` added: of the
     tokens `keep`, or of all.
     """
-    both = norm_linear(hidden, weights.norm, weights.inputs)
-    query, latent = both.split_with_sizes(weights.inputs.parts, 1)
+    products = norm_linear(hidden, weights.norm, weights.inputs)
+    query, latent = products.split_with_sizes(weights.inputs.parts, 1)
     if weights.query_norm is not None and weights.queries is not None:
         query = norm_linear(query.contiguous(), weights.query_norm, weights.queries)
-    mixed = step.cache.mix_latent(step.batch, index, query, latent, weights.latents)
+    attended = step.cache.mix_latent(step.batch, index, query, latent, weights.latents)
     if keep is not None:
-        hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
-    add_product(hidden, mixed, weights.out, step.ranks, weights.after)
+        hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    add_product(hidden, attended, weights.out, step.communicator, weights.after)
     return hidden

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.models.architecture.batch import Batch, Scored, Tap
+from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layers import attend, feed
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.ranks import ALONE, Ends, Ranks, whole_logits
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
 
@@ -34,8 +34,8 @@ def forward(
     weights: Weights,
     batch: Batch,
     cache: PagedCache,
-    ranks: Ranks = ALONE,
-    ends: Ends | None = None,
+    communicator: Communicator = SINGLE_RANK,
+    stage_io: StageIO | None = None,
 ) -> Tensor:
     """Run one packed step and write its keys and values into `cache`.
 
@@ -44,50 +44,55 @@ def forward(
     are no rows if nothing is sampled. The states of `batch.tap` are put there, computed
     in plain torch on every device; `batch.scored` gets whole logits. Token ids must be
     inside the vocabulary, positions inside the cache's rotary table (on the CPU,
-    IndexError otherwise). `ranks` run this at once, each with the weights that
+    IndexError otherwise). All ranks run this at once, each with the weights that
     `spec.for_rank` describes; those of a stage before the last send the states of all
-    tokens to the next, and return no rows. `ends` are the stage's; None: the ranks
-    themselves.
+    tokens to the next, and return no rows. `stage_io` receives and sends these states;
+    None: `communicator` does.
     """
-    ends = ranks if ends is None else ends
-    last, picked = len(spec.layers) - 1, _picked(batch)
+    stage_io = communicator if stage_io is None else stage_io
+    last, picked = len(spec.layers) - 1, _picked_tokens(batch)
     with torch.inference_mode():
-        hidden = _entered(spec, weights, batch.tokens, ranks, ends)  # [tokens, hidden]
-        step = ModelStep(batch, cache, ranks, batch.real)
-        for index, (layer, its) in enumerate(
+        # [tokens, hidden]
+        hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
+        step = ModelStep(batch, cache, communicator, batch.real)
+        for index, (layer, layer_weights) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
         ):
             # The last layer continues with fewer tokens.
-            keep = picked if index == last and spec.place.is_last_stage else None
-            hidden = attend(its, hidden, index, step, keep)
+            keep = picked if index == last and spec.rank_info.is_last_stage else None
+            hidden = attend(layer_weights, hidden, index, step, keep)
             if keep is not None and step.real is not None:
                 step = evolve(step, real=step.real.index_select(0, keep))
-            feed(layer, its, hidden, step)
-        if not spec.place.is_last_stage:
-            ends.send(hidden)
+            feed(layer, layer_weights, hidden, step)
+        if not spec.rank_info.is_last_stage:
+            stage_io.send(hidden)
             return hidden[:0]
         if batch.scored is not None:
-            hidden = _scored(spec, batch.scored, hidden, weights, ranks)
+            hidden = _score_tokens(spec, batch.scored, hidden, weights, communicator)
         if batch.tap is not None:
-            hidden = _tapped(batch.tap, hidden, weights.norm)
+            hidden = _copy_tapped_states(batch.tap, hidden, weights.norm)
         return norm_linear(hidden, weights.norm, weights.lm_head)
 
 
-def _entered(
-    spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Ranks, ends: Ends
+def _enter_stage(
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    communicator: Communicator,
+    stage_io: StageIO,
 ) -> Tensor:
     """Returns what the first of this rank's layers gets: the embeddings of tokens, or
     what the stage before sent.
     """
-    if not spec.place.is_first_stage:
-        return ends.receive(len(tokens))
-    if spec.place.has_whole_matrices:
+    if not spec.rank_info.is_first_stage:
+        return stage_io.receive(len(tokens))
+    if spec.rank_info.has_whole_matrices:
         return _scaled(spec, F.embedding(tokens, weights.embed))
     # Of tokens whose embeddings other ranks have, the part of the sum is zero.
     first, count = spec.vocab_rows.start, len(spec.vocab_rows)
-    own = (tokens >= first) & (tokens < first + count)
+    is_own_token = (tokens >= first) & (tokens < first + count)
     hidden = F.embedding((tokens - first).clamp(0, count - 1), weights.embed)
-    return _scaled(spec, ranks.sum(hidden.mul_(own[:, None])))
+    return _scaled(spec, communicator.sum(hidden.mul_(is_own_token[:, None])))
 
 
 def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
@@ -98,35 +103,41 @@ def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _picked(batch: Batch) -> Tensor | None:
+def _picked_tokens(batch: Batch) -> Tensor | None:
     """Returns the tokens that the last layer continues with: sampled ones, then tapped
     ones, then scored ones; None: every token.
     """
     sample = batch.sample
-    more = [one.tokens for one in (batch.tap, batch.scored) if one is not None]
-    if not more:
+    further = [
+        request.tokens for request in (batch.tap, batch.scored) if request is not None
+    ]
+    if not further:
         return sample
     if sample is None:
         sample = torch.arange(len(batch.tokens), device=batch.tokens.device)
-    return torch.cat((sample.to(more[0].dtype), *more))
+    return torch.cat((sample.to(further[0].dtype), *further))
 
 
-def _scored(
-    spec: ModelSpec, scored: Scored, hidden: Tensor, weights: Weights, ranks: Ranks
+def _score_tokens(
+    spec: ModelSpec,
+    scored: ChunkedLogits,
+    hidden: Tensor,
+    weights: Weights,
+    communicator: Communicator,
 ) -> Tensor:
     """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.
     """
-    others = len(hidden) - len(scored.tokens)
-    own = hidden[others:]
+    num_others = len(hidden) - len(scored.tokens)
+    scored_hidden = hidden[num_others:]
     for span in scored.spans():
-        part = norm_linear(own[span], weights.norm, weights.lm_head)
-        scored.take(span.start, whole_logits(part, spec.vocab_size, ranks))
-    return hidden[:others]
+        logits = norm_linear(scored_hidden[span], weights.norm, weights.lm_head)
+        scored.take(span.start, whole_logits(logits, spec.vocab_size, communicator))
+    return hidden[:num_others]
 
 
-def _tapped(tap: Tap, hidden: Tensor, norm: Norm) -> Tensor:
+def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:
     """Write the states of tapped tokens, which come last; returns the others'."""
-    others = len(hidden) - len(tap.tokens)
-    tap.states.copy_(rms_norm(hidden[others:], norm))
-    return hidden[:others]
+    num_others = len(hidden) - len(tap.tokens)
+    tap.states.copy_(rms_norm(hidden[num_others:], norm))
+    return hidden[:num_others]

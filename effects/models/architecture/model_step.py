@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from minfer.effects.models.architecture.cache import PagedCache
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ class ModelStep:
 
     batch: "Batch"
     cache: PagedCache
-    ranks: Ranks  # that run it at once, each with its part of the split matrices
+    communicator: Communicator  # of the ranks that run it, each with its part
     # [tokens] bool: False for padding, which is sent to no expert; None: there is none,
     # or there are no experts
     real: "Tensor | None" = None

@@ -27,8 +27,8 @@ from minfer.effects.models.architecture.dense import (
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     matrix_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -41,17 +41,17 @@ from minfer.effects.models.architecture.products import (
     normalise,
     route,
 )
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import ExpertKeys, Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import ALONE, Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import SINGLE_RANK, RankInfo
 from minfer.kernels.leaves import (
     Activation,
+    ExpertRouter,
     Experts,
     Linear,
     Norm,
-    Router,
     RoutingRule,
     Shard,
 )
@@ -73,24 +73,26 @@ class MoE:
     norms: NormRule
     shared: Dense | None  # the shared experts, as one
     # Of the experts, those that this rank has; None: all of them.
-    own: range | None = None
+    rank_experts: range | None = None
 
-    def for_rank(self, place: Place) -> "MoE":
+    def for_rank(self, rank_info: RankInfo) -> "MoE":
         """Returns the sizes of one rank's part: some of the experts, or of each some
         channels; of shared ones always the latter. Raises `UnsupportedModelError`.
         """
-        shared = None if self.shared is None else self.shared.for_rank(place)
-        if not place.parallel.by_expert:
-            inter = place.share(self.intermediate_size, "channels of an expert")
+        shared = None if self.shared is None else self.shared.for_rank(rank_info)
+        if not rank_info.parallel.by_expert:
+            inter = rank_info.share(self.intermediate_size, "channels of an expert")
             return evolve(self, intermediate_size=inter, shared=shared)
-        count = place.share(self.experts, "experts")
-        own = range(place.part * count, (place.part + 1) * count)
-        return evolve(self, own=own, shared=shared)
+        count = rank_info.share(self.experts, "experts")
+        rank_experts = range(
+            rank_info.tensor_rank * count, (rank_info.tensor_rank + 1) * count
+        )
+        return evolve(self, rank_experts=rank_experts, shared=shared)
 
     @property
-    def held(self) -> int:
+    def num_rank_experts(self) -> int:
         """How many experts this rank has."""
-        return self.experts if self.own is None else len(self.own)
+        return self.experts if self.rank_experts is None else len(self.rank_experts)
 
     @property
     def largest_matrix(self) -> int:
@@ -106,8 +108,8 @@ class MoE:
     @property
     def router_elements(self) -> int:
         """Elements of the router, and of the gate of shared experts."""
-        own = self.experts * (self.keys.bias + self.keys.correction)
-        return self.hidden_size * (self.experts + self.keys.shared_gate) + own
+        biases = self.experts * (self.keys.bias + self.keys.correction)
+        return self.hidden_size * (self.experts + self.keys.shared_gate) + biases
 
     @property
     def gate_up(self) -> LinearSizes:
@@ -119,7 +121,7 @@ class MoE:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.keys.bias,
-            experts=self.held,
+            experts=self.num_rank_experts,
         )
 
     @property
@@ -131,7 +133,7 @@ class MoE:
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.keys.bias,
-            experts=self.held,
+            experts=self.num_rank_experts,
         )
 
     @property
@@ -143,7 +145,7 @@ class MoE:
     @property
     def parameters(self) -> int:
         """Elements of all weights, the norms included."""
-        return self._parameters(self.held)
+        return self._parameters(self.num_rank_experts)
 
     @property
     def float32_elements(self) -> int:
@@ -155,26 +157,26 @@ class MoE:
     @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
-        return self._parameters(min(self.rule.top_k, self.held))
+        return self._parameters(min(self.rule.top_k, self.num_rank_experts))
 
     def _parameters(self, experts: int) -> int:
-        """Elements of the weights, with so many experts."""
+        """Returns the elements of the weights, with this number of experts."""
         bias = (2 * self.intermediate_size + self.hidden_size) * self.keys.bias
-        own = experts * (self.expert_elements + bias)
+        routed = experts * (self.expert_elements + bias)
         shared = 0
         if self.shared is not None:
             shared = self.shared.gate_up.elements + self.shared.down.elements
         norms = self.hidden_size * (1 + self.norms.after)
-        return own + self.router_elements + shared + norms
+        return routed + self.router_elements + shared + norms
 
     @property
     def activation_elements(self) -> int:
         """Elements that a token keeps at the widest place: in each of its experts gates
         and ups, their product, and a result.
         """
-        own = self.rule.top_k * (3 * self.intermediate_size + self.hidden_size)
+        routed = self.rule.top_k * (3 * self.intermediate_size + self.hidden_size)
         shared = 0 if self.shared is None else self.shared.activation_elements
-        return max(own, shared) + 2 * self.hidden_size + 2 * self.experts
+        return max(routed, shared) + 2 * self.hidden_size + 2 * self.experts
 
 
 @frozen(eq=False, kw_only=True)
@@ -191,90 +193,90 @@ class MoEWeights:
     """The weights of one layer's mixture of experts."""
 
     norm: Norm  # [hidden], of the input
-    router: Router
+    router: ExpertRouter
     experts: Experts
     shared: SharedWeights | None
     after: Norm | None = None  # [hidden], of the result
 
 
 def read_moe(
-    read: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule
+    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule
 ) -> MoE:
     """Returns the mixture of experts of a model, from a config. Raises
     `ModelConfigError`, `UnsupportedModelError`.
     """
-    hidden, inter = read.size("hidden_size"), read.size(keys.inter)
-    count = next((key for key in keys.count if not read.absent(key)), keys.count[0])
+    hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
+    count = next((key for key in keys.count if not reader.is_absent(key)), keys.count[0])
     return MoE(
         hidden_size=hidden,
         intermediate_size=inter,
-        experts=read.size(count),
+        experts=reader.size(count),
         keys=keys,
-        rule=_read_rule(read, keys, count),
+        rule=_read_rule(reader, keys, count),
         activation=family.activation,
         norms=norms,
-        shared=_read_shared(read, family, keys, norms, inter),
+        shared=_read_shared(reader, family, keys, norms, inter),
     )
 
 
 def _read_shared(
-    read: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, inter: int
+    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, inter: int
 ) -> Dense | None:
     """Returns the shared experts as one feed-forward, if there are any."""
-    width = read.size(keys.shared, low=0) if keys.shared else 0
+    width = reader.size(keys.shared, low=0) if keys.shared else 0
     if keys.shared_count:
-        width = inter * read.size(keys.shared_count, 0, low=0)
+        width = inter * reader.size(keys.shared_count, 0, low=0)
     if not width:
         return None
     return Dense(
-        hidden_size=read.size("hidden_size"),
+        hidden_size=reader.size("hidden_size"),
         intermediate_size=width,
         norms=norms,
-        bias=read.is_set(family.mlp_bias),
+        bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
         name=keys.shared_experts,
     )
 
 
-def _read_rule(read: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
+def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
     """Returns how experts are chosen, `count` being the key of their number. Raises
     `ModelConfigError` for what cannot be.
     """
-    experts = read.size(count)
-    top_k = read.size("num_experts_per_tok")
+    experts = reader.size(count)
+    top_k = reader.size("num_experts_per_tok")
     if top_k > experts:
-        raise read.error("num_experts_per_tok", f"at most {count} = {experts}")
-    method = read.config.get("topk_method")
+        raise reader.error("num_experts_per_tok", f"at most {count} = {experts}")
+    method = reader.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
-        what = f"a router with topk_method {method!r} is not supported"
-        raise read.refusal(f"{what}; 'greedy', 'group_limited_greedy', 'noaux_tc' are")
-    if (scores := read.config.get("scoring_func")) not in (None, keys.scores):
-        what = f"a router with scoring_func {scores!r} is not supported for this model"
-        raise read.refusal(f"{what}; {keys.scores!r} is")
-    grouped = method != "greedy" and not read.absent("n_group")
-    groups = read.size("n_group") if grouped else 1
-    kept = read.size("topk_group", 1) if grouped else 1
+        fault = f"a router with topk_method {method!r} is not supported"
+        raise reader.refusal(f"{fault}; 'greedy', 'group_limited_greedy', 'noaux_tc' are")
+    if (scores := reader.config.get("scoring_func")) not in (None, keys.scores):
+        fault = f"a router with scoring_func {scores!r} is not supported for this model"
+        raise reader.refusal(f"{fault}; {keys.scores!r} is")
+    grouped = method != "greedy" and not reader.is_absent("n_group")
+    groups = reader.size("n_group") if grouped else 1
+    kept_groups = reader.size("topk_group", 1) if grouped else 1
     if experts % groups:
-        raise read.error("n_group", f"a divisor of {count} = {experts}")
-    if kept > groups or top_k > kept * (experts // groups):
-        enough = f"num_experts_per_tok = {top_k} of {count} = {experts} are in so many"
-        raise read.error(
-            "topk_group", f"at most n_group = {groups}, and such that {enough}"
+        raise reader.error("n_group", f"a divisor of {count} = {experts}")
+    if kept_groups > groups or top_k > kept_groups * (experts // groups):
+        condition = f"num_experts_per_tok = {top_k} of {count} = {experts} are in so many"
+        raise reader.error(
+            "topk_group", f"at most n_group = {groups}, and such that {condition}"
         )
     if keys.correction and groups > 1 and experts // groups < 2:
-        raise read.error("n_group", "so few that each group has two experts")
+        raise reader.error("n_group", "so few that each group has two experts")
     return RoutingRule(
         top_k=top_k,
         scores=keys.scores,
-        normalise=read.is_set(keys.normalise),
-        scaling=read.positive("routed_scaling_factor", 1.0),
+        normalise=reader.is_set(keys.normalise),
+        scaling=reader.positive("routed_scaling_factor", 1.0),
         groups=groups,
-        kept_groups=kept,
+        kept_groups=kept_groups,
         ranked_by="best_two" if keys.correction else "best",
     )
 
 
-def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
+def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
     """Returns uninitialised weights of these sizes."""
     hidden, count = sizes.hidden_size, sizes.experts
     keys, norms = sizes.keys, sizes.norms
@@ -288,13 +290,13 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
         )
     return MoEWeights(
         norm=make.norm(hidden, norms),
-        router=Router(
+        router=ExpertRouter(
             weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
             bias=make.vector(count) if keys.bias else None,
             correction=make.vector(count, "float32") if keys.correction else None,
             rule=sizes.rule,
-            first=0 if sizes.own is None else sizes.own.start,
-            held=None if sizes.own is None else len(sizes.own),
+            first_local=0 if sizes.rank_experts is None else sizes.rank_experts.start,
+            num_local=None if sizes.rank_experts is None else len(sizes.rank_experts),
         ),
         experts=Experts(
             gate_up=make.linear(sizes.gate_up),
@@ -306,73 +308,86 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
     )
 
 
-def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places: the matrices of
+def moe_parts(
+    sizes: MoE, weights: MoEWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets: the matrices of
     experts one by one, or stacked, those of all experts as one tensor.
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield Part(f"{keys.router}.weight", router.weight)
+    yield WeightPart(f"{keys.router}.weight", router.weight)
     if router.bias is not None:
-        yield Part(f"{keys.router}.bias", router.bias)
+        yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
-        yield Part(f"{keys.router}.e_score_correction_bias", router.correction)
-    expert_parts = _stacked_parts if files.stacked or keys.turned else _single_parts
-    yield from expert_parts(sizes, weights.experts, files)
+        yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
+    expert_parts = _stacked_parts if form.stacked or keys.transposed else _single_parts
+    yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
-        yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, files)
+        yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
         if shared.gate is not None:
-            yield Part(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
+            yield WeightPart(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
 
 
-def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
+def _single_parts(
+    sizes: MoE, experts: Experts, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.matrices
-    for at, i in enumerate(sizes.own or range(sizes.experts)):
-        of_gate, of_up = experts.gate_up.select(at).pieces()
-        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(at)))
-        for name, place in pieces:
-            yield from matrix_parts(f"{sizes.keys.experts}.{i}.{name}", place, files)
+    for index, expert in enumerate(sizes.rank_experts or range(sizes.experts)):
+        of_gate, of_up = experts.gate_up.select(index).pieces()
+        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(index)))
+        for name, leaf in pieces:
+            matrix = f"{sizes.keys.experts}.{expert}.{name}"
+            yield from matrix_parts(matrix, leaf, form)
 
 
-def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
+def _stacked_parts(
+    sizes: MoE, experts: Experts, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
-    alternate = _gates_first if keys.turned else None
-    pair = 1 if keys.turned else 2  # alternating gates and ups are divided as one matrix
-    for name, by, of_first, order, fused in (
-        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate, pair),
+    alternate = _gates_first if keys.transposed else None
+    num_fused = (
+        1 if keys.transposed else 2
+    )  # alternating gates and ups are divided as one matrix
+    for name, leaf, sizes_of, order, fused in (
+        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate, num_fused),
         ("down_proj", experts.down, sizes.down, None, 1),
     ):
         matrix = f"{keys.experts}.{name}"
-        for part in _stack_parts(matrix, by, files, turned=keys.turned):
-            matrix_name = of_first.names[0]
-            yield evolve(part, matrix=matrix_name, fused=fused).then(order)
-        if by.bias is not None:
-            summed = name == "down_proj" and sizes.own is None
-            bias = Part(f"{matrix}_bias", by.bias, fused=fused, once=summed)
-            yield bias.then(order)
+        for weight_part in _stack_parts(matrix, leaf, form, transposed=keys.transposed):
+            matrix_name = sizes_of.names[0]
+            yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
+        if leaf.bias is not None:
+            is_summed = name == "down_proj" and sizes.rank_experts is None
+            bias = WeightPart(
+                f"{matrix}_bias", leaf.bias, fused=fused, on_one_rank=is_summed
+            )
+            yield bias.rearranged(order)
 
 
 def _stack_parts(
-    matrix: str, by: Linear, files: Files, *, turned: bool
-) -> Iterator[Part]:
+    matrix: str, leaf: Linear, form: CheckpointForm, *, transposed: bool
+) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of all experts; those with full numbers may be
     [experts, in, out].
     """
-    if by.scheme.is_plain:
-        found = iter([Part(matrix, by.weight)])
+    if leaf.scheme.is_plain:
+        weight_parts = iter([WeightPart(matrix, leaf.weight)])
     else:
-        found = files.format_of(matrix).expert_parts(matrix, by)
-    for part in found:
-        if turned and part.name == matrix:
-            experts, outputs, inputs = part.shape
-            yield evolve(part, shape=(experts, inputs, outputs), arrange=_turned)
+        weight_parts = form.format_of(matrix).expert_parts(matrix, leaf)
+    for weight_part in weight_parts:
+        if transposed and weight_part.name == matrix:
+            experts, outputs, inputs = weight_part.shape
+            yield evolve(
+                weight_part, shape=(experts, inputs, outputs), arrange=_transposed
+            )
         else:
-            yield evolve(part, scales=part.place is by.scales)
+            yield evolve(weight_part, scales=weight_part.target is leaf.scales)
 
 
-def _turned(stored: "Tensor") -> "Tensor":
+def _transposed(stored: "Tensor") -> "Tensor":
     """Returns [experts, out, in] of [experts, in, out]."""
     return stored.transpose(1, 2)
 
@@ -387,14 +402,16 @@ def _gates_first(stored: "Tensor") -> "Tensor":
 def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
     x = normalise(hidden, weights.norm)
-    alone = step.ranks.place.has_whole_matrices and weights.after is None
-    total = hidden if alone else hidden.new_zeros(hidden.shape)
+    adds_directly = (
+        step.communicator.rank_info.has_whole_matrices and weights.after is None
+    )
+    total = hidden if adds_directly else hidden.new_zeros(hidden.shape)
     choice = route(x, weights.router, step.real)
     add_experts(total, x, weights.experts, choice)
     if weights.shared is not None:
         _add_shared(sizes, weights.shared, total, x)
-    if not alone:
-        add_part(hidden, total, step.ranks, weights.after)
+    if not adds_directly:
+        add_part(hidden, total, step.communicator, weights.after)
 
 
 def _add_shared(sizes: MoE, shared: SharedWeights, total: "Tensor", x: "Tensor") -> None:
@@ -402,4 +419,4 @@ def _add_shared(sizes: MoE, shared: SharedWeights, total: "Tensor", x: "Tensor")
     inner = gated(x, shared.gate_up, sizes.activation)
     if shared.gate is not None:
         inner = inner * linear(x, shared.gate).sigmoid()
-    add_product(total, inner, shared.down, ALONE)
+    add_product(total, inner, shared.down, SINGLE_RANK)

@@ -12,23 +12,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.ranks import Ranks
-from minfer.kernels.leaves import Activation, Choice, Experts, Linear, Norm, Router
+from minfer.effects.models.ranks import Communicator
+from minfer.kernels.leaves import (
+    Activation,
+    ChosenExperts,
+    ExpertRouter,
+    Experts,
+    Linear,
+    Norm,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def norm_linear(x: "Tensor", norm: Norm, by: Linear) -> "Tensor":
+def norm_linear(x: "Tensor", norm: Norm, leaf: Linear) -> "Tensor":
     """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
-    found: Tensor = _kernels(by).norm_linear(x, norm, by)
-    return found
+    product: Tensor = _kernels(leaf).norm_linear(x, norm, leaf)
+    return product
 
 
-def linear(x: "Tensor", by: Linear) -> "Tensor":
+def linear(x: "Tensor", leaf: Linear) -> "Tensor":
     """Returns the product [tokens, outputs] with rows [tokens, inputs]."""
-    found: Tensor = _kernels(by).linear(x, by)
-    return found
+    product: Tensor = _kernels(leaf).linear(x, leaf)
+    return product
 
 
 def feed(
@@ -37,7 +44,7 @@ def feed(
     gate_up: Linear,
     down: Linear,
     activation: Activation,
-    ranks: Ranks,
+    communicator: Communicator,
     after: Norm | None = None,
     *,
     fused: bool,
@@ -47,29 +54,30 @@ def feed(
 
     `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
-    kernels, whole = _kernels(gate_up), ranks.place.has_whole_matrices and after is None
+    kernels = _kernels(gate_up)
+    adds_directly = communicator.rank_info.has_whole_matrices and after is None
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
-        out = residual if whole else residual.new_zeros(residual.shape)
+        out = residual if adds_directly else residual.new_zeros(residual.shape)
         kernels.feed(out, residual, norm, gate_up, down, activation, fused)
-        if not whole:
-            add_part(residual, out, ranks, after)
+        if not adds_directly:
+            add_part(residual, out, communicator, after)
     else:
         inner = kernels.norm_gated(residual, norm, gate_up, activation, fused=fused)
-        add_product(residual, inner, down, ranks, after)
+        add_product(residual, inner, down, communicator, after)
 
 
 def gated(x: "Tensor", gate_up: Linear, activation: Activation) -> "Tensor":
     """Returns activation(gate) * up of rows that are normalised already."""
     kernels = _kernels(gate_up)
-    found: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
-    return found
+    product: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
+    return product
 
 
 def add_product(
     residual: "Tensor",
     x: "Tensor",
-    by: Linear,
-    ranks: Ranks,
+    leaf: Linear,
+    communicator: Communicator,
     after: Norm | None = None,
 ) -> None:
     """Add a product to the residual stream [tokens, outputs], summed over the ranks, and
@@ -78,55 +86,57 @@ def add_product(
     A rank has some of the inputs, so its product is a part of each sum: the parts are
     summed over the ranks, then added. With one rank, the kernel adds the product.
     """
-    if ranks.place.has_whole_matrices and after is None:
-        _kernels(by).linear_add(residual, x, by)
+    if communicator.rank_info.has_whole_matrices and after is None:
+        _kernels(leaf).linear_add(residual, x, leaf)
         return
-    add_part(residual, linear(x, by), ranks, after)
+    add_part(residual, linear(x, leaf), communicator, after)
 
 
 def add_part(
-    residual: "Tensor", part: "Tensor", ranks: Ranks, after: Norm | None
+    residual: "Tensor", partial: "Tensor", communicator: Communicator, after: Norm | None
 ) -> None:
     """Add this rank's part of a sum to the residual stream, as `add_product` does."""
     if after is None:
-        ranks.add_sum(residual, part)
+        communicator.add_sum(residual, partial)
     else:
-        residual.add_(normalise(ranks.sum(part), after))
+        residual.add_(normalise(communicator.sum(partial), after))
 
 
 def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     """Returns the rows of `x` normalised."""
     name = "norm" if x.is_cuda else "plain"
-    found: Tensor = _module(name).rms_norm(x, norm)
-    return found
+    normalised: Tensor = _module(name).rms_norm(x, norm)
+    return normalised
 
 
-def route(x: "Tensor", router: Router, real: "Tensor | None") -> Choice:
+def route(x: "Tensor", router: ExpertRouter, real: "Tensor | None") -> ChosenExperts:
     """Returns the experts of normalised tokens [tokens, hidden]; padding gets none."""
     name = "router" if x.is_cuda else "plain_experts"
-    choice: Choice = _module(name).route(x, router, real)
+    choice: ChosenExperts = _module(name).route(x, router, real)
     return choice
 
 
-def add_experts(residual: "Tensor", x: "Tensor", by: Experts, choice: Choice) -> None:
+def add_experts(
+    residual: "Tensor", x: "Tensor", experts: Experts, choice: ChosenExperts
+) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
-    kernels = _kernels(by.down, experts=True)
-    kernels.add_experts(residual, x, by, choice)
+    kernels = _kernels(experts.down, experts=True)
+    kernels.add_experts(residual, x, experts, choice)
 
 
-def prepared(by: Linear) -> Linear:
+def prepared(leaf: Linear) -> Linear:
     """Returns a leaf that is filled, as its kernels store it."""
-    kernels = _kernels(by, experts=by.weight.dim() == 3)
+    kernels = _kernels(leaf, experts=leaf.weight.dim() == 3)
     prepare = getattr(kernels, "prepare", None)
-    return by if prepare is None else prepare(by)
+    return leaf if prepare is None else prepare(leaf)
 
 
-def _kernels(by: Linear, *, experts: bool = False) -> Any:
+def _kernels(leaf: Linear, *, experts: bool = False) -> Any:
     """Returns the module of kernels that multiplies with this leaf."""
-    scheme = by.scheme
+    scheme = leaf.scheme
     matrices, mixtures = (
         (scheme.gpu, scheme.gpu_experts)
-        if by.weight.is_cuda
+        if leaf.weight.is_cuda
         else (scheme.cpu, scheme.cpu_experts)
     )
     if not (name := mixtures if experts else matrices):

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.architecture.quantization_files import described_in
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats import Format, format_of
+from minfer.effects.models.formats import WeightFormat, format_of
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.kernels.leaves import (
     FP8,
@@ -44,7 +44,7 @@ LEVELS: Final[Mapping[str, Scheme]] = {
 class Quantization:
     """How the matrices of a model's layers are stored."""
 
-    format: Format  # of the checkpoint
+    format: WeightFormat  # of the checkpoint
     # Those that are not quantized, by their names in a checkpoint, without ".weight".
     plain: frozenset[str] = field(factory=frozenset)
     file: str = ""  # beside config.json, that says so; empty: config.json does
@@ -61,18 +61,18 @@ class Quantization:
     @property
     def text(self) -> str:
         """What `minfer plan` prints."""
-        kept = f"; {len(self.plain)} matrices are not" if self.plain else ""
-        return f"{self.format.scheme.name}, {self.format.text}{kept}"
+        exceptions = f"; {len(self.plain)} matrices are not" if self.plain else ""
+        return f"{self.format.scheme.name}, {self.format.text}{exceptions}"
 
 
 @frozen
-class Files:
+class CheckpointForm:
     """How the files of a checkpoint store matrices."""
 
-    format: Format | None = None  # of quantized ones
+    format: WeightFormat | None = None  # of quantized ones
     stacked: bool = False  # the matrices of all experts of a layer are one tensor
 
-    def format_of(self, matrix: str) -> Format:
+    def format_of(self, matrix: str) -> WeightFormat:
         """Returns the format of a quantized matrix. Raises ValueError if there is
         none.
         """
@@ -81,7 +81,7 @@ class Files:
         return self.format
 
 
-PLAIN_FILES: Final = Files()
+PLAIN_FORM: Final = CheckpointForm()
 
 
 def requested(level: str | None, stored: Quantization | None) -> Quantization | None:
@@ -104,23 +104,25 @@ def requested(level: str | None, stored: Quantization | None) -> Quantization | 
     return Quantization(OnLoad(LEVELS[level]))
 
 
-def warn_of_cache_scheme(config: Mapping[str, Any], where: str, dtype: str) -> None:
+def warn_of_cache_scheme(config: Mapping[str, Any], source: str, dtype: str) -> None:
     """Warn if a config says how a KV cache is quantized, which is not read: `dtype` is
     the cache's.
     """
-    how = config.get("quantization_config")
-    if isinstance(how, dict) and how.get("kv_cache_scheme"):
-        what = "quantization_config: kv_cache_scheme is not used"
-        file = described_in(config, where)
-        _log.warning("%s: %s; the KV cache is in %s", file, what, dtype)
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict) and quantization.get("kv_cache_scheme"):
+        fault = "quantization_config: kv_cache_scheme is not used"
+        file = described_in(config, source)
+        _log.warning("%s: %s; the KV cache is in %s", file, fault, dtype)
 
 
-def read_quantization(read: ConfigReader) -> Quantization | None:
+def read_quantization(reader: ConfigReader) -> Quantization | None:
     """Returns how a checkpoint is quantized, from its config or the file beside it; None:
     it is not. Raises `UnsupportedModelError`, `ModelConfigError`.
     """
-    file = described_in(read.config, read.where)
-    found = format_of(ConfigReader(read.config, file))
-    if found is None:
+    file = described_in(reader.config, reader.source)
+    weight_format = format_of(ConfigReader(reader.config, file))
+    if weight_format is None:
         return None
-    return Quantization(found, file="" if file == read.where else Path(file).name)
+    return Quantization(
+        weight_format, file="" if file == reader.source else Path(file).name
+    )

@@ -27,14 +27,14 @@ def with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if config.get(KEY) is not None:
         return config
     for name, method in METHODS.items():
-        if how := read_optional(folder / name):
-            return {**config, KEY: {"quant_method": method, **how}, FILE: name}
+        if quantization := read_optional(folder / name):
+            return {**config, KEY: {"quant_method": method, **quantization}, FILE: name}
     return config
 
 
-def described_in(config: Mapping[str, Any], where: str) -> str:
-    """Returns the file that says how a checkpoint is quantized; `where` is its
+def described_in(config: Mapping[str, Any], source: str) -> str:
+    """Returns the file that says how a checkpoint is quantized; `source` is its
     config.json.
     """
     name = str(config.get(FILE))
-    return str(Path(where).with_name(name)) if name in METHODS else where
+    return str(Path(source).with_name(name)) if name in METHODS else source

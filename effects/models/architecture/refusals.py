@@ -24,8 +24,8 @@ _DEEPSEEK_LIKE: Final = "DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and Youtu"
 _MLA: Final = "minicpm3 longcat_flash mistral4"
 
 
-def _rows(kinds: str, what: str) -> Mapping[str, str]:
-    return dict.fromkeys(kinds.split(), what)
+def _rows(kinds: str, description: str) -> Mapping[str, str]:
+    return dict.fromkeys(kinds.split(), description)
 
 
 # What a model is, by its `model_type`.
@@ -77,23 +77,23 @@ _INSTEAD: Final = (
 )
 
 
-def refuse_kind(read: ConfigReader, names: list[str]) -> None:
+def refuse_kind(reader: ConfigReader, names: list[str]) -> None:
     """Refuse a model that neither minfer nor transformers' classes here can run, if its
     `model_type` or the `names` of its classes show what it is. Raises
     `UnsupportedModelError`.
     """
-    kind = str(read.config.get("model_type"))
+    kind = str(reader.config.get("model_type"))
     stems = (re.split("For|Model|LMHead|Encoder", name)[0].lower() for name in names)
-    of_class = {kind.replace("_", "").replace("-", ""): kind for kind in KINDS}
-    for found in (kind, *(of_class.get(stem, "") for stem in stems)):
-        if what := KINDS.get(found):
+    types_by_stem = {kind.replace("_", "").replace("-", ""): kind for kind in KINDS}
+    for model_type in (kind, *(types_by_stem.get(stem, "") for stem in stems)):
+        if description := KINDS.get(model_type):
             name = ", ".join(names) or f"model_type {kind!r}"
-            raise read.refusal(f"{name} is not supported: it is {what}")
+            raise reader.refusal(f"{name} is not supported: it is {description}")
 
 
 def quantized_objection(names: Iterable[str]) -> str | None:
     """Returns why tensors of these names, which the model does not have, are refused:
     they belong to quantized matrices.
     """
-    found = next((name for name in names if name.endswith(_QUANTIZED)), None)
-    return None if found is None else f"tensor {found} is quantized: {_INSTEAD}"
+    quantized = next((name for name in names if name.endswith(_QUANTIZED)), None)
+    return None if quantized is None else f"tensor {quantized} is quantized: {_INSTEAD}"

@@ -57,11 +57,11 @@ class Rope:
     # Yarn: the indices between which it blends are rounded outwards.
     truncate: bool = True
     attention_factor: float = 1.0  # multiplies cosines and sines
-    partial: float = 1.0  # share of a head's dimensions that turn: the first ones
+    partial: float = 1.0  # share of a head's dimensions that are rotated: the first ones
     interleaved: bool = False  # pairs are neighbours; else the two halves are paired
 
-    def turning(self, head_dim: int) -> int:
-        """Returns how many dimensions of a head turn."""
+    def rotary_dim(self, head_dim: int) -> int:
+        """Returns the number of a head's dimensions that are rotated."""
         return int(head_dim * self.partial)
 
     def order(self, head_dim: int) -> list[int] | None:
@@ -71,20 +71,20 @@ class Rope:
 
         Dimensions that do not turn are pairs of angle zero.
         """
-        turning = self.turning(head_dim)
-        if turning == head_dim and not self.interleaved:
+        rotary_dim = self.rotary_dim(head_dim)
+        if rotary_dim == head_dim and not self.interleaved:
             return None
         step = 2 if self.interleaved else 1
-        second = 1 if self.interleaved else turning // 2
-        first = [*range(0, turning * step // 2, step)]
-        rest = [*range(turning, head_dim)]
-        half = len(rest) // 2
-        behind = [one + second for one in first]
-        return first + rest[:half] + behind + rest[half:]
+        partner_offset = 1 if self.interleaved else rotary_dim // 2
+        first_half = [*range(0, rotary_dim * step // 2, step)]
+        unrotated = [*range(rotary_dim, head_dim)]
+        half = len(unrotated) // 2
+        second_half = [dimension + partner_offset for dimension in first_half]
+        return first_half + unrotated[:half] + second_half + unrotated[half:]
 
 
 def parse_ropes(
-    read: ConfigReader, *, by_kind: bool = False, partial: bool = False
+    reader: ConfigReader, *, by_kind: bool = False, partial: bool = False
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
@@ -92,40 +92,40 @@ def parse_ropes(
     one, whose scaling is that of full attention. The context is already scaled there.
     """
     if not by_kind:
-        rope, context = parse_rope(read, partial=partial)
+        rope, context = parse_rope(reader, partial=partial)
         return dict.fromkeys(KINDS, rope), context
-    tables = _by_kind(read, "rope_parameters") or {
-        FULL: {"rope_theta": read.config.get("rope_theta")},
-        SLIDING: {"rope_theta": read.config.get("rope_local_base_freq")},
+    tables = _by_kind(reader, "rope_parameters") or {
+        FULL: {"rope_theta": reader.config.get("rope_theta")},
+        SLIDING: {"rope_theta": reader.config.get("rope_local_base_freq")},
     }
-    scaling = read.config.get("rope_scaling")
+    scaling = reader.config.get("rope_scaling")
     if not isinstance(scaling, dict | None):
-        raise read.error("rope_scaling", "an object or null")
+        raise reader.error("rope_scaling", "an object or null")
     bases = {FULL: 1e6, SLIDING: 1e4}
-    found = {}
+    ropes = {}
     for kind in KINDS:
-        own = dict(tables.get(kind) or {})
+        table = dict(tables.get(kind) or {})
         if kind == FULL:
-            own |= scaling or {}
-        theta = bases[kind] if own.get("rope_theta") is None else own["rope_theta"]
-        one = {**read.config, "rope_scaling": None}
-        one["rope_parameters"] = {**own, "rope_theta": theta}
-        found[kind] = parse_rope(ConfigReader(one, f"{read.where}: {kind}"))[0]
-    return found, read.size("max_position_embeddings")
+            table |= scaling or {}
+        theta = bases[kind] if table.get("rope_theta") is None else table["rope_theta"]
+        kind_config = {**reader.config, "rope_scaling": None}
+        kind_config["rope_parameters"] = {**table, "rope_theta": theta}
+        ropes[kind] = parse_rope(ConfigReader(kind_config, f"{reader.source}: {kind}"))[0]
+    return ropes, reader.size("max_position_embeddings")
 
 
-def _by_kind(read: ConfigReader, name: str) -> Mapping[str, Any]:
+def _by_kind(reader: ConfigReader, name: str) -> Mapping[str, Any]:
     """Returns an object of a config that has an object for each kind of layers; it may be
     empty. Raises `ModelConfigError` for anything else in it.
     """
-    tables = read.config.get(name) or {}
+    tables = reader.config.get(name) or {}
     if not isinstance(tables, dict):
-        raise read.error(name, "an object or null")
-    inner = ConfigReader(tables, f"{read.where}: {name}")
+        raise reader.error(name, "an object or null")
+    inner = ConfigReader(tables, f"{reader.source}: {name}")
     for key, table in tables.items():
         if table is not None and key not in KINDS:
             raise ModelConfigError(
-                f"{inner.where}: {key} is not known; this model has an object for each "
+                f"{inner.source}: {key} is not known; this model has an object for each "
                 f"of {', '.join(KINDS)} there"
             )
         if not isinstance(table, dict | None):
@@ -133,7 +133,7 @@ def _by_kind(read: ConfigReader, name: str) -> Mapping[str, Any]:
     return tables
 
 
-def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]:
+def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
     a part of a head's dimensions may turn.
 
@@ -142,16 +142,16 @@ def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]
     `original_max_position_embeddings`, linear `max_position_embeddings`; llama3 is
     already scaled. transformers itself sets no limit.
     """
-    context = read.size("max_position_embeddings")
-    rope = _rope_object(read)
+    context = reader.size("max_position_embeddings")
+    rope = _rope_object(reader)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     _check_keys(rope, kind)
-    bases = rope if "rope_theta" in rope.config else read
+    bases = rope if "rope_theta" in rope.config else reader
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
-    lengths = rope if read.absent("original_max_position_embeddings") else read
+    lengths = rope if reader.is_absent("original_max_position_embeddings") else reader
     original = lengths.size("original_max_position_embeddings", context)
-    share = _partial(rope, read)
+    share = _partial(rope, reader)
     if share != 1 and not partial:
         raise _unknown(rope, f"partial_rotary_factor {share} is")
     if kind == "default":
@@ -162,8 +162,8 @@ def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]
     if kind == "llama3":
         return evolve(_llama3(rope, theta, original), partial=share), context
     if kind == "yarn" and theta > 1:
-        made, length = _yarn(rope, theta, original, context)
-        return evolve(made, partial=share), length
+        yarn, scaled_context = _yarn(rope, theta, original, context)
+        return evolve(yarn, partial=share), scaled_context
     raise rope.refusal(
         f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
         f"llama3 and yarn (with a base above 1) are"
@@ -174,45 +174,46 @@ def _check_keys(rope: ConfigReader, kind: object) -> None:
     """Refuse keys that a scaling of this type does not have: nothing is computed as if
     they were not there. Raises `ModelConfigError`.
     """
-    known = KEYS_OF.get(str(kind))
-    if known is None:
+    type_keys = KEYS_OF.get(str(kind))
+    if type_keys is None:
         return  # the type is refused
-    for key in sorted(map(str, rope.config.keys() - _KEYS - known)):
-        if not rope.absent(key):
-            what = f"{key} is not a key of rotary scaling of type {kind!r}"
+    for key in sorted(map(str, rope.config.keys() - _KEYS - type_keys)):
+        if not rope.is_absent(key):
+            fault = f"{key} is not a key of rotary scaling of type {kind!r}"
             raise ModelConfigError(
-                f"{rope.where}: {what}, which has {', '.join(sorted(_KEYS | known))}; "
-                f"correct its name, or remove it"
+                f"{rope.source}: {fault}, which has "
+                f"{', '.join(sorted(_KEYS | type_keys))}; correct its name, or remove it"
             )
 
 
-def _partial(rope: ConfigReader, read: ConfigReader) -> float:
+def _partial(rope: ConfigReader, reader: ConfigReader) -> float:
     """Returns the share of a head's dimensions that turn."""
     key = "partial_rotary_factor"
-    share = (rope if key in rope.config else read).positive(key, 1.0)
+    share = (rope if key in rope.config else reader).positive(key, 1.0)
     if share > 1:
-        raise read.error(key, "at most 1")
+        raise reader.error(key, "at most 1")
     return share
 
 
-def _rope_object(read: ConfigReader) -> ConfigReader:
+def _rope_object(reader: ConfigReader) -> ConfigReader:
     """Returns the object in a config that describes the scaling; it may be empty."""
-    name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
-    table = read.config.get(name)
+    name = "rope_scaling" if reader.config.get("rope_scaling") else "rope_parameters"
+    table = reader.config.get(name)
     if table is not None and not isinstance(table, dict):
-        raise read.error(name, "an object or null")
-    rope = ConfigReader(table or {}, f"{read.where}: {name}")
+        raise reader.error(name, "an object or null")
+    rope = ConfigReader(table or {}, f"{reader.source}: {name}")
     if any(isinstance(value, dict) for value in rope.config.values()):
         raise _unknown(rope, "rotary parameters for each kind of layer are")
     return rope
 
 
-def _unknown(rope: ConfigReader, what: str) -> ModelConfigError:
+def _unknown(rope: ConfigReader, fault: str) -> ModelConfigError:
     """Returns the error about what transformers' class ignores, too, so that it is not
     tried instead.
     """
     return ModelConfigError(
-        f"{rope.where}: {what} not known to this model; remove it, or correct model_type"
+        f"{rope.source}: {fault} not known to this model; remove it, or correct "
+        f"model_type"
     )
 
 
@@ -237,12 +238,13 @@ def _yarn(
     slow, fast = rope.positive("beta_slow", 1.0), rope.positive("beta_fast", 32.0)
     if slow > fast:
         raise rope.error("beta_fast", f"at least beta_slow = {slow}")
-    over, under = 1.0, 0.0
+    mscale, mscale_all_dim = 1.0, 0.0
     if rope.config.get("mscale") and rope.config.get("mscale_all_dim"):
-        over, under = rope.positive("mscale"), rope.positive("mscale_all_dim")
-    scale = (0.1 * over * math.log(factor) + 1.0) / (0.1 * under * math.log(factor) + 1.0)
+        mscale, mscale_all_dim = rope.positive("mscale"), rope.positive("mscale_all_dim")
+    upper = 0.1 * mscale * math.log(factor) + 1.0
+    scale = upper / (0.1 * mscale_all_dim * math.log(factor) + 1.0)
     scale = rope.positive("attention_factor", scale)
-    made = Rope(
+    yarn = Rope(
         kind="yarn",
         theta=theta,
         factor=factor,
@@ -252,17 +254,17 @@ def _yarn(
         truncate="truncate" not in rope.config or rope.flag("truncate"),
         attention_factor=scale,
     )
-    return made, int(factor * original)
+    return yarn, int(factor * original)
 
 
-def softmax_factor(read: ConfigReader) -> float:
+def softmax_factor(reader: ConfigReader) -> float:
     """Returns what DeepSeek's yarn multiplies scores by, besides cosines and sines."""
-    rope = _rope_object(read)
+    rope = _rope_object(reader)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     if kind == "default" or not rope.config.get("mscale_all_dim"):
         return 1.0
-    every, factor = rope.positive("mscale_all_dim"), rope.positive("factor")
-    return (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+    mscale, factor = rope.positive("mscale_all_dim"), rope.positive("factor")
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
@@ -274,28 +276,33 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
     import torch
 
     if rope.partial != 1:
-        turning = rope.turning(head_dim)
-        found = inverse_frequencies(evolve(rope, partial=1.0), turning)
-        return torch.nn.functional.pad(found, (0, (head_dim - turning) // 2))
+        rotary_dim = rope.rotary_dim(head_dim)
+        frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)
+        return torch.nn.functional.pad(frequencies, (0, (head_dim - rotary_dim) // 2))
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    plain = 1.0 / periods
+    unscaled = 1.0 / periods
     if rope.kind == "llama3":
-        turns = rope.original / (2 * math.pi / plain)
+        turns = rope.original / (2 * math.pi / unscaled)
         keep = ((turns - rope.slow) / (rope.fast - rope.slow)).clamp(0, 1)
-        return (1 - keep) * plain / rope.factor + keep * plain
+        return (1 - keep) * unscaled / rope.factor + keep * unscaled
     if rope.kind == "yarn":
         low, high = _yarn_band(rope, head_dim)
         keep = 1 - ((torch.arange(head_dim // 2) - low) / (high - low)).clamp(0, 1)
-        return 1.0 / (rope.factor * periods) * (1 - keep) + plain * keep
-    return plain / rope.factor
+        return 1.0 / (rope.factor * periods) * (1 - keep) + unscaled * keep
+    return unscaled / rope.factor
 
 
 def _yarn_band(rope: Rope, head_dim: int) -> tuple[float, float]:
     """Returns the indices of the frequencies, high ones first, between which yarn
     blends.
     """
-    wide = [rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)]
-    low, high = (head_dim * math.log(w) / (2 * math.log(rope.theta)) for w in wide)
+    wavelengths = [
+        rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)
+    ]
+    low, high = (
+        head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+        for wavelength in wavelengths
+    )
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)

@@ -16,7 +16,7 @@ from minfer.effects.models.architecture.moe import MoE
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.families import Family
-from minfer.effects.models.ranks import WHOLE, Place
+from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.kernels.leaves import PLAIN, Scheme
 
 
@@ -58,63 +58,70 @@ class ModelSpec:
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
     # a multimodal one, layers that predict further tokens.
-    skipped: tuple[str, ...] = ()
-    place: Place = WHOLE  # the rank whose sizes these are
+    skipped_prefixes: tuple[str, ...] = ()
+    rank_info: RankInfo = WHOLE_MODEL  # the rank whose sizes these are
     all_stages: "ModelSpec | None" = None  # of a stage: the layers of all, as one
     # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
     # Of that: its modules of type torch.nn.Linear, but the output head.
     linears: tuple[LinearSizes, ...] = ()
 
-    def for_rank(self, place: Place) -> "ModelSpec":
+    def for_rank(self, rank_info: RankInfo) -> "ModelSpec":
         """Returns the sizes of one rank; `vocab_size` stays the model's. Raises
         `UnsupportedModelError` for what cannot be divided.
         """
-        if self.parameters and place != WHOLE:
+        if self.parameters and rank_info != WHOLE_MODEL:
             raise UnsupportedModelError(
                 f"{self.family.architecture}, which transformers' own model runs, cannot "
                 f"be divided among ranks; use one (tensor_parallel_size, "
                 f"pipeline_parallel_size)"
             )
-        if place.parallel.pipeline > len(self.layers):
+        if rank_info.parallel.pipeline > len(self.layers):
             raise UnsupportedModelError(
                 f"{len(self.layers)} layers cannot be divided among "
-                f"{place.parallel.pipeline} stages (pipeline_parallel_size)"
+                f"{rank_info.parallel.pipeline} stages (pipeline_parallel_size)"
             )
-        held = place.layers(len(self.layers))
+        stage_layers = rank_info.layers(len(self.layers))
         layers = tuple(
-            layer.for_rank(place) for layer in self.layers[held.start : held.stop]
+            layer.for_rank(rank_info)
+            for layer in self.layers[stage_layers.start : stage_layers.stop]
         )
-        own = evolve(self, layers=layers, first_layer=held.start, place=place)
-        if place.parallel.pipeline == 1:
-            return own
-        one = Place(place.part, evolve(place.parallel, pipeline=1))
-        return evolve(own, all_stages=self.for_rank(one))
+        rank_spec = evolve(
+            self, layers=layers, first_layer=stage_layers.start, rank_info=rank_info
+        )
+        if rank_info.parallel.pipeline == 1:
+            return rank_spec
+        one_stage = RankInfo(
+            rank_info.tensor_rank, evolve(rank_info.parallel, pipeline=1)
+        )
+        return evolve(rank_spec, all_stages=self.for_rank(one_stage))
 
     @property
     def vocab_rows(self) -> range:
         """The tokens whose embeddings and logits this rank has. As many on each rank: the
         last ones may lie behind the vocabulary.
         """
-        ranks = self.place.parallel.tensor
+        ranks = self.rank_info.parallel.tensor
         count = -(-self.vocab_size // ranks)
         chunks = -(-count // VOCAB_CHUNK) * VOCAB_CHUNK
         if ranks > 1 and chunks * (ranks - 1) < self.vocab_size:
             count = chunks
-        return range(self.place.part * count, (self.place.part + 1) * count)
+        return range(
+            self.rank_info.tensor_rank * count, (self.rank_info.tensor_rank + 1) * count
+        )
 
     @property
     def embed_rows(self) -> int:
         """Rows of the embedding that this rank has: in the first stage, and in the last
         if the output head is tied to it.
         """
-        tied = self.tie_word_embeddings and self.place.is_last_stage
-        return len(self.vocab_rows) if self.place.is_first_stage or tied else 0
+        tied = self.tie_word_embeddings and self.rank_info.is_last_stage
+        return len(self.vocab_rows) if self.rank_info.is_first_stage or tied else 0
 
     @property
     def head_rows(self) -> int:
         """Rows of the output head that this rank has: in the last stage."""
-        return len(self.vocab_rows) if self.place.is_last_stage else 0
+        return len(self.vocab_rows) if self.rank_info.is_last_stage else 0
 
     @property
     def kv_dtype(self) -> str:
@@ -129,7 +136,7 @@ class ModelSpec:
             return
         for i, layer in enumerate(self.layers, self.first_layer):
             for sizes in layer.matrices:
-                yield sizes.under(layer_prefix(i))
+                yield sizes.with_prefix(layer_prefix(i))
 
     def scheme_of(self, sizes: LinearSizes) -> Scheme:
         """Returns how one of `matrices` is stored in memory."""

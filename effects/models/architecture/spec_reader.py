@@ -10,15 +10,15 @@ from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
-from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
+from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES, Family
 from minfer.effects.models.fields import check_fields
 
 RMS_NORM_EPS = 1e-6  # where a config has none
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
-SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
+MODEL_TYPE_ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 # Models of text and images by `model_type`, with that of their part about text.
 MULTIMODAL: Final = {"gemma3": "gemma3_text"}
-OUTER: Final = (
+OUTER_KEYS: Final = (
     "dtype",
     "torch_dtype",
     "eos_token_id",
@@ -26,101 +26,105 @@ OUTER: Final = (
     "quantization_config",
 )
 # How the names of tensors begin that are of other parts.
-OTHER_PARTS: Final = tuple(
-    prefix + part
+OTHER_PREFIXES: Final = tuple(
+    prefix + component
     for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.")
+    for component in ("vision_tower.", "multi_modal_projector.")
 )
 
 
 def parse_spec(
-    config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
+    config: Mapping[str, Any], source: str = "config.json", dtype: str | None = None
 ) -> ModelSpec:
-    """Turn a config.json's contents into a `ModelSpec`; `where` names it in errors, and
+    """Turn a config.json's contents into a `ModelSpec`; `source` names it in errors, and
     `dtype` is the requested dtype (None: the config's).
 
     Raises `UnsupportedModelError` for models outside the family table, `ModelConfigError`
     for bad values.
     """
-    family, config = _family_of(config, where)
+    family, config = _family_of(config, source)
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    read = ConfigReader({**assumed, **config}, where)
+    reader = ConfigReader({**assumed, **config}, source)
     norms = NormRule(
-        eps=read.positive("rms_norm_eps"),
+        eps=reader.positive("rms_norm_eps"),
         offset=family.norm_offset,
         after=family.norm_after,
     )
-    layers, context = read_layers(read, family, norms)
-    hidden = read.size("hidden_size")
+    layers, context = read_layers(reader, family, norms)
+    hidden = reader.size("hidden_size")
     return ModelSpec(
         family=family,
-        vocab_size=read.size("vocab_size"),
+        vocab_size=reader.size("vocab_size"),
         hidden_size=hidden,
         layers=layers,
         max_position_embeddings=context,
-        dtype=read_dtype(read, dtype),
-        quantization=read_quantization(read),
-        eos_ids=read.ids("eos_token_id"),
+        dtype=read_dtype(reader, dtype),
+        quantization=read_quantization(reader),
+        eos_ids=reader.ids("eos_token_id"),
         norms=norms,
         embedding_scale=hidden**0.5 if family.embedding_scale else 1.0,
-        tie_word_embeddings=read.flag("tie_word_embeddings"),
-        initializer_range=read.positive("initializer_range", 0.02),
-        skipped=(*OTHER_PARTS, *_further_layers(read, len(layers))),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        initializer_range=reader.positive("initializer_range", 0.02),
+        skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
     )
 
 
-def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family, Mapping[str, Any]]:
+def _family_of(
+    config: Mapping[str, Any], source: str
+) -> tuple[Family, Mapping[str, Any]]:
     """Returns a config's row of the table, and its part about text, if it has parts."""
     text = config.get("text_config")
     if config.get("model_type") in MULTIMODAL and isinstance(text, dict):
-        outer = {key: config[key] for key in OUTER if config.get(key) is not None}
+        outer = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
         config = {**text, **outer, "model_type": MULTIMODAL[config["model_type"]]}
-        return _family(ConfigReader(config, where)), config
-    return _family(ConfigReader(config, where)), config
+        return _family(ConfigReader(config, source)), config
+    return _family(ConfigReader(config, source)), config
 
 
-def _further_layers(read: ConfigReader, layers: int) -> list[str]:
+def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
     """Returns how tensors of layers begin that predict further tokens: they stand behind
     the model's own.
     """
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
-    more = max(read.size(key, 0, low=0) for key in keys)
-    return [f"model.layers.{layers + i}." for i in range(more)]
+    num_further = max(reader.size(key, 0, low=0) for key in keys)
+    return [f"model.layers.{layers + i}." for i in range(num_further)]
 
 
-def _family(read: ConfigReader) -> Family:
+def _family(reader: ConfigReader) -> Family:
     """Returns the table's row for a config; refuses configs without one.
 
     As in transformers, `model_type` decides. `architectures` decides where there is none,
     and refuses what is not a causal language model.
     """
-    names = read_architectures(read)
-    kind = read.config.get("model_type")
-    kind = SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
-    known = [FAMILIES[name] for name in names if name in FAMILIES]
-    family = OF_TYPE.get(kind) if isinstance(kind, str) else next(iter(known), None)
-    own = family is not None and _base_model(family) in names
-    if family is None or (names and not known and not own):
+    names = read_architectures(reader)
+    kind = reader.config.get("model_type")
+    kind = MODEL_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    families = [FAMILIES[name] for name in names if name in FAMILIES]
+    family = (
+        BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else next(iter(families), None)
+    )
+    is_base_model = family is not None and _base_model(family) in names
+    if family is None or (names and not families and not is_base_model):
         if not names and kind is None:
-            raise read.error("architectures", "a list of class names")
-        refuse_kind(read, names)
-        what = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
-        raise read.unknown(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
-    _check_activation(read, family)
-    check_fields(read, family)
+            raise reader.error("architectures", "a list of class names")
+        refuse_kind(reader, names)
+        name = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
+        raise reader.unknown(f"{name} is not supported; supported: {', '.join(FAMILIES)}")
+    _check_activation(reader, family)
+    check_fields(reader, family)
     return family
 
 
-def _check_activation(read: ConfigReader, family: Family) -> None:
+def _check_activation(reader: ConfigReader, family: Family) -> None:
     """Refuse an activation that the family does not have."""
     if family.activation == "clamped":
         return  # no field names gpt-oss's
-    key, known = "hidden_act", ("silu",)
+    key, supported = "hidden_act", ("silu",)
     if family.activation == "gelu_tanh":
-        key, known = "hidden_activation", ("gelu_pytorch_tanh",)
-    if (found := read.config.get(key) or known[0]) not in known:
-        what = f"{key} {found!r} is not supported"
-        raise read.refusal(f"{what}; only {known[0]!r} is")
+        key, supported = "hidden_activation", ("gelu_pytorch_tanh",)
+    if (activation := reader.config.get(key) or supported[0]) not in supported:
+        fault = f"{key} {activation!r} is not supported"
+        raise reader.refusal(f"{fault}; only {supported[0]!r} is")
 
 
 def _base_model(family: Family) -> str:
@@ -130,27 +134,28 @@ def _base_model(family: Family) -> str:
     return family.architecture.replace("ForCausalLM", "Model")
 
 
-def read_architectures(read: ConfigReader) -> list[str]:
+def read_architectures(reader: ConfigReader) -> list[str]:
     """Returns the class names in a config, if there are any."""
-    names = read.config.get("architectures")
+    names = reader.config.get("architectures")
     listed = [names] if isinstance(names, str) else names
     if not isinstance(listed, list | None) or not all(
         isinstance(name, str) for name in listed or ()
     ):
-        raise read.error("architectures", "a list of class names")
+        raise reader.error("architectures", "a list of class names")
     return listed or []
 
 
-def read_dtype(read: ConfigReader, requested: str | None = None) -> str:
+def read_dtype(reader: ConfigReader, requested: str | None = None) -> str:
     """Returns the requested dtype, or the one that a config names. Raises
     `ModelConfigError` for an unsupported one.
     """
     if requested is not None:
         return requested
-    key = "torch_dtype" if read.absent("dtype") else "dtype"  # transformers 5 renamed it
-    name = str(read.config.get(key) or "float32").removeprefix("torch.")
+    # transformers 5 renamed it.
+    key = "torch_dtype" if reader.is_absent("dtype") else "dtype"
+    name = str(reader.config.get(key) or "float32").removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        found = f"{read.where}: {key} must be one of {known}, found {name!r}"
-        raise ModelConfigError(f"{found}; run it in one of them with --dtype (dtype=...)")
+        supported = ", ".join(DTYPE_BYTES)
+        fault = f"{reader.source}: {key} must be one of {supported}, found {name!r}"
+        raise ModelConfigError(f"{fault}; run it in one of them with --dtype (dtype=...)")
     return name

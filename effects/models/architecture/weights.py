@@ -10,15 +10,15 @@ from minfer.effects.models.architecture.layers import (
     empty_layer,
     layer_parts,
 )
-from minfer.effects.models.architecture.linear import Maker, matrix_parts, norm_part
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.linear import WeightMaker, matrix_parts, norm_part
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import (
     EMBED,
     LM_HEAD,
     ModelSpec,
     layer_prefix,
 )
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Norm
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ class Weights:
     embed: "torch.Tensor"  # [vocab, hidden]; of a rank, its rows, or none
     layers: tuple[LayerWeights, ...]
     norm: Norm  # [hidden]
-    lm_head: Linear  # vocab outputs of hidden inputs; of a rank, likewise
+    lm_head: Linear  # vocab outputs of hidden inputs; of a rank, its outputs
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     """Returns uninitialised weights of the right shapes, to be filled through
-    `named_parts`.
+    `checkpoint_parts`.
 
     `dtype` is that of activations, and of what is not quantized.
     """
-    make = Maker(
+    make = WeightMaker(
         dtype=dtype,
         device=device,
         quantization=spec.quantization,
-        ranks=spec.place.parallel.tensor,
+        ranks=spec.rank_info.parallel.tensor,
     )
     layers = tuple(
         empty_layer(layer, evolve(make, prefix=layer_prefix(i)))
@@ -61,52 +61,58 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 
 
 def checkpoint_parts(
-    spec: ModelSpec, weights: Weights, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
-    """Yield the tensors of a checkpoint, with their places."""
+    spec: ModelSpec, weights: Weights, form: CheckpointForm = PLAIN_FORM
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a checkpoint, with their targets."""
     if spec.embed_rows:
-        yield Part(EMBED, weights.embed)
+        yield WeightPart(EMBED, weights.embed)
     layers = zip(spec.layers, weights.layers, strict=True)
-    for i, (layer, its) in enumerate(layers, spec.first_layer):
-        for part in layer_parts(layer, its, files):
-            yield part.under(layer_prefix(i))
+    for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
+        for weight_part in layer_parts(layer, layer_weights, form):
+            yield weight_part.with_prefix(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
-        yield Part(LM_HEAD, weights.lm_head.weight)
+        yield WeightPart(LM_HEAD, weights.lm_head.weight)
 
 
-def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, Part]:
+def expected_parts(
+    spec: ModelSpec, form: CheckpointForm = PLAIN_FORM
+) -> dict[str, WeightPart]:
     """Returns the tensors that a checkpoint has to have, by the model's names, without
     memory: of a model that transformers runs and loads, those of quantized matrices.
     """
-    parts = leaf_parts(empty_leaves(spec, "meta"), files)
+    weight_parts = leaf_parts(empty_leaves(spec, "meta"), form)
     if not spec.parameters:
-        parts = checkpoint_parts(spec, empty_weights(spec, spec.dtype, "meta"), files)
-    return {part.name: part for part in parts}
+        weight_parts = checkpoint_parts(
+            spec, empty_weights(spec, spec.dtype, "meta"), form
+        )
+    return {weight_part.name: weight_part for weight_part in weight_parts}
 
 
 def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
     """Returns the quantized matrices of a model that transformers runs, uninitialised, by
     their names.
     """
-    make = Maker(spec.dtype, device, spec.quantization)
-    quantized = (one for one in spec.linears if not spec.scheme_of(one).is_plain)
+    make = WeightMaker(spec.dtype, device, spec.quantization)
+    quantized = (sizes for sizes in spec.linears if not spec.scheme_of(sizes).is_plain)
     return {sizes.names[0]: make.linear(sizes) for sizes in quantized}
 
 
-def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[Part]:
+def leaf_parts(
+    leaves: Mapping[str, Linear], form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of a checkpoint that belong to matrices of these names."""
     for name, leaf in leaves.items():
-        yield from matrix_parts(name, leaf, files)
+        yield from matrix_parts(name, leaf, form)
         if leaf.bias is not None:
-            yield Part(f"{name}.bias", leaf.bias)
+            yield WeightPart(f"{name}.bias", leaf.bias)
 
 
 def named_parts(
     spec: ModelSpec, weights: Weights
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield each tensor's name in an unquantized checkpoint, and its place: a view into
+    """Yields each tensor's name in an unquantized checkpoint, and its target: a view into
     the fused tensors.
     """
-    for part in checkpoint_parts(spec, weights):
-        yield part.name, part.place
+    for weight_part in checkpoint_parts(spec, weights):
+        yield weight_part.name, weight_part.target

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from minfer.effects.models.architecture.layers import finish_layer, layer_parts
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.quantization_files import with_quantization
 from minfer.effects.models.architecture.refusals import quantized_objection
 from minfer.effects.models.architecture.spec import (
@@ -49,7 +49,7 @@ from minfer.effects.models.config_reader import CheckpointError as CheckpointErr
 from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
-    whole,
+    whole_to_int,
 )
 from minfer.effects.models.formats import packing
 from minfer.effects.models.formats.compressed_tensors import (
@@ -63,18 +63,20 @@ from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.layout.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.layout.shapes import weight_bytes
-from minfer.effects.models.parts import Part
-from minfer.effects.models.progress import disabled
-from minfer.effects.models.ranks import WHOLE, Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.progress import bar_disabled
+from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.values.checks import LARGEST_TOKEN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Buffers that old versions of transformers wrote although they are computed, not learned.
-HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-BIAS = ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
-STACKED = (
+HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+BIAS_SUFFIX = (
+    ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
+)
+STACKED_SUFFIXES = (
     ".experts.gate_up_proj",
     ".experts.gate_up_proj_blocks",
 )  # end names of matrices of all experts of a layer
@@ -99,8 +101,8 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
         files = [read_optional(folder / name) for name in names]
     for file in files:
         value = file.get("eos_token_id")
-        ids += map(whole, value if isinstance(value, list) else [value])
-    ids = [one for one in ids if type(one) is int and 0 <= one <= LARGEST_TOKEN]
+        ids += map(whole_to_int, value if isinstance(value, list) else [value])
+    ids = [token for token in ids if type(token) is int and 0 <= token <= LARGEST_TOKEN]
     return tuple(dict.fromkeys(ids))
 
 
@@ -112,8 +114,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return gguf_config(folder)
     path = config_path(Path(folder))
     if not path.is_file():
-        if why := no_model(path.parent):
-            raise UnsupportedModelError(why)
+        if reason := no_model(path.parent):
+            raise UnsupportedModelError(reason)
         raise ModelConfigError(
             f"{path}: not found; a model is a Hugging Face checkpoint folder with "
             f"config.json, safetensors weights and tokenizer.json"
@@ -139,7 +141,7 @@ def load_weights(
     spec: ModelSpec,
     dtype: str | None = None,
     device: str = "cpu",
-    place: Place = WHOLE,
+    rank_info: RankInfo = WHOLE_MODEL,
 ) -> Weights:
     """Load, check, cast and fuse a checkpoint's weights, in `dtype` (the config's own
     when None): those of a rank, which reads no others.
@@ -150,92 +152,104 @@ def load_weights(
     """
     dtype = dtype or spec.dtype
     with ExitStack() as stack:
-        found = find_tensors(Path(folder), stack, dtype, device)
-        files = files_of(spec, found)
-        where = _by_model(spec, found, files, Path(folder))
-        own = spec if place == WHOLE else spec.for_rank(place)
-        whole = expected_parts(spec, files)
-        weights = empty_weights(own, dtype, device)
-        if device == "cpu" or not found.streams:
-            weights = _filled(own, weights, files, where, dtype, whole)
+        found_tensors = find_tensors(Path(folder), stack, dtype, device)
+        form = checkpoint_form(spec, found_tensors)
+        places = _checked_places(spec, found_tensors, form, Path(folder))
+        rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
+        model_parts = expected_parts(spec, form)
+        weights = empty_weights(rank_spec, dtype, device)
+        if device == "cpu" or not found_tensors.streams:
+            weights = _fill_weights(rank_spec, weights, form, places, dtype, model_parts)
         else:
-            parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)
-            _stream([*parts], where)
+            own_parts = rank_parts(
+                rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
+            )
+            _stream([*own_parts], places)
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
             weights = evolve(weights, layers=tuple(layers))
-        if spec.tie_word_embeddings and LM_HEAD in where and own.embed_rows:
-            _check_copy(own, where[LM_HEAD], weights.embed)
+        if spec.tie_word_embeddings and LM_HEAD in places and rank_spec.embed_rows:
+            _check_copy(rank_spec, places[LM_HEAD], weights.embed)
     return weights
 
 
 def planned_parts(
-    spec: ModelSpec, found: FoundTensors, folder: Path
-) -> Iterator[tuple[TensorPlace, Part]]:
+    spec: ModelSpec, found_tensors: FoundTensors, folder: Path
+) -> Iterator[tuple[TensorPlace, WeightPart]]:
     """Yields each tensor that a model has of a checkpoint, checked by its header, and
     what `load_weights` makes of it; of a model that transformers runs and loads, those of
     quantized matrices. Raises `CheckpointError` as `load_weights`.
     """
     import torch
 
-    files = files_of(spec, found)
-    where = _by_model(spec, found, files, folder)
-    if spec.tie_word_embeddings and LM_HEAD in where:
-        embed = where[EMBED].tensor()
-        _check_copy(spec, where[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
-    for name, part in expected_parts(spec, files).items():
-        if name in where:
-            yield where[name], part
+    form = checkpoint_form(spec, found_tensors)
+    places = _checked_places(spec, found_tensors, form, folder)
+    if spec.tie_word_embeddings and LM_HEAD in places:
+        embed = places[EMBED].tensor()
+        _check_copy(spec, places[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
+    for name, weight_part in expected_parts(spec, form).items():
+        if name in places:
+            yield places[name], weight_part
 
 
-def files_of(spec: ModelSpec, found: FoundTensors) -> Files:
+def checkpoint_form(spec: ModelSpec, found_tensors: FoundTensors) -> CheckpointForm:
     """Returns how the files store matrices: of experts, both forms occur."""
-    form = None if spec.quantization is None else spec.quantization.format
-    stacked = any(place.name.endswith(STACKED) for place in found.places.values())
-    if isinstance(form, CompressedTensors):
-        zeros = [one for name, one in found.places.items() if name.endswith(ZERO_POINT)]
-        kinds = {one.file.get_slice(one.name).get_dtype() for one in zeros[:1]}
-        form = evolve(form, byte_zeros=not kinds <= {*packing.TYPES})
-    return Files(form, stacked)
+    weight_format = None if spec.quantization is None else spec.quantization.format
+    stacked = any(
+        place.name.endswith(STACKED_SUFFIXES) for place in found_tensors.places.values()
+    )
+    if isinstance(weight_format, CompressedTensors):
+        zeros = [
+            place
+            for name, place in found_tensors.places.items()
+            if name.endswith(ZERO_POINT)
+        ]
+        types = {place.file.get_slice(place.name).get_dtype() for place in zeros[:1]}
+        weight_format = evolve(weight_format, byte_zeros=not types <= {*packing.TYPES})
+    return CheckpointForm(weight_format, stacked)
 
 
-def _filled(
+def _fill_weights(
     spec: ModelSpec,
     weights: Weights,
-    files: Files,
-    where: Mapping[str, TensorPlace],
+    form: CheckpointForm,
+    places: Mapping[str, TensorPlace],
     dtype: str,
-    whole: Mapping[str, Part],
+    model_parts: Mapping[str, WeightPart],
 ) -> Weights:
-    """Returns the weights with every tensor in its place, a layer after another, so that
-    none but one is in memory in two forms.
+    """Returns the weights with every tensor filled, a layer after another, so that only
+    one layer at a time is in memory in two forms.
     """
     from tqdm import tqdm  # here: `minfer plan` reads no weights
 
-    layers, rest = list(weights.layers), evolve(weights, layers=())
+    layers, others = list(weights.layers), evolve(weights, layers=())
     del weights
-    ends = checkpoint_parts(evolve(spec, layers=()), rest, files)
-    for one in rank_parts(spec, ends, whole):
-        one.fill(where[one.part.name].tensor(one.cut))
-    hidden = disabled(weight_bytes(spec, cuda=False))
-    for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
+    other_parts = checkpoint_parts(evolve(spec, layers=()), others, form)
+    for rank_part in rank_parts(spec, other_parts, model_parts):
+        rank_part.fill(places[rank_part.part.name].tensor(rank_part.cut))
+    disable = bar_disabled(weight_bytes(spec, cuda=False))
+    for i in tqdm(range(len(layers)), desc="Layers", disable=disable):
         prefix = layer_prefix(spec.first_layer + i)
-        found = layer_parts(spec.layers[i], layers[i], files)
-        for one in rank_parts(spec, (part.under(prefix) for part in found), whole):
-            if (place := where.get(one.part.name)) is not None:  # else it is optional
-                one.fill(place.tensor(one.cut))
+        weight_parts = (
+            weight_part.with_prefix(prefix)
+            for weight_part in layer_parts(spec.layers[i], layers[i], form)
+        )
+        for rank_part in rank_parts(spec, weight_parts, model_parts):
+            place = places.get(rank_part.part.name)
+            if place is not None:  # else it is optional
+                rank_part.fill(place.tensor(rank_part.cut))
         layers[i] = finish_layer(layers[i], dtype)
-    return evolve(rest, layers=tuple(layers))
+    return evolve(others, layers=tuple(layers))
 
 
-def _stream(parts: list[RankPart], where: Mapping[str, TensorPlace]) -> None:
+def _stream(own_parts: list[RankPart], places: Mapping[str, TensorPlace]) -> None:
     """Fill every tensor, on a GPU."""
     from minfer.effects.models.checkpoint.stream_weights import TensorJob, stream_weights
 
     stream_weights(
         [
-            TensorJob(where[one.part.name].path, where[one.part.name].name, one)
-            for one in parts
-            if one.part.name in where
+            TensorJob(place.path, place.name, rank_part)
+            for rank_part in own_parts
+            if (place := places.get(rank_part.part.name)) is not None
         ]
     )
 
@@ -254,8 +268,8 @@ def _check_copy(spec: ModelSpec, stored: TensorPlace, embed: "Tensor") -> None:
         )
 
 
-def _by_model(
-    spec: ModelSpec, found: FoundTensors, files: Files, folder: Path
+def _checked_places(
+    spec: ModelSpec, found_tensors: FoundTensors, form: CheckpointForm, folder: Path
 ) -> dict[str, TensorPlace]:
     """Returns the places by the model's tensor names, checked by headers alone.
 
@@ -263,94 +277,109 @@ def _by_model(
     makes it one of the model's; and a tied model may store its embeddings as the output
     head.
     """
-    expected = expected_parts(spec, files)
-    inert = () if files.format is None else files.format.inert
-    odd = sorted(name for name in found.places if name not in expected)
-    odd = [one for one in odd if not one.startswith(spec.skipped)]
-    if files.format is None and (why := quantized_objection(odd)):
-        raise UnsupportedModelError(f"{folder}: {why}")
-    known = {*expected, LM_HEAD}
-    where: dict[str, TensorPlace] = {}
-    for place in found.places.values():
-        if place.name.startswith(spec.skipped) or place.name.endswith(inert):
+    expected = expected_parts(spec, form)
+    inert = () if form.format is None else form.format.inert
+    unexpected = sorted(name for name in found_tensors.places if name not in expected)
+    unexpected = [
+        name for name in unexpected if not name.startswith(spec.skipped_prefixes)
+    ]
+    if form.format is None and (objection := quantized_objection(unexpected)):
+        raise UnsupportedModelError(f"{folder}: {objection}")
+    names = {*expected, LM_HEAD}
+    places: dict[str, TensorPlace] = {}
+    for place in found_tensors.places.values():
+        if place.name.startswith(spec.skipped_prefixes) or place.name.endswith(inert):
             continue
-        name = model_name(spec, place.name, known)
-        if name in where:
-            check_same(where[name], place)
-        where[name] = place
-    if spec.tie_word_embeddings and EMBED not in where and LM_HEAD in where:
-        where[EMBED] = where.pop(LM_HEAD)
-    _refuse_quantized_ends(where)
-    needed = (name for name, part in expected.items() if not part.optional)
-    if missing := [name for name in needed if name not in where]:
-        raise _missing(missing, expected[missing[0]].shape, found, folder)
-    if spec.tie_word_embeddings and LM_HEAD in where:
+        name = model_name(spec, place.name, names)
+        if name in places:
+            check_same(places[name], place)
+        places[name] = place
+    if spec.tie_word_embeddings and EMBED not in places and LM_HEAD in places:
+        places[EMBED] = places.pop(LM_HEAD)
+    _refuse_quantized_ends(places)
+    needed = (name for name, weight_part in expected.items() if not weight_part.optional)
+    if missing := [name for name in needed if name not in places]:
+        raise _missing(missing, expected[missing[0]].shape, found_tensors, folder)
+    if spec.tie_word_embeddings and LM_HEAD in places:
         expected[LM_HEAD] = expected[EMBED]
     if not spec.parameters:  # else transformers reports what its model has not
-        surplus = {n: p for n, p in where.items() if n not in expected}
-        _check_surplus(spec, found, surplus)
-    there = {name: where[name] for name in expected if name in where}
-    for name, place in there.items():
-        part = expected[name]
-        _check_header(part, place, _described_with_keys(spec, files, part, place.path))
-    return there
+        surplus = {name: place for name, place in places.items() if name not in expected}
+        _check_surplus(spec, found_tensors, surplus)
+    used_places = {name: places[name] for name in expected if name in places}
+    for name, place in used_places.items():
+        weight_part = expected[name]
+        described = _described_with_keys(spec, form, weight_part, place.path)
+        _check_header(weight_part, place, described)
+    return used_places
 
 
-def _described_with_keys(spec: ModelSpec, files: Files, part: Part, path: Path) -> str:
+def _described_with_keys(
+    spec: ModelSpec, form: CheckpointForm, weight_part: WeightPart, path: Path
+) -> str:
     """Returns what a tensor's shape follows from: of a quantized matrix, keys of the
     quantization, too.
     """
-    described, how = _described_by(path), spec.quantization
-    keys = "" if files.format is None else files.format.shaped_by
-    if how is None or not part.matrix or not keys or how.scheme_of(part.matrix).is_plain:
+    described, quantization = _described_by(path), spec.quantization
+    keys = "" if form.format is None else form.format.shaped_by
+    if (
+        quantization is None
+        or not weight_part.matrix
+        or not keys
+        or quantization.scheme_of(weight_part.matrix).is_plain
+    ):
         return described
-    return f"{described} and {how.file or 'its quantization_config'} ({keys})"
+    return f"{described} and {quantization.file or 'its quantization_config'} ({keys})"
 
 
-def _refuse_quantized_ends(where: Mapping[str, TensorPlace]) -> None:
+def _refuse_quantized_ends(places: Mapping[str, TensorPlace]) -> None:
     """Refuse scales of embeddings, or of the output head, which are never quantized."""
-    for name in where:
+    for name in places:
         stem, _, end = name.rpartition(".")
         if end not in ("weight", "bias") and f"{stem}.weight" in (EMBED, LM_HEAD):
             raise UnsupportedModelError(
-                f"{where[name].path}: tensor {name}: quantized embeddings and output "
+                f"{places[name].path}: tensor {name}: quantized embeddings and output "
                 f"heads are not supported; use a checkpoint in which they are not"
             )
 
 
 def _missing(
-    names: list[str], shape: tuple[int, ...], found: FoundTensors, folder: Path
+    names: list[str], shape: tuple[int, ...], found_tensors: FoundTensors, folder: Path
 ) -> CheckpointError:
     """Returns the error about files that lack tensors of the model."""
-    listed = found.listed or {}
+    listed = found_tensors.listed or {}
     for name in names:
         if name in listed:
-            what = f"lacks {list_names(names)}, other than {INDEX_NAME} says"
-            return damaged(listed[name], what)
+            fault = f"lacks {list_names(names)}, other than {INDEX_NAME} says"
+            return damaged(listed[name], fault)
     described = _described_by(folder)
-    why = f"the checkpoint is incomplete or its {described} describes another model"
+    reason = f"the checkpoint is incomplete or its {described} describes another model"
     if names == [LM_HEAD]:
-        why = (
+        reason = (
             "download what is missing, or, if the model's output head is its embedding, "
             "set tie_word_embeddings to true in config.json"
         )
     return TensorMismatchError(
-        f"{folder}: missing tensor {list_names(names)} (shape {list(shape)}); {why}"
+        f"{folder}: missing tensor {list_names(names)} (shape {list(shape)}); {reason}"
     )
 
 
 def _check_surplus(
-    spec: ModelSpec, found: FoundTensors, surplus: Mapping[str, TensorPlace]
+    spec: ModelSpec, found_tensors: FoundTensors, surplus: Mapping[str, TensorPlace]
 ) -> None:
     """Refuse tensors that the model does not have, unless the index leaves them out
     too.
     """
-    extra = {n: p for n, p in surplus.items() if not is_harmless(n, p)}
-    if bad := sorted(name for name in extra if found.is_listed(extra[name].name)):
+    extra = {
+        name: place for name, place in surplus.items() if not is_harmless(name, place)
+    }
+    listed = (
+        name for name, place in extra.items() if found_tensors.is_listed(place.name)
+    )
+    if unexpected := sorted(listed):
         raise TensorMismatchError(
-            f"{extra[bad[0]].path}: unexpected tensor {list_names(bad)}; the checkpoint "
-            f"has parts that {spec.family.architecture} with this config.json does not "
-            f"have"
+            f"{extra[unexpected[0]].path}: unexpected tensor {list_names(unexpected)}; "
+            f"the checkpoint has parts that {spec.family.architecture} with this "
+            f"config.json does not have"
         )
     if extra:
         path = next(iter(extra.values())).path
@@ -360,27 +389,27 @@ def _check_surplus(
 
 def is_harmless(name: str, place: TensorPlace) -> bool:
     """Returns whether a tensor that the model does not have would change nothing."""
-    if name.endswith(HARMLESS):
+    if name.endswith(HARMLESS_SUFFIXES):
         return True
-    return name.endswith(BIAS) and not place.tensor().any()
+    return name.endswith(BIAS_SUFFIX) and not place.tensor().any()
 
 
-def _check_header(part: Part, place: TensorPlace, described: str) -> None:
+def _check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:
     """Compare a tensor's shape and type with the expected ones, which follow from what is
     `described`.
     """
     header = place.file.get_slice(place.name)
-    found, shape = tuple(header.get_shape()), part.shape
-    if found != shape and (math.prod(shape) > 1 or math.prod(found) != 1):
+    stored_shape, shape = tuple(header.get_shape()), weight_part.shape
+    if stored_shape != shape and (math.prod(shape) > 1 or math.prod(stored_shape) != 1):
         raise TensorMismatchError(
-            f"{place.path}: tensor {place.name} has shape {list(found)}, expected "
+            f"{place.path}: tensor {place.name} has shape {list(stored_shape)}, expected "
             f"{list(shape)} by {described}; use the {_described_by(place.path)} that "
             f"belongs to these weights"
         )
-    if (kind := header.get_dtype()) not in part.types:
+    if (kind := header.get_dtype()) not in weight_part.types:
         raise UnsupportedModelError(
             f"{place.path}: tensor {place.name} has type {kind}, expected one of "
-            f"{', '.join(part.types)}; use the config.json that belongs to these "
+            f"{', '.join(weight_part.types)}; use the config.json that belongs to these "
             f"weights, whose quantization_config says how matrices are stored; quantized "
             f"ones need their scales"
         )

@@ -13,12 +13,19 @@ from minfer.values.checks import ConfigError
 from minfer.values.texts import without_breaks
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
-WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+ALLOW_PATTERNS: Final = [
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+]
 # Of subfolders only the chat templates, and not the vendor's own copy of the weights.
-UNWANTED: Final = [f"*/{name}" for name in WANTED if name != "*.jinja"] + [
+IGNORE_PATTERNS: Final = [f"*/{name}" for name in ALLOW_PATTERNS if name != "*.jinja"] + [
     "consolidated*"
 ]
-PRIVATE: Final = (
+NOT_FOUND: Final = (
     "is neither a folder here nor a model on the hub; correct the name, or, if it is "
     "private, run `hf auth login`"
 )
@@ -49,19 +56,22 @@ def snapshot(model: str) -> Path:
 
     name, _, revision = model.partition("@")
     try:
-        how: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
-        return Path(snapshot_download(name, revision=revision or None, **how))
+        patterns: Any = {
+            "allow_patterns": ALLOW_PATTERNS,
+            "ignore_patterns": IGNORE_PATTERNS,
+        }
+        return Path(snapshot_download(name, revision=revision or None, **patterns))
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{name}"
-        why = f"is gated: ask for access at {page}, then run `hf auth login`"
+        reason = f"is gated: ask for access at {page}, then run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = PRIVATE
+        reason = NOT_FOUND
     except errors.RevisionNotFoundError:
-        why = f"has no revision {revision!r} on the hub; {OTHER_REVISION}"
+        reason = f"has no revision {revision!r} on the hub; {OTHER_REVISION}"
     except errors.LocalEntryNotFoundError:
-        why = OFFLINE
+        reason = OFFLINE
     except errors.HFValidationError as error:
-        why = f"is neither a folder here nor a name of the hub: {error}"
+        reason = f"is neither a folder here nor a name of the hub: {error}"
     except Exception as error:  # an error of its HTTP library, or a full disk
-        why = f"cannot be downloaded ({error}); try again, or give a folder"
-    raise HubError(f"model {model!r} {without_breaks(why)}")
+        reason = f"cannot be downloaded ({error}); try again, or give a folder"
+    raise HubError(f"model {model!r} {without_breaks(reason)}")

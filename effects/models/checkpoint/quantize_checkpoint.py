@@ -29,10 +29,10 @@ from minfer.effects.models.checkpoint.checkpoint import (
 )
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.checkpoint.weight_files import (
-    EXPLICIT,
     INDEX_NAME,
     SINGLE_NAME,
     SUFFIX,
+    WEIGHTS_FILE_KEY,
     FoundTensors,
     TensorPlace,
     find_tensors,
@@ -61,11 +61,13 @@ if TYPE_CHECKING:
 WRITABLE: Final[Mapping[str, Scheme]] = {
     level: scheme for level, scheme in LEVELS.items() if scheme in CONFIGS
 }
-SHARD: Final = 5_000_000_000  # bytes of a file, at most, unless a single tensor has more
+MAX_SHARD_BYTES: Final = (
+    5_000_000_000  # bytes of a file, at most, unless a single tensor has more
+)
 CONFIG: Final = "config.json"
 WEIGHT: Final = ".weight"
 # Never quantized: not linear, or named by `quantization_config`.
-ENDS: Final = ("embed_tokens.weight", "lm_head.weight")
+UNQUANTIZED_SUFFIXES: Final = ("embed_tokens.weight", "lm_head.weight")
 # Files of weights, in any format: they are not copied.
 WEIGHT_FILES: Final = (
     *(SUFFIX, ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
@@ -79,7 +81,7 @@ class OutputError(ConfigError):
 
 
 @frozen(eq=False)
-class Job:
+class QuantizeJob:
     """A tensor of the source, and the tensors that are written for it."""
 
     place: TensorPlace
@@ -116,10 +118,10 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
     config = read_config(source)
     spec = _spec(config, source, level)
     with ExitStack() as stack:
-        found = find_tensors(source, stack)
-        jobs = _jobs(spec, found, source)
+        found_tensors = find_tensors(source, stack)
+        jobs = _jobs(spec, found_tensors, source)
         sides = [*_side_files(source)]
-        config = {key: value for key, value in config.items() if key != EXPLICIT}
+        config = {key: value for key, value in config.items() if key != WEIGHTS_FILE_KEY}
         ignore = _unquantized(spec, jobs)
         config["quantization_config"] = quantization_config(WRITABLE[level], ignore)
         try:
@@ -150,34 +152,36 @@ def _check_absent(output: Path) -> None:
 
 def _spec(config: Mapping[str, Any], source: Path, level: str) -> ModelSpec:
     """Returns the spec of a source that is loaded with `--quantization`."""
-    where = str(source / CONFIG)
+    path = str(source / CONFIG)
     try:
-        spec = parse_spec(config, where)
+        spec = parse_spec(config, path)
     except UnknownModelError as error:
         raise UnsupportedModelError(
-            f"{where}: model_type {config.get('model_type')!r} cannot be quantized; "
+            f"{path}: model_type {config.get('model_type')!r} cannot be quantized; "
             f"{', '.join(FAMILIES)} can be"
         ) from error
     if spec.quantization is not None:
         raise UnsupportedModelError(
-            f"{where}: the checkpoint is quantized already "
+            f"{path}: the checkpoint is quantized already "
             f"({spec.quantization.format.text}); use an unquantized one"
         )
-    how: Quantization | None = requested(level, None)
-    return as_stored(evolve(spec, quantization=how), source)
+    quantization: Quantization | None = requested(level, None)
+    return as_stored(evolve(spec, quantization=quantization), source)
 
 
-def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
+def _jobs(
+    spec: ModelSpec, found_tensors: FoundTensors, source: Path
+) -> list[QuantizeJob]:
     """Returns a job for each tensor of the source, in the order of its files."""
     import torch
 
     schemes: dict[str, Scheme] = {}
-    read = set[str]()
-    for place, part in planned_parts(spec, found, source):
-        read.add(place.name)
-        if part.take is None or spec.quantization is None:
+    read_names = set[str]()
+    for place, weight_part in planned_parts(spec, found_tensors, source):
+        read_names.add(place.name)
+        if weight_part.take is None or spec.quantization is None:
             continue
-        if len(part.shape) != 2:
+        if len(weight_part.shape) != 2:
             raise UnsupportedModelError(
                 f"{place.path}: tensor {place.name} has the matrices of all experts, "
                 f"which compressed-tensors does not store in one tensor; quantize the "
@@ -186,23 +190,27 @@ def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
             )
         schemes[place.name] = spec.quantization.format.scheme
     jobs = []
-    for name, place in found.places.items():
-        if name not in read and not found.is_listed(name):
+    for name, place in found_tensors.places.items():
+        if name not in read_names and not found_tensors.is_listed(name):
             continue  # left out by the index: the loader does not read it either
         header, scheme = place.file.get_slice(name), schemes.get(name, PLAIN)
         kind = TORCH_NAMES.get(header.get_dtype())
         if kind is None:
-            what = f"{place.path}: tensor {name} has type {header.get_dtype()}"
-            known = ", ".join(TORCH_NAMES)
-            raise UnsupportedModelError(f"{what}, which cannot be copied; {known} can be")
+            fault = f"{place.path}: tensor {name} has type {header.get_dtype()}"
+            supported = ", ".join(TORCH_NAMES)
+            raise UnsupportedModelError(
+                f"{fault}, which cannot be copied; {supported} can be"
+            )
         blank = torch.empty(header.get_shape(), dtype=getattr(torch, kind), device="meta")
-        made = _made(place, scheme, blank)
-        sizes = tuple(size_of(*one) for one in made.items())
-        jobs.append(Job(place, scheme, sizes))
+        tensors = _tensors_to_write(place, scheme, blank)
+        sizes = tuple(size_of(*named) for named in tensors.items())
+        jobs.append(QuantizeJob(place, scheme, sizes))
     return jobs
 
 
-def _made(place: TensorPlace, scheme: Scheme, tensor: "Tensor") -> "dict[str, Tensor]":
+def _tensors_to_write(
+    place: TensorPlace, scheme: Scheme, tensor: "Tensor"
+) -> "dict[str, Tensor]":
     """Returns the tensors that are written for one, by their names."""
     from minfer.kernels.quantized import quantize
 
@@ -215,21 +223,23 @@ def _made(place: TensorPlace, scheme: Scheme, tensor: "Tensor") -> "dict[str, Te
             f"{place.path}: tensor {place.name} has numbers that are NaN or infinite, "
             f"which cannot be quantized; download the file again"
         )
-    made = tensors_of(scheme, stored, tensor.shape)
-    return {stem + end: one for end, one in made.items()}
+    by_suffix = tensors_of(scheme, stored, tensor.shape)
+    return {stem + suffix: written for suffix, written in by_suffix.items()}
 
 
-def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
+def _unquantized(spec: ModelSpec, jobs: Sequence[QuantizeJob]) -> list[str]:
     """Returns the names of modules that may be linear and are not quantized, and regular
     expressions of the parts of a model that minfer does not read.
     """
     names = dict[str, None]()
     for job in jobs:
         name, shape = job.place.name, job.sizes[0].shape
-        skipped = next((one for one in spec.skipped if name.startswith(one)), None)
+        skipped = next(
+            (prefix for prefix in spec.skipped_prefixes if name.startswith(prefix)), None
+        )
         if skipped is not None:
             names["re:.*" + skipped.replace(".", r"\.") + ".*"] = None
-        elif not job.scheme.is_plain or name.endswith(ENDS):
+        elif not job.scheme.is_plain or name.endswith(UNQUANTIZED_SUFFIXES):
             continue
         elif name.endswith(WEIGHT) and len(shape) > 1:
             names[name.removesuffix(WEIGHT)] = None
@@ -252,7 +262,7 @@ def _write(
     source: Path,
     output: Path,
     config: Mapping[str, Any],
-    jobs: Sequence[Job],
+    jobs: Sequence[QuantizeJob],
     sides: Sequence[Path],
 ) -> None:
     """Write a folder under another name beside `output`, then rename it. Raises OSError,
@@ -281,12 +291,12 @@ def _write(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
+def _write_weights(folder: Path, jobs: Sequence[QuantizeJob], total: int) -> None:
     """Write the weights in one file, or in several and an index."""
-    shards, size = [list[Job]()], 0
+    shards, size = [list[QuantizeJob]()], 0
     for job in jobs:
         size += job.bytes
-        if shards[-1] and size > SHARD:
+        if shards[-1] and size > MAX_SHARD_BYTES:
             shards.append([])
             size = job.bytes
         shards[-1].append(job)
@@ -303,10 +313,10 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
         _write_json(folder / INDEX_NAME, index)
 
 
-def _tensors(jobs: Sequence[Job]) -> "Iterator[tuple[str, Tensor]]":
+def _tensors(jobs: Sequence[QuantizeJob]) -> "Iterator[tuple[str, Tensor]]":
     """Yields the tensors that jobs write, with their names."""
     for job in jobs:
-        yield from _made(job.place, job.scheme, job.place.tensor()).items()
+        yield from _tensors_to_write(job.place, job.scheme, job.place.tensor()).items()
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve
 
 from minfer.effects.models.architecture.layers import finish_layer
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import (
     Weights,
@@ -17,14 +17,14 @@ from minfer.effects.models.architecture.weights import (
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.rank_parts import RankPart, rank_parts
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import WHOLE, Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 
 if TYPE_CHECKING:
     import torch
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
-POOL: Final = 2_000_003
+POOL_SIZE: Final = 2_000_003
 
 
 def random_weights(
@@ -32,72 +32,85 @@ def random_weights(
     dtype: str,
     seed: int = 0,
     device: str = "cpu",
-    place: Place = WHOLE,
+    rank_info: RankInfo = WHOLE_MODEL,
 ) -> Weights:
     """Returns weights drawn from N(0, initializer_range), norms 1; the same on every
     device. A rank's are its parts of the whole model's.
     """
     import torch
 
-    draw = torch.Generator().manual_seed(seed)
-    pool = torch.empty(POOL).normal_(0.0, spec.initializer_range, generator=draw)
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.empty(POOL_SIZE).normal_(
+        0.0, spec.initializer_range, generator=generator
+    )
     pool = pool.to(device=device, dtype=torch_dtype(dtype))
-    how = spec.quantization
-    files = PLAIN_FILES if how is None else Files(OnLoad(how.format.scheme))
-    whole = expected_parts(spec, files)
-    own = spec if place == WHOLE else spec.for_rank(place)
-    weights = empty_weights(own, dtype, device)
-    parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)
-    mine = {one.part.name: one for one in parts}
-    at = 0
-    for name, part in whole.items():
-        one = mine.get(name)
+    quantization = spec.quantization
+    form = (
+        PLAIN_FORM
+        if quantization is None
+        else CheckpointForm(OnLoad(quantization.format.scheme))
+    )
+    model_parts = expected_parts(spec, form)
+    rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
+    weights = empty_weights(rank_spec, dtype, device)
+    own_parts = rank_parts(
+        rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
+    )
+    parts_by_name = {rank_part.part.name: rank_part for rank_part in own_parts}
+    offset = 0
+    for name, weight_part in model_parts.items():
+        rank_part = parts_by_name.get(name)
         if name.endswith("norm.weight"):
-            if one is not None:
-                one.part.place.fill_(1.0)
+            if rank_part is not None:
+                rank_part.part.target.fill_(1.0)
             continue
-        drawn = _room(one, part, pool)
-        at = _draw(pool, at, part.shape, drawn)
-        if one is not None and drawn is not None and drawn is not one.part.place:
-            one.fill(
-                drawn if one.cut is None else one.cut.of(drawn, part.shape[one.cut.dim])
-            )
+        drawn = _draw_target(rank_part, weight_part, pool)
+        offset = _draw(pool, offset, weight_part.shape, drawn)
+        if rank_part is None or drawn is None or drawn is rank_part.part.target:
+            continue
+        cut = rank_part.cut
+        rank_part.fill(
+            drawn if cut is None else cut.apply(drawn, weight_part.shape[cut.dim])
+        )
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))
 
 
-def _room(
-    one: RankPart | None, whole: Part, pool: "torch.Tensor"
+def _draw_target(
+    rank_part: RankPart | None, weight_part: WeightPart, pool: "torch.Tensor"
 ) -> "torch.Tensor | None":
-    """Returns where a tensor is drawn, whole: its place, or memory of its own if that
-    takes a part of it, or takes it in another form; None if it is not needed.
+    """Returns the tensor into which a whole tensor is drawn: its target, or memory of its
+    own if the target takes a part of it or another form; None if it is not needed.
     """
     import torch
 
-    if one is None:
+    if rank_part is None:
         return None
-    if one.cut is None and one.part.take is None and not one.is_zero:
-        return one.part.place
-    return torch.empty(whole.shape, dtype=pool.dtype, device=pool.device)
+    if rank_part.cut is None and rank_part.part.take is None and not rank_part.is_zero:
+        return rank_part.part.target
+    return torch.empty(weight_part.shape, dtype=pool.dtype, device=pool.device)
 
 
 def _draw(
-    pool: "torch.Tensor", at: int, shape: tuple[int, ...], drawn: "torch.Tensor | None"
+    pool: "torch.Tensor",
+    offset: int,
+    shape: tuple[int, ...],
+    drawn: "torch.Tensor | None",
 ) -> int:
-    """Draw a tensor of this shape from the pool's numbers behind `at`; returns where the
-    next one begins. None: it is only passed over.
+    """Draw a tensor of this shape from the pool's numbers behind `offset`; returns where
+    the next one begins. None: it is only passed over.
     """
     columns = shape[-1]
-    lines = prod(shape) // columns
-    some = max(1, POOL // 8 // columns)
+    num_rows = prod(shape) // columns
+    rows_at_once = max(1, POOL_SIZE // 8 // columns)
     matrix = (
         None if drawn is None else drawn.flatten(0, -2) if len(shape) > 1 else drawn[None]
     )
-    for first in range(0, lines, some):
-        size = min(some, lines - first) * columns
+    for first in range(0, num_rows, rows_at_once):
+        size = min(rows_at_once, num_rows - first) * columns
         if matrix is not None:
-            rows = matrix[first : first + some]
-            rows.copy_(pool[at : at + size].view(rows.shape))
+            rows = matrix[first : first + rows_at_once]
+            rows.copy_(pool[offset : offset + size].view(rows.shape))
         # Reads begin anywhere in the first half, so that rows are seldom equal.
-        at = (at + size + 1) % (POOL // 2)
-    return at
+        offset = (offset + size + 1) % (POOL_SIZE // 2)
+    return offset

@@ -5,8 +5,9 @@ configs are read in several ways by those who write them. Of one that is quantiz
 as it is loaded, a rule decides: rounding a row of activations to 8 bits takes its largest
 for 127, so where a few channels are many times larger than the rest (Dettmers et al.
 2022), the rest is rounded to little. A normalised row has its norm's factors as sizes of
-its channels, so a matrix that reads a norm whose largest factor is more than `OUTLIER`
-times the median one stays as it is. FP8 has an exponent, and needs no such rule.
+its channels, so a matrix that reads a norm whose largest factor is more than
+`MAX_NORM_RATIO` times the median one stays as it is. FP8 has an exponent, and needs no
+such rule.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.linear import LinearSizes, Maker
+from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
 from minfer.effects.models.checkpoint.tensor_names import model_names
@@ -27,7 +28,7 @@ from minfer.effects.models.gguf.container import is_gguf, read_gguf
 from minfer.effects.models.gguf.tensors import GgufTensors
 from minfer.kernels.leaves import INT8, Shard
 
-OUTLIER: Final = 8.0
+MAX_NORM_RATIO: Final = 8.0
 HEADER_LENGTH: Final = 8  # bytes of a file's first field
 
 
@@ -37,22 +38,24 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
     loader reports them. Raises `UnsupportedModelError` for matrices that cannot be
     stored so.
     """
-    how = spec.quantization
-    if how is None:
+    quantization = spec.quantization
+    if quantization is None:
         return spec
-    plain, found = frozenset[str](), set[str]()
+    plain, stored_names = frozenset[str](), set[str]()
     with suppress(CheckpointError, OSError, ValueError, RecursionError):
-        if not how.at_load:
-            found = _stored_names(spec, how, folder)
-            plain = frozenset(_unquantized(spec, how, found))
-        elif how.format.scheme is INT8:
+        if not quantization.at_load:
+            stored_names = _stored_names(spec, quantization, folder)
+            plain = frozenset(_unquantized(spec, quantization, stored_names))
+        elif quantization.format.scheme is INT8:
             plain = frozenset(_with_outliers(spec, folder))
     if spec.parameters:
-        _refuse_other_modules(spec, how, found, folder)
-    maker = Maker(spec.dtype, "meta", how := evolve(how, plain=plain))
+        _refuse_other_modules(spec, quantization, stored_names, folder)
+    maker = WeightMaker(
+        spec.dtype, "meta", quantization := evolve(quantization, plain=plain)
+    )
     for sizes in spec.matrices:
         maker.scheme(sizes)
-    return evolve(spec, quantization=how)
+    return evolve(spec, quantization=quantization)
 
 
 def _matrices(spec: ModelSpec) -> Iterator[str]:
@@ -61,61 +64,68 @@ def _matrices(spec: ModelSpec) -> Iterator[str]:
         yield from sizes.names
 
 
-def _stored_names(spec: ModelSpec, how: Quantization, folder: Path) -> set[str]:
+def _stored_names(spec: ModelSpec, quantization: Quantization, folder: Path) -> set[str]:
     """Returns the model's names of a quantized checkpoint's tensors."""
-    suffixes = (".weight", *how.format.markers)
-    known = {name + suffix for name in _matrices(spec) for suffix in suffixes}
-    return {name for name, _ in model_names(spec, _places(folder), known)}
+    suffixes = (".weight", *quantization.format.markers)
+    names = {name + suffix for name in _matrices(spec) for suffix in suffixes}
+    return {name for name, _ in model_names(spec, _places(folder), names)}
 
 
-def _unquantized(spec: ModelSpec, how: Quantization, found: set[str]) -> Iterator[str]:
+def _unquantized(
+    spec: ModelSpec, quantization: Quantization, stored_names: set[str]
+) -> Iterator[str]:
     """Yields the matrices that are there, without the tensors of quantized ones."""
     for name in _matrices(spec):
-        quantized = any(name + marker in found for marker in how.format.markers)
-        if name + ".weight" in found and not quantized:
+        is_quantized = any(
+            name + marker in stored_names for marker in quantization.format.markers
+        )
+        if name + ".weight" in stored_names and not is_quantized:
             yield name
 
 
 def _refuse_other_modules(
-    spec: ModelSpec, how: Quantization, found: set[str], folder: Path
+    spec: ModelSpec, quantization: Quantization, stored_names: set[str], folder: Path
 ) -> None:
     """Refuse quantized modules of a model that transformers runs, other than linear ones.
     Raises `UnsupportedModelError`.
     """
     linear = {*_matrices(spec)}
-    for name in sorted(found):
-        for marker in how.format.markers:
+    for name in sorted(stored_names):
+        for marker in quantization.format.markers:
             module = name.removesuffix(marker)
             if module not in {name, *linear}:
                 raise UnsupportedModelError(
-                    f"{folder}: module {module} is quantized ({how.format.text}, tensor "
-                    f"{name}), but {spec.family.architecture}, which transformers' own "
-                    f"model runs, has no torch.nn.Linear of that name beside its output "
-                    f"head; use a checkpoint in which it is not quantized"
+                    f"{folder}: module {module} is quantized "
+                    f"({quantization.format.text}, tensor {name}), but "
+                    f"{spec.family.architecture}, which transformers' own model "
+                    f"runs, has no torch.nn.Linear of that name beside its output head; "
+                    f"use a checkpoint in which it is not quantized"
                 )
 
 
 def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
     """Yields the matrices that read norms with outliers."""
-    wanted: dict[str, tuple[LinearSizes, ...]] = {}
+    matrices_by_norm: dict[str, tuple[LinearSizes, ...]] = {}
     for i, layer in enumerate(spec.layers):
         after = layer.attention.norms.after
         feed_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
-        reading = [
-            one for one in layer.feed_forward.matrices if one.shard is Shard.COLUMN
+        readers = [
+            matrix
+            for matrix in layer.feed_forward.matrices
+            if matrix.shard is Shard.COLUMN
         ]
         prefix = layer_prefix(i)
-        wanted[f"{prefix}input_layernorm.weight"] = layer.attention.matrices[:1]
-        wanted[f"{prefix}{feed_norm}.weight"] = tuple(reading)
-    for name, path in model_names(spec, _places(folder), {*wanted}):
-        if name not in wanted or _peak(spec, *path) <= OUTLIER:
+        matrices_by_norm[f"{prefix}input_layernorm.weight"] = layer.attention.matrices[:1]
+        matrices_by_norm[f"{prefix}{feed_norm}.weight"] = tuple(readers)
+    for name, path in model_names(spec, _places(folder), {*matrices_by_norm}):
+        if name not in matrices_by_norm or _outlier_ratio(spec, *path) <= MAX_NORM_RATIO:
             continue
         prefix = name[: name.rindex(".", 0, -len(".weight")) + 1]
-        for sizes in wanted[name]:
-            yield from (prefix + one for one in sizes.names)
+        for sizes in matrices_by_norm[name]:
+            yield from (prefix + matrix_name for matrix_name in sizes.names)
 
 
-def _peak(spec: ModelSpec, path: Path, name: str) -> float:
+def _outlier_ratio(spec: ModelSpec, path: Path, name: str) -> float:
     """Returns how many times the median factor of a norm the largest is. Raises
     ValueError for a file that is damaged.
     """

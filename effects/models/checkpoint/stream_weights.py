@@ -19,7 +19,7 @@ from minfer.effects.models.layout.rank_parts import Cut, RankPart
 from minfer.effects.models.progress import weights_bar
 
 THREADS: Final = 8
-BUFFER: Final = 16 << 20  # bytes
+BUFFER_BYTES: Final = 16 << 20  # bytes
 _TYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -39,7 +39,7 @@ class TensorJob:
 
     path: Path
     name: str  # in the file
-    own: RankPart
+    rank_part: RankPart
 
 
 @frozen
@@ -60,10 +60,10 @@ def stream_weights(jobs: Sequence[TensorJob]) -> None:
     total = sum(_bytes_of(headers[job.path], job) for job in jobs)
     with weights_bar(total) as bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
-        order = sorted(jobs, key=lambda job: job.own.part.place.numel(), reverse=True)
-        parts = [order[i::THREADS] for i in range(THREADS)]
-        for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
-            done.result()  # raises the thread's exception
+        order = sorted(jobs, key=lambda job: -job.rank_part.part.target.numel())
+        shares = [order[i::THREADS] for i in range(THREADS)]
+        for future in [pool.submit(_fill, share, headers, bar) for share in shares]:
+            future.result()  # raises the thread's exception
 
 
 def _header(path: Path) -> SafetensorsHeader:
@@ -74,36 +74,38 @@ def _header(path: Path) -> SafetensorsHeader:
 
 def _bytes_of(header: SafetensorsHeader, job: TensorJob) -> int:
     """Returns the bytes to read."""
-    about = header.tensors[job.name]
-    start, end = about["data_offsets"]
-    cut, size = job.own.cut, int(end - start)
-    return size if cut is None else size * cut.size // about["shape"][cut.dim]
+    entry = header.tensors[job.name]
+    start, end = entry["data_offsets"]
+    cut, size = job.rank_part.cut, int(end - start)
+    return size if cut is None else size * cut.size // entry["shape"][cut.dim]
 
 
 def _fill(
     jobs: Sequence[TensorJob], headers: Mapping[Path, SafetensorsHeader], bar: Any
 ) -> None:
-    buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
     make: Any = torch.cuda.Stream  # untyped
     stream = make()
     with torch.inference_mode(), torch.cuda.stream(stream):
         for job in jobs:
             header = headers[job.path]
-            about = header.tensors[job.name]
-            kind, part, cut = _TYPES[about["dtype"]], job.own.part, job.own.cut
-            shape = part.shape if cut is None else cut.shape(tuple(about["shape"]))
-            read = target = part.place
-            direct = part.is_copy and target.is_contiguous() and not job.own.is_zero
+            entry = header.tensors[job.name]
+            kind, cut = _TYPES[entry["dtype"]], job.rank_part.cut
+            weight_part = job.rank_part.part
+            shape = weight_part.shape if cut is None else cut.shape(tuple(entry["shape"]))
+            read = target = weight_part.target
+            direct = weight_part.is_copy and not job.rank_part.is_zero
+            direct = direct and target.is_contiguous()
             direct = direct and (cut is None or shape == target.shape)
             if kind is not target.dtype or not direct:
                 read = torch.empty(shape, dtype=kind, device=target.device)
-            start = header.base + about["data_offsets"][0]
-            ranges = byte_ranges(start, about["shape"], cut, kind)
+            start = header.base + entry["data_offsets"][0]
+            ranges = byte_ranges(start, entry["shape"], cut, kind)
             read_ranges(job.path, ranges, read, buffer, bar)
             if read is target:
-                part.check()
+                weight_part.check()
             else:
-                job.own.fill(read)
+                job.rank_part.fill(read)
     # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()
 
@@ -117,9 +119,9 @@ def byte_ranges(
         return
     inner = math.prod(shape[cut.dim + 1 :]) * kind.itemsize
     for outer in range(math.prod(shape[: cut.dim])):
-        for one in cut.ranges(shape[cut.dim]):
-            first = start + (outer * shape[cut.dim] + one.start) * inner
-            yield range(first, first + len(one) * inner)
+        for indices in cut.ranges(shape[cut.dim]):
+            first = start + (outer * shape[cut.dim] + indices.start) * inner
+            yield range(first, first + len(indices) * inner)
 
 
 def read_ranges(
@@ -128,14 +130,16 @@ def read_ranges(
     """Fill `target` with ranges of a file's bytes, a buffer at a time."""
     raw: Any = buffer.numpy()  # its type does not declare the buffer interface
     pieces = (
-        one[at : at + BUFFER] for one in ranges for at in range(0, len(one), BUFFER)
+        byte_range[start : start + BUFFER_BYTES]
+        for byte_range in ranges
+        for start in range(0, len(byte_range), BUFFER_BYTES)
     )
     left = target.view(-1).view(torch.uint8)
     filled = 0
     with path.open("rb") as file:
         for piece in pieces:
             size = len(piece)
-            if filled + size > BUFFER:
+            if filled + size > BUFFER_BYTES:
                 left[:filled].copy_(buffer[:filled])  # waits: the buffer is free again
                 left, filled = left[filled:], 0
             file.seek(piece.start)

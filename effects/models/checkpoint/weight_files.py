@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
-from minfer.effects.models.gguf.tensors import GgufTensors, opened
+from minfer.effects.models.gguf.tensors import GgufTensors, open_gguf_tensors
 from minfer.effects.models.json_files import damaged, read_optional
 from minfer.effects.models.layout.rank_parts import Cut
 
@@ -32,13 +32,13 @@ ADAPTERS: Final = (
 )
 CONSOLIDATED: Final = "consolidated"
 # transformers 5's config field that names another file than these.
-EXPLICIT: Final = "transformers_weights"
+WEIGHTS_FILE_KEY: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
 _MERGE: Final = (
     "merge it into its base model (in peft, merge_and_unload and save_pretrained), and "
     "give the result"
 )
-NAMED: Final = 4  # how many names an error lists
+MAX_LISTED_NAMES: Final = 4  # how many names an error lists
 
 
 @frozen(eq=False)
@@ -57,7 +57,7 @@ class TensorPlace:
         size = stored.get_shape()[cut.dim]
         if isinstance(self.file, GgufTensors):  # which dequantizes all of it
             stored = self.file.get_tensor(self.name)
-        return cut.of(stored, size)
+        return cut.apply(stored, size)
 
 
 @frozen(eq=False)
@@ -77,8 +77,12 @@ class FoundTensors:
 
 def list_names(names: list[str]) -> str:
     """Returns the first of these names, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    suffix = (
+        f" and {len(names) - MAX_LISTED_NAMES} more"
+        if len(names) > MAX_LISTED_NAMES
+        else ""
+    )
+    return ", ".join(names[:MAX_LISTED_NAMES]) + suffix
 
 
 def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
@@ -91,9 +95,11 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         yield folder, None
         return
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
-    explicit = read_optional(folder / "config.json").get(EXPLICIT)
+    explicit = read_optional(folder / "config.json").get(WEIGHTS_FILE_KEY)
     if isinstance(explicit, str):
-        single = _inside(folder, explicit, f"{folder / 'config.json'}: {EXPLICIT}")
+        single = _path_inside(
+            folder, explicit, f"{folder / 'config.json'}: {WEIGHTS_FILE_KEY}"
+        )
         if single.name.endswith(".index.json"):
             index, single = single, folder / ""
     elif single.is_file() and index.is_file():
@@ -101,7 +107,7 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     if single.is_file():
         yield single, None
     elif index.is_file():
-        yield from _indexed(folder, index)
+        yield from _indexed_files(folder, index)
     else:
         raise _no_weights(folder, single)
 
@@ -115,10 +121,10 @@ def find_tensors(
     Raises `CheckpointError` as `shards`, and for damaged files.
     """
     if is_gguf(folder):
-        file = opened(read_gguf(folder), dtype, device)
+        file = open_gguf_tensors(read_gguf(folder), dtype, device)
         names = file.keys()
-        inside = {name: TensorPlace(folder, file, name) for name in names}
-        return FoundTensors(inside, streams=False)
+        in_file = {name: TensorPlace(folder, file, name) for name in names}
+        return FoundTensors(in_file, streams=False)
     from safetensors import SafetensorError, safe_open
 
     places: dict[str, TensorPlace] = {}
@@ -126,10 +132,10 @@ def find_tensors(
     for path, names in shards(folder):
         try:
             file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            found = [TensorPlace(path, file, name) for name in file.keys()]  # noqa: SIM118
+            file_places = [TensorPlace(path, file, name) for name in file.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise damaged(path, f"truncated or corrupt ({error})") from error
-        for place in found:
+        for place in file_places:
             if (earlier := places.get(place.name)) is not None:
                 check_same(earlier, place)
             places[place.name] = place
@@ -138,13 +144,13 @@ def find_tensors(
     return FoundTensors(places, listed)
 
 
-def check_same(one: TensorPlace, other: TensorPlace) -> None:
+def check_same(place: TensorPlace, other_place: TensorPlace) -> None:
     """Raise `CheckpointError` for two places of a tensor with different values."""
-    mine, its = one.tensor(), other.tensor()
-    if mine.dtype != its.dtype or not mine.equal(its):
+    tensor, other_tensor = place.tensor(), other_place.tensor()
+    if tensor.dtype != other_tensor.dtype or not tensor.equal(other_tensor):
         raise CheckpointError(
-            f"{other.path}: tensor {other.name} differs from {one.name} of "
-            f"{one.path.name}, which is the same tensor of the model; remove the wrong "
+            f"{other_place.path}: tensor {other_place.name} differs from {place.name} of "
+            f"{place.path.name}, which is the same tensor of the model; remove the wrong "
             f"one of the two"
         )
 
@@ -154,7 +160,7 @@ def _check_beside(folder: Path, single: Path, index: Path) -> None:
     one beside an unusable index.
     """
     try:
-        files = {path for path, _ in _indexed(folder, index)}
+        files = {path for path, _ in _indexed_files(folder, index)}
     except CheckpointError as error:
         _log.warning("%s is read, and not %s: %s", single, index.name, error)
         return
@@ -174,8 +180,8 @@ def adapter_in(folder: Path) -> str | None:
 def warn_of_adapter(folder: Path) -> None:
     """Warn of an adapter beside a model's weights, which is not used."""
     if (adapter := adapter_in(folder)) is not None:
-        what = "the adapter beside the weights is not used, as LoRA is not supported"
-        _log.warning("%s: %s; to use it, %s", folder / adapter, what, _MERGE)
+        fault = "the adapter beside the weights is not used, as LoRA is not supported"
+        _log.warning("%s: %s; to use it, %s", folder / adapter, fault, _MERGE)
 
 
 def no_model(folder: Path) -> str | None:
@@ -198,15 +204,15 @@ def no_model(folder: Path) -> str | None:
 
 def _no_weights(folder: Path, single: Path) -> CheckpointError:
     """Returns the error about a folder without safetensors, or with others."""
-    if why := no_model(folder):
-        return UnsupportedModelError(why)
+    if reason := no_model(folder):
+        return UnsupportedModelError(reason)
     files = sorted(path.name for path in folder.glob("*"))
-    others = [name for name in files if name.endswith(SUFFIX)]
-    if others:
-        what = f"not found (nor {INDEX_NAME}), but {list_names(others)}"
-        rename = f"rename {others[0]} to {SINGLE_NAME}"
-        remedy = rename if len(others) == 1 else f"download {INDEX_NAME} as well"
-        return damaged(single, what, remedy)
+    other_names = [name for name in files if name.endswith(SUFFIX)]
+    if other_names:
+        fault = f"not found (nor {INDEX_NAME}), but {list_names(other_names)}"
+        rename = f"rename {other_names[0]} to {SINGLE_NAME}"
+        remedy = rename if len(other_names) == 1 else f"download {INDEX_NAME} as well"
+        return damaged(single, fault, remedy)
     pickles = [name for name in files if Path(name).suffix in (".bin", ".pt", ".pth")]
     if pickles:
         return UnsupportedModelError(
@@ -218,31 +224,33 @@ def _no_weights(folder: Path, single: Path) -> CheckpointError:
     return damaged(single, f"not found (nor {INDEX_NAME})", remedy)
 
 
-def _inside(folder: Path, name: object, what: str) -> Path:
+def _path_inside(folder: Path, name: object, label: str) -> Path:
     """Returns the path of a file of the folder, or of a subfolder, by its name."""
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    outside = not parts or parts[0] == "/" or ".." in parts or "\\" in str(name)
+    path_parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    outside = (
+        not path_parts or path_parts[0] == "/" or ".." in path_parts or "\\" in str(name)
+    )
     if outside:
         raise damaged(
-            folder, f"{what} is {name!r}, not the name of a file in this folder"
+            folder, f"{label} is {name!r}, not the name of a file in this folder"
         )
-    return folder.joinpath(*parts)
+    return folder.joinpath(*path_parts)
 
 
-def _indexed(folder: Path, index: Path) -> Iterator[tuple[Path, set[str]]]:
+def _indexed_files(folder: Path, index: Path) -> Iterator[tuple[Path, set[str]]]:
     """Yields the files that an index names, and the tensors in each."""
     weight_map = read_optional(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise damaged(index, "weight_map must map tensor names to files")
     by_file: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        path = _inside(folder, file, f"{index.name}: the file of tensor {name}")
+        path = _path_inside(folder, file, f"{index.name}: the file of tensor {name}")
         if path.suffix != SUFFIX:
-            what = f"tensor {name} is said to be in {file!r}, which is no safetensors"
-            raise UnsupportedModelError(f"{index}: {what}; convert it with transformers")
+            fault = f"tensor {name} is said to be in {file!r}, which is no safetensors"
+            raise UnsupportedModelError(f"{index}: {fault}; convert it with transformers")
         by_file.setdefault(path, set()).add(name)
     for path, names in sorted(by_file.items()):
         if not path.is_file():
-            what = f"not found, but {index.name} says it holds {len(names)} tensors"
-            raise damaged(path, what, "download it")
+            fault = f"not found, but {index.name} says it holds {len(names)} tensors"
+            raise damaged(path, fault, "download it")
         yield path, names

@@ -63,7 +63,7 @@ def write_file(
     ValueError for a tensor of another size, or a missing one.
     """
     # The widest elements first, so that each tensor begins at a multiple of its element.
-    order = sorted(sizes, key=lambda one: -one.element)
+    order = sorted(sizes, key=lambda size: -size.element)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places, end = dict[str, tuple[TensorSize, int]](), 0
     for size in order:
@@ -82,8 +82,8 @@ def write_file(
         file.truncate(base + end)
         for name, tensor in tensors:
             size, start = places.pop(name)
-            if (given := size_of(name, tensor)) != size:
-                raise ValueError(f"{path}: tensor {name} is {given}, not {size}")
+            if (actual_size := size_of(name, tensor)) != size:
+                raise ValueError(f"{path}: tensor {name} is {actual_size}, not {size}")
             file.seek(base + start)
             file.write(_bytes(tensor))
             written(size.bytes)

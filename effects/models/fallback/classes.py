@@ -19,11 +19,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.architecture.spec_reader import read_architectures
-from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
+from minfer.effects.models.config_reader import (
+    ConfigReader,
+    ModelConfigError,
+    whole_to_int,
+)
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.values.texts import without_breaks
 
-NOT_READ: Final = {
+IGNORED_KEYS: Final = {
     "attn_implementation",
     "experts_implementation",
     "return_dict",
@@ -54,91 +58,108 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def resolve(read: ConfigReader) -> HuggingFaceModel:
+def resolve(reader: ConfigReader) -> HuggingFaceModel:
     """Returns the class and config of transformers for a checkpoint.
 
     Raises `UnsupportedModelError` if there is no usable one, and `ModelConfigError`.
     """
-    names = read_architectures(read)
-    what = f"architecture {', '.join(names) or '(none)'} is not supported:"
-    config = _config(read, what)
-    found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
-    if why := _obstacle(read, config, found, names):
-        raise read.refusal(f"{what} {why}")
-    if names and found.__name__ not in names:
-        refuse_kind(read, names)  # `model_type` is another's
-    return HuggingFaceModel(found, config)
+    names = read_architectures(reader)
+    prefix = f"architecture {', '.join(names) or '(none)'} is not supported:"
+    config = _config(reader, prefix)
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
+    if obstacle := _obstacle(reader, config, model_class, names):
+        raise reader.refusal(f"{prefix} {obstacle}")
+    if names and model_class.__name__ not in names:
+        refuse_kind(reader, names)  # `model_type` is another's
+    return HuggingFaceModel(model_class, config)
 
 
-def _config(read: ConfigReader, what: str) -> Any:
-    """Returns transformers' config object; `what` begins refusals."""
-    kind = str(read.config.get("model_type"))
-    if kind not in transformers.CONFIG_MAPPING:
-        own = ", and its own code (auto_map) is never executed"
-        code = "" if read.absent("auto_map") else own
-        raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
-    theirs: Any = transformers.CONFIG_MAPPING[kind]
-    _check_finite(read)
-    given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
+def _config(reader: ConfigReader, prefix: str) -> Any:
+    """Returns transformers' config object; `prefix` begins refusals."""
+    model_type = str(reader.config.get("model_type"))
+    if model_type not in transformers.CONFIG_MAPPING:
+        own_code = ", and its own code (auto_map) is never executed"
+        note = "" if reader.is_absent("auto_map") else own_code
+        raise reader.refusal(
+            f"{prefix} {_version()} has no model_type {model_type!r}{note}"
+        )
+    config_class: Any = transformers.CONFIG_MAPPING[model_type]
+    _check_finite(reader)
+    fields = {
+        k: v for k, v in reader.config.items() if k not in IGNORED_KEYS and k[:1] != "_"
+    }
     try:
-        config = _as_auto_config(given | _whole_numbers(theirs, given))
+        config = _as_auto_config(fields | _whole_numbers(config_class, fields))
     except Exception as error:  # each model's config has its own checks and errors
-        why = without_breaks(error)
+        reason = without_breaks(error)
         raise ModelConfigError(
-            f"{read.where}: transformers cannot read it: {why}"
+            f"{reader.source}: transformers cannot read it: {reason}"
         ) from error
-    _refuse_ignored(read, type(config))
-    ropes = {key: read.config.get(key) for key in ("rope_scaling", "rope_parameters")}
-    _check_rope_keys(ConfigReader(ropes, read.where), type(config))
-    _check_ropes(read, config)
+    _refuse_ignored(reader, type(config))
+    ropes = {key: reader.config.get(key) for key in ("rope_scaling", "rope_parameters")}
+    _check_rope_keys(ConfigReader(ropes, reader.source), type(config))
+    _check_ropes(reader, config)
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
 
 
-def _refuse_ignored(read: ConfigReader, kind: Any) -> None:
+def _refuse_ignored(reader: ConfigReader, config_class: Any) -> None:
     """Refuse fields that change the logits of some models and that a config class
     ignores. Raises `UnsupportedModelError`.
     """
-    has = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map}
-    ignored = read.config.keys() - (has - UNREAD.get(kind.model_type, frozenset()))
+    known_keys = {field.name for field in dataclasses.fields(config_class)} | {
+        *config_class.attribute_map
+    }
+    ignored = reader.config.keys() - (
+        known_keys - UNREAD.get(config_class.model_type, frozenset())
+    )
     for key in sorted(NEUTRAL.keys() & ignored):
-        refuse_field(read, key, NEUTRAL[key])
-    if "sliding_window" in ignored and read.config.get("use_sliding_window") is not False:
-        refuse_field(read, "sliding_window", ())
-    kinds = read.config.get("layer_types")
+        refuse_field(reader, key, NEUTRAL[key])
+    if (
+        "sliding_window" in ignored
+        and reader.config.get("use_sliding_window") is not False
+    ):
+        refuse_field(reader, "sliding_window", ())
+    kinds = reader.config.get("layer_types")
     if "layer_types" in ignored and isinstance(kinds, list):
-        windowed = not read.absent("sliding_window")
-        refuse_field(read, "layer_types", () if windowed else ([FULL] * len(kinds),))
+        windowed = not reader.is_absent("sliding_window")
+        refuse_field(reader, "layer_types", () if windowed else ([FULL] * len(kinds),))
 
 
-def _check_rope_keys(read: ConfigReader, kind: Any) -> None:
+def _check_rope_keys(reader: ConfigReader, config_class: Any) -> None:
     """Refuse keys of rotary scalings, by kind of layers or not, that no type of them has
     and that the code of a config's class and model does not name. Raises
     `ModelConfigError`.
     """
-    for name, table in read.config.items():
+    for name, table in reader.config.items():
         if not isinstance(table, dict):
             continue
-        rope = ConfigReader(table, f"{read.where}: {name}")
+        rope = ConfigReader(table, f"{reader.source}: {name}")
         for key, value in table.items():
             if isinstance(value, dict):
-                _check_rope_keys(ConfigReader({key: value}, rope.where), kind)
-            elif value is not None and key not in ALL_KEYS and not _names(kind, key):
+                _check_rope_keys(ConfigReader({key: value}, rope.source), config_class)
+            elif (
+                value is not None
+                and key not in ALL_KEYS
+                and not _names(config_class, key)
+            ):
                 raise ModelConfigError(
-                    f"{rope.where}: {key} is not a key of rotary scalings; correct its "
+                    f"{rope.source}: {key} is not a key of rotary scalings; correct its "
                     f"name, or remove it"
                 )
 
 
-def _names(kind: Any, key: str) -> bool:
+def _names(config_class: Any, key: str) -> bool:
     """Returns whether the code of transformers about a model names a key."""
-    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, kind)
-    modules = (sys.modules[one.__module__] for one in (kind, model))
-    return any(f'"{key}"' in inspect.getsource(one) for one in modules)
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, config_class)
+    modules = (
+        sys.modules[hf_class.__module__] for hf_class in (config_class, model_class)
+    )
+    return any(f'"{key}"' in inspect.getsource(module) for module in modules)
 
 
-def _check_ropes(read: ConfigReader, config: Any) -> None:
+def _check_ropes(reader: ConfigReader, config: Any) -> None:
     """Refuse types of rotary scaling that transformers does not have, and kinds of layers
     that the model does not have. Raises `UnsupportedModelError`, `ModelConfigError`.
     """
@@ -147,71 +168,75 @@ def _check_ropes(read: ConfigReader, config: Any) -> None:
     kinds = {*(getattr(config, "layer_types", None) or ())}
     for key in sorted(nested.keys() - kinds):
         raise ModelConfigError(
-            f"{read.where}: rope_parameters: {key} is no kind of this model's layers; "
+            f"{reader.source}: rope_parameters: {key} is no kind of this model's layers; "
             f"remove it, or correct model_type"
         )
     for table in nested.values() or (tables,):
         kind = table.get("rope_type", "default")
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
-            known = ", ".join(("default", *ROPE_INIT_FUNCTIONS))
-            raise read.refusal(
+            supported = ", ".join(("default", *ROPE_INIT_FUNCTIONS))
+            raise reader.refusal(
                 f"rope_parameters: rope_type {kind!r} is not known to {_version()}; "
-                f"{known} are"
+                f"{supported} are"
             )
 
 
-def _as_auto_config(given: Mapping[str, Any]) -> Any:
+def _as_auto_config(fields: Mapping[str, Any]) -> Any:
     """Returns the config object that `AutoConfig` makes of a config.json: its class is
     not always that of `model_type`.
     """
     with tempfile.TemporaryDirectory(prefix="minfer-config-") as folder:
-        Path(folder, "config.json").write_text(json.dumps(given), encoding="utf-8")
-        made: Any = transformers.AutoConfig.from_pretrained(
+        Path(folder, "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        config: Any = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    made.name_or_path = ""
-    return made
+    config.name_or_path = ""
+    return config
 
 
-def _check_finite(read: ConfigReader) -> None:
+def _check_finite(reader: ConfigReader) -> None:
     """Refuse numbers that are NaN or infinite, which would look like damaged weights.
     Raises `ModelConfigError`.
     """
-    for key, value in read.config.items():
+    for key, value in reader.config.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise read.error(key, "a finite number")
+            raise reader.error(key, "a finite number")
         if isinstance(value, dict):
-            _check_finite(ConfigReader(value, f"{read.where}: {key}"))
+            _check_finite(ConfigReader(value, f"{reader.source}: {key}"))
 
 
-def _whole_numbers(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_numbers(config_class: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that a config class declares as whole numbers only, as such."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    named = (k for k in given if "int" in types.get(k, "") and "float" not in types[k])
-    return {name: whole(given[name]) for name in named}
+    types = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
+    int_keys = (
+        k for k in fields if "int" in types.get(k, "") and "float" not in types[k]
+    )
+    return {name: whole_to_int(fields[name]) for name in int_keys}
 
 
-def _obstacle(read: ConfigReader, config: Any, found: Any, names: list[Any]) -> str:
+def _obstacle(
+    reader: ConfigReader, config: Any, model_class: Any, names: list[Any]
+) -> str:
     """Returns why a class cannot run over a paged cache, as far as its config shows
     it.
     """
     layers = set(map(str, getattr(config, "layer_types", None) or ()))
-    other = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
+    other_layers = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
     composite = config.get_text_config(decoder=True) is not config
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder with a decoder"
-    if composite or "vision_config" in read.config:
+    if composite or "vision_config" in reader.config:
         return "it is multimodal"
     causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
-    if found is object or (names and causal.isdisjoint(names)):
+    if model_class is object or (names and causal.isdisjoint(names)):
         return f"it is no causal language model of {_version()}"
-    if other:
-        return f"it has layers other than attention ({other})"
-    if getattr(found, "_is_stateful", False):
+    if other_layers:
+        return f"it has layers other than attention ({other_layers})"
+    if getattr(model_class, "_is_stateful", False):
         return "it is recurrent"
     if getattr(config, "num_kv_shared_layers", 0):
         return "layers share keys (num_kv_shared_layers)"
-    if not getattr(found, "_supports_attention_backend", False):
+    if not getattr(model_class, "_supports_attention_backend", False):
         return "its attention is not reached through transformers' attention interface"
     return ""
 

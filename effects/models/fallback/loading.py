@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_peft_available
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import (
-    HARMLESS,
+    HARMLESS_SUFFIXES,
     CorruptFileError,
     TensorMismatchError,
     is_harmless,
@@ -60,25 +60,25 @@ def load_fallback(
     Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the
     logits of the paged model differ from those of the same model with its own attention.
     """
-    theirs = resolve(ConfigReader(config, str(folder)))
-    how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
+    hf_model = resolve(ConfigReader(config, str(folder)))
+    options = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
     try:
         if seed is None:
-            model = _from_files(theirs, folder, spec, **how)
+            model = _from_files(hf_model, folder, spec, **options)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = theirs.model._from_config(theirs.config, **how)
+                model = hf_model.model._from_config(hf_model.config, **options)
                 quantize_modules(spec, model.requires_grad_(False))
     except (CheckpointError, OSError, MemoryError, torch.OutOfMemoryError):
         raise  # of the files, or of this machine
     except Exception as error:  # each model has its own errors about its config
-        what = f"{theirs.model.__name__} cannot be made of this config.json"
-        raise ModelConfigError(f"{folder}: {what} ({error!r}); correct it") from error
+        fault = f"{hf_model.model.__name__} cannot be made of this config.json"
+        raise ModelConfigError(f"{folder}: {fault} ({error!r}); correct it") from error
     model.eval().requires_grad_(False)
     if spec.original_context is not None:
         choose_factors(model, spec.original_context, long=spec.long_factors)
-    _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
+    _refuse_if_wrong(folder, hf_model.model.__name__, spec, model, make_cache)
     model = model.to(device)
     prepare_leaves(model)
     return paged_model(model)
@@ -92,44 +92,50 @@ def _refuse_if_wrong(
     """
     try:
         error = self_check(evolve(spec, dtype="float32"), model, make_cache)
-    except Exception as failure:  # likewise
+    except Exception as failure:  # each model has its own errors
         raise CheckpointError(f"{folder}: {name} cannot run: {failure!r}") from failure
     if isnan(error):
         raise CheckpointError(
             f"{folder}: damaged weights: logits are not finite, or all alike"
         )
     if error > TOLERANCE:
-        what = f"its logits differ from those with its own (relative error {error:.2g})"
+        fault = f"its logits differ from those with its own (relative error {error:.2g})"
         raise UnsupportedModelError(
-            f"{folder}: {name} is not supported: with paged attention {what}"
+            f"{folder}: {name} is not supported: with paged attention {fault}"
         )
 
 
 def _from_files(
-    theirs: HuggingFaceModel, folder: Path, spec: ModelSpec, **how: Any
+    hf_model: HuggingFaceModel, folder: Path, spec: ModelSpec, **options: Any
 ) -> Any:
     """Load with transformers, strictly; quantized matrices by minfer's formats."""
     with ExitStack() as stack:
-        found = find_tensors(folder, stack)  # all there, and no pickles
-        stored = read_leaves(spec, found, folder)
-        kind = evolve(theirs, model=stored.in_class(theirs.model))
-        model, report = _by_transformers(kind, folder, how)
-        surplus = (
+        found_tensors = find_tensors(folder, stack)  # all there, and no pickles
+        stored = read_leaves(spec, found_tensors, folder)
+        quantized_model = evolve(hf_model, model=stored.in_class(hf_model.model))
+        model, report = _by_transformers(quantized_model, folder, options)
+        unexpected = (
             name
             for name in report["unexpected_keys"]
-            if found.is_listed(name) and not stored.has(name)
-            if name not in found.places or not is_harmless(name, found.places[name])
+            if found_tensors.is_listed(name) and not stored.has(name)
+            if name not in found_tensors.places
+            or not is_harmless(name, found_tensors.places[name])
         )
-        for what, names in (("missing", report["missing_keys"]), ("unexpected", surplus)):
-            if bad := sorted(name for name in names if not name.endswith(HARMLESS)):
+        faults = (("missing", report["missing_keys"]), ("unexpected", unexpected))
+        for fault, names in faults:
+            if faulty := sorted(
+                name for name in names if not name.endswith(HARMLESS_SUFFIXES)
+            ):
                 raise TensorMismatchError(
-                    f"{folder}: {what} tensor {list_names(bad)}; the checkpoint is "
+                    f"{folder}: {fault} tensor {list_names(faulty)}; the checkpoint is "
                     f"incomplete or its config.json describes another model"
                 )
     return model
 
 
-def _by_transformers(theirs: HuggingFaceModel, folder: Path, how: dict[str, Any]) -> Any:
+def _by_transformers(
+    hf_model: HuggingFaceModel, folder: Path, options: dict[str, Any]
+) -> Any:
     """Returns the model that a class loads, and transformers' report. Raises
     `UnsupportedModelError` for an adapter beside the weights that transformers would use.
     """
@@ -139,10 +145,11 @@ def _by_transformers(theirs: HuggingFaceModel, folder: Path, how: dict[str, Any]
             f"transformers would use, as peft is installed; LoRA is not supported: move "
             f"the adapter elsewhere"
         )
-    how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-    how |= {"config": theirs.config, "output_loading_info": True}
+    options |= {"config": hf_model.config, "use_safetensors": True}
+    options |= {"local_files_only": True, "trust_remote_code": False}
+    options |= {"output_loading_info": True}
     try:
-        return theirs.model.from_pretrained(folder, **how)
+        return hf_model.model.from_pretrained(folder, **options)
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(
             f"{folder}: weights truncated or corrupt ({error})"

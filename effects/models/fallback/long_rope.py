@@ -27,24 +27,24 @@ def choose_factors(model: Any, original: int, *, long: bool) -> None:
     for module in model.modules():
         if getattr(module, "rope_type", None) != "longrope":
             continue
-        chosen, _ = functions["longrope"](
+        factors, _ = functions["longrope"](
             module.config, module.inv_freq.device, seq_len=original + long
         )
         for name in ("inv_freq", "original_inv_freq"):
-            getattr(module, name).copy_(chosen)
-        module.long_inv_freq = chosen
-        _check(module, chosen, original)
+            getattr(module, name).copy_(factors)
+        module.long_inv_freq = factors
+        _check(module, factors, original)
 
 
-def _check(module: Any, chosen: torch.Tensor, original: int) -> None:
+def _check(module: Any, factors: torch.Tensor, original: int) -> None:
     """Raise `UnsupportedModelError` if the module's angles are others than the chosen
     ones, within the original context or behind it.
     """
     for position in (original // 2, 2 * original):
-        at = torch.tensor([[position]], device=chosen.device)
-        found = module(chosen.new_zeros(1), at)[0][0, 0]
-        wanted = (position * chosen).cos() * module.attention_scaling
-        if not torch.allclose(found[: len(wanted)], wanted, atol=1e-3):
+        positions = torch.tensor([[position]], device=factors.device)
+        cosines = module(factors.new_zeros(1), positions)[0][0, 0]
+        expected = (position * factors).cos() * module.attention_scaling
+        if not torch.allclose(cosines[: len(expected)], expected, atol=1e-3):
             name = type(module).__name__
             raise UnsupportedModelError(
                 f"{name} of this version of transformers does not take the factors of "

@@ -18,14 +18,14 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 
 PAGED: Final = "minfer_paged"  # transformers' name of `_paged_attention`
 # Arguments of attention that do not change its result.
-_IDLE: Final = {
+_IGNORED_EXTRAS: Final = {
     "position_ids",
     "cache_position",
     "use_cache",
     "sliding_window",
     "scaling",
 }
-_EXTRAS: Final = {
+_REFUSED_EXTRAS: Final = {
     "s_aux": "attention sinks (s_aux)",
     "softcap": "capped scores (softcap)",
 }
@@ -47,7 +47,7 @@ def paged_model(model: Any) -> Model:
     """Returns a model of transformers as a step function, with logits as `forward`
     returns them.
     """
-    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    has_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     base = model.base_model
     can_tap = base is not model
     if can_tap:
@@ -59,15 +59,17 @@ def paged_model(model: Any) -> Model:
         if wants_states and not can_tap:
             name = type(model).__name__
             raise UnsupportedModelError(f"{name} does not say what its hidden states are")
-        how = {"position_ids": batch.positions[None].long(), "use_cache": False}
+        options = {"position_ids": batch.positions[None].long(), "use_cache": False}
         context, tokens = copy_context(), batch.tokens[None].long()
         context.run(_call.set, ForwardCall(batch, cache))
 
         def logits_of(picks: Tensor | None) -> Tensor:
-            fewer = keeps and picks is not None
-            keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
-            logits: Tensor = context.run(model, tokens, **keep, **how).logits[0]
-            return logits if fewer or picks is None else logits.index_select(0, picks)
+            can_select = has_logits_to_keep and picks is not None
+            keep: dict[str, Any] = {"logits_to_keep": picks} if can_select else {}
+            logits: Tensor = context.run(model, tokens, **keep, **options).logits[0]
+            return (
+                logits if can_select or picks is None else logits.index_select(0, picks)
+            )
 
         with torch.inference_mode():
             sampled = logits_of(batch.sample)
@@ -85,18 +87,18 @@ def _once(forward: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(forward)
-    def states(*given: Any, **how: Any) -> Any:
+    def states(*args: Any, **kwargs: Any) -> Any:
         call = _call.get(None)
         if call is None or call.batch.scored is None:
-            return forward(*given, **how)
+            return forward(*args, **kwargs)
         if call.states is None:
-            call.states = forward(*given, **how)
+            call.states = forward(*args, **kwargs)
         return call.states
 
     return states
 
 
-def _tapped(_base: Any, _given: Any, output: Any) -> None:
+def _tapped(_base: Any, _inputs: Any, output: Any) -> None:
     """Write the states of tapped tokens: the output of the model without its head."""
     call = _call.get(None)
     tap = None if call is None else call.batch.tap
@@ -112,17 +114,17 @@ def paged_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
-    `value` likewise.
+    """The attention function of layers: `query`, `key` and `value` are [1, heads,
+    tokens, head_dim].
     """
     refuse_extras(module, extras)
     if attention_mask is not None:
         raise own_mask()
     _, heads, tokens, _ = query.shape
-    parts = [part[0].transpose(0, 1).flatten(1) for part in (query, key, value)]
+    qkv = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
     call = _call.get()
     out = call.cache.attend(
-        call.batch, module.layer_idx, torch.cat(parts, 1), extras.get("scaling")
+        call.batch, module.layer_idx, torch.cat(qkv, 1), extras.get("scaling")
     )
     return out.view(1, tokens, heads, -1).to(query.dtype), None
 
@@ -142,9 +144,9 @@ def refuse_extras(module: Any, extras: Mapping[str, Any]) -> None:
         absent = (
             value is None or isinstance(value, bool) or (name == "dropout" and value == 0)
         )
-        if not absent and name not in _IDLE:
+        if not absent and name not in _IGNORED_EXTRAS:
             raise UnsupportedModelError(
-                f"its attention asks for {_EXTRAS.get(name, name)}"
+                f"its attention asks for {_REFUSED_EXTRAS.get(name, name)}"
             )
 
 

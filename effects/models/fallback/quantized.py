@@ -14,10 +14,10 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from minfer.effects.models.architecture.products import linear, prepared
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import empty_leaves, leaf_parts
-from minfer.effects.models.checkpoint.checkpoint import files_of, planned_parts
+from minfer.effects.models.checkpoint.checkpoint import checkpoint_form, planned_parts
 from minfer.effects.models.checkpoint.weight_files import FoundTensors
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.kernels.leaves import Linear
@@ -32,14 +32,16 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x @ weight.T + bias: [..., inputs] -> [..., outputs]."""
-        made = linear(x.flatten(0, -2), self.leaf)
-        return made.view(*x.shape[:-1], made.shape[-1])
+        product = linear(x.flatten(0, -2), self.leaf)
+        return product.view(*x.shape[:-1], product.shape[-1])
 
     def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Change all tensors, as moves to another device do."""
         del recurse
-        leaf, rest = self.leaf, (self.leaf.bias, self.leaf.scales, self.leaf.zeros)
-        bias, scales, zeros = (None if one is None else change(one) for one in rest)
+        leaf, optional = self.leaf, (self.leaf.bias, self.leaf.scales, self.leaf.zeros)
+        bias, scales, zeros = (
+            None if tensor is None else change(tensor) for tensor in optional
+        )
         self.leaf = evolve(
             leaf, weight=change(leaf.weight), bias=bias, scales=scales, zeros=zeros
         )
@@ -58,33 +60,38 @@ class StoredLeaves:
         """Returns whether a tensor of the files belongs to quantized matrices."""
         return name in self.tensors or name.endswith(self.inert)
 
-    def in_class(self, kind: Any) -> Any:
+    def in_class(self, model_class: Any) -> Any:
         """Returns a class of transformers whose models have the leaves."""
 
         if not self.leaves:
-            return kind
+            return model_class
 
-        def init(model: Any, *given: Any, **how: Any) -> None:
-            kind.__init__(model, *given, **how)
+        def init(model: Any, *args: Any, **kwargs: Any) -> None:
+            model_class.__init__(model, *args, **kwargs)
             _put(self.leaves, model)
 
         # transformers looks for the source of a class in its module.
-        changes = {"__init__": init, "__module__": kind.__module__}
-        return type(kind.__name__, (kind,), changes)
+        changes = {"__init__": init, "__module__": model_class.__module__}
+        return type(model_class.__name__, (model_class,), changes)
 
 
-def read_leaves(spec: ModelSpec, found: FoundTensors, folder: Path) -> StoredLeaves:
+def read_leaves(
+    spec: ModelSpec, found_tensors: FoundTensors, folder: Path
+) -> StoredLeaves:
     """Returns the quantized matrices of a checkpoint. Raises `CheckpointError`."""
-    how = spec.quantization
-    if how is None:
+    quantization = spec.quantization
+    if quantization is None:
         return StoredLeaves({}, frozenset(), ())
     leaves = empty_leaves(spec)
-    places = {part.name: place for place, part in planned_parts(spec, found, folder)}
-    for part in leaf_parts(leaves, files_of(spec, found)):
-        if part.name in places:  # else it is optional
-            part.fill(places[part.name].tensor())
+    places = {
+        weight_part.name: place
+        for place, weight_part in planned_parts(spec, found_tensors, folder)
+    }
+    for weight_part in leaf_parts(leaves, checkpoint_form(spec, found_tensors)):
+        if weight_part.name in places:  # else it is optional
+            weight_part.fill(places[weight_part.name].tensor())
     tensors = {*places, *(place.name for place in places.values())}
-    return StoredLeaves(leaves, frozenset(tensors), how.format.inert)
+    return StoredLeaves(leaves, frozenset(tensors), quantization.format.inert)
 
 
 def quantize_modules(spec: ModelSpec, model: Any) -> None:
@@ -92,8 +99,10 @@ def quantize_modules(spec: ModelSpec, model: Any) -> None:
     if spec.quantization is None:
         return
     leaves = empty_leaves(spec)
-    for part in leaf_parts(leaves, Files(OnLoad(spec.quantization.format.scheme))):
-        part.fill(model.get_parameter(part.name))
+    for weight_part in leaf_parts(
+        leaves, CheckpointForm(OnLoad(spec.quantization.format.scheme))
+    ):
+        weight_part.fill(model.get_parameter(weight_part.name))
     _put(leaves, model)
 
 

@@ -31,10 +31,10 @@ CacheMaker = Callable[[ModelSpec, int, int], PagedCache]
 # The largest error of checked logits, as a share of their spread.
 TOLERANCE: Final = 1e-3
 BLOCK_SIZE: Final = 4
-LENGTH: Final = 11  # tokens of each of two sequences, at least
-WINDOW: Final = 4  # for the time of the check
-BEYOND: Final = 7  # tokens behind a window
-PRIME: Final = 7919  # spreads token ids over the vocabulary
+MIN_LENGTH: Final = 11  # tokens of each of two sequences, at least
+CHECK_WINDOW: Final = 4  # for the time of the check
+TOKENS_BEYOND_WINDOW: Final = 7  # tokens behind a window
+TOKEN_STRIDE: Final = 7919  # spreads token ids over the vocabulary
 
 
 @frozen
@@ -79,10 +79,10 @@ def _narrow(spec: ModelSpec, config: Any) -> Iterator[ModelSpec]:
     """
     windows = {window for window in spec.windows if window is not None}
     stated = getattr(config, "sliding_window", None)
-    if not isinstance(stated, int) or windows != {stated} or stated <= WINDOW:
+    if not isinstance(stated, int) or windows != {stated} or stated <= CHECK_WINDOW:
         yield spec
         return
-    config.sliding_window = WINDOW
+    config.sliding_window = CHECK_WINDOW
     try:
         yield evolve(spec, layers=tuple(map(_narrowed, spec.layers)))
     finally:
@@ -93,29 +93,33 @@ def _narrowed(layer: Layer) -> Layer:
     """Returns the layer with a short window, if it has one."""
     if layer.attention.window is None:
         return layer
-    return evolve(layer, attention=evolve(layer.attention, window=WINDOW))
+    return evolve(layer, attention=evolve(layer.attention, window=CHECK_WINDOW))
 
 
 def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
     windows = [window for window in spec.windows if window is not None]
-    sizes = CheckSizes(max([LENGTH, *(window + BEYOND for window in windows)]))
-    ids = torch.arange(2 * sizes.length) * PRIME % spec.vocab_size
+    sizes = CheckSizes(
+        max([MIN_LENGTH, *(window + TOKENS_BEYOND_WINDOW for window in windows)])
+    )
+    ids = torch.arange(2 * sizes.length) * TOKEN_STRIDE % spec.vocab_size
     ids = ids.view(2, sizes.length)
     step, cache = paged_model(model), make_cache(spec, sizes.blocks, BLOCK_SIZE)
     errors = []
     with torch.inference_mode(), in_float32(model):
         model.set_attn_implementation("eager")
-        own = model(input_ids=ids, use_cache=False).logits
+        own_logits = model(input_ids=ids, use_cache=False).logits
         model.set_attn_implementation(PAGED)
-        for cuts in sizes.steps:
+        for spans in sizes.steps:
             rows = [
-                BatchRow(ids[i, a:b].numpy(), a, sizes.tables[i], b - a)
-                for i, (a, b) in enumerate(cuts)
+                BatchRow(ids[i, start:stop].numpy(), start, sizes.tables[i], stop - start)
+                for i, (start, stop) in enumerate(spans)
             ]
-            right = torch.cat([own[i, a:b] for i, (a, b) in enumerate(cuts)])
-            gap = step(make_batch(rows, BLOCK_SIZE), cache) - right
-            errors.append(gap.square().mean(-1).sqrt().max())
-    return float(torch.stack(errors).max() / own.std())
+            expected = torch.cat(
+                [own_logits[i, start:stop] for i, (start, stop) in enumerate(spans)]
+            )
+            difference = step(make_batch(rows, BLOCK_SIZE), cache) - expected
+            errors.append(difference.square().mean(-1).sqrt().max())
+    return float(torch.stack(errors).max() / own_logits.std())
 
 
 @contextlib.contextmanager
@@ -126,15 +130,15 @@ def in_float32(model: Any) -> Iterator[None]:
     In half precision, rounding may send a token to another expert, which hides real
     errors.
     """
-    kept: dict[Any, Tensor] = {}
+    own_data: dict[Any, Tensor] = {}
 
     def widen(module: Any, *_: Any) -> None:
-        for one in module.parameters(recurse=False):
-            kept[one], one.data = one.data, one.data.float()
+        for parameter in module.parameters(recurse=False):
+            own_data[parameter], parameter.data = parameter.data, parameter.data.float()
 
     def restore(module: Any, *_: Any) -> None:
-        for one in module.parameters(recurse=False):
-            one.data = kept.pop(one)
+        for parameter in module.parameters(recurse=False):
+            parameter.data = own_data.pop(parameter)
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():

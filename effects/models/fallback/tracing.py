@@ -32,12 +32,14 @@ from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Shard
 
 TRACED: Final = "minfer_traced"  # transformers' name of the functions below
-FARTHEST: Final = 1 << 20  # positions a trace looks back: longer windows count as none
-SHORTEST: Final = 16  # the smallest context that a model must have
+MAX_TRACED_POSITIONS: Final = (
+    1 << 20
+)  # positions a trace looks back: longer windows count as none
+MIN_CONTEXT: Final = 16  # the smallest context that a model must have
 
 
 @frozen
-class Attended:
+class TracedAttention:
     """The arguments of one layer's attention."""
 
     layer: int
@@ -58,7 +60,7 @@ class AttentionTrace:
     """A run without weights."""
 
     span: int  # positions that masks are evaluated for
-    seen: list[Attended] = field(factory=list)
+    seen: list[TracedAttention] = field(factory=list)
 
 
 _trace: ContextVar[AttentionTrace] = ContextVar("_trace")
@@ -66,7 +68,7 @@ _trace: ContextVar[AttentionTrace] = ContextVar("_trace")
 
 @quiet()
 def fallback_spec(
-    config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
+    config: Mapping[str, Any], source: str = "config.json", dtype: str | None = None
 ) -> ModelSpec:
     """Returns the `ModelSpec` of a model that transformers runs, found by tracing it
     without weights; `dtype` is the requested dtype.
@@ -74,20 +76,20 @@ def fallback_spec(
     Raises `UnsupportedModelError` for models that cannot run, by name, and
     `ModelConfigError`.
     """
-    read = ConfigReader(config, where)
-    theirs = resolve(read)
-    context, original = _context(theirs.config, where)
-    span, name = min(context, FARTHEST), theirs.model.__name__
+    reader = ConfigReader(config, source)
+    hf_model = resolve(reader)
+    context, original = _context(hf_model.config, source)
+    span, name = min(context, MAX_TRACED_POSITIONS), hf_model.model.__name__
     try:
-        model = _weightless(theirs)
+        model = _weightless(hf_model)
         trace = AttentionTrace(span)
         vocab = _run(model, trace)
     except Exception as error:
-        known = isinstance(error, UnsupportedModelError)
-        why = str(error) if known else f"tracing: {error!r:.200}"
-        raise read.refusal(f"{name} is not supported: {why}") from error
+        is_refusal = isinstance(error, UnsupportedModelError)
+        reason = str(error) if is_refusal else f"tracing: {error!r:.200}"
+        raise reader.refusal(f"{name} is not supported: {reason}") from error
     if len(model.get_input_embeddings().weight) < vocab:
-        raise read.error("vocab_size", "at most the rows of the embedding")
+        raise reader.error("vocab_size", "at most the rows of the embedding")
     return ModelSpec(
         family=Family(
             architecture=name,
@@ -96,19 +98,19 @@ def fallback_spec(
             renamings=tuple(_renamings(model)),
         ),
         vocab_size=vocab,
-        hidden_size=theirs.config.hidden_size,
-        layers=_layers(theirs.config, trace),
+        hidden_size=hf_model.config.hidden_size,
+        layers=_layers(hf_model.config, trace),
         max_position_embeddings=context,
         original_context=original,
-        dtype=read_dtype(read, dtype),
-        eos_ids=read.ids("eos_token_id"),
+        dtype=read_dtype(reader, dtype),
+        eos_ids=reader.ids("eos_token_id"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linears=tuple(_linears(model)),
-        quantization=read_quantization(read),
+        quantization=read_quantization(reader),
     )
 
 
-def _context(config: Any, where: str) -> tuple[int, int | None]:
+def _context(config: Any, source: str) -> tuple[int, int | None]:
     """Returns the longest context, and the one up to which the short factors of longrope
     hold, if it has these.
 
@@ -116,10 +118,10 @@ def _context(config: Any, where: str) -> tuple[int, int | None]:
     not need them.
     """
     name = "max_position_embeddings"
-    read = ConfigReader({name: getattr(config, name, None)}, where)
-    context, original = read.size(name, low=SHORTEST), None
+    reader = ConfigReader({name: getattr(config, name, None)}, source)
+    context, original = reader.size(name, low=MIN_CONTEXT), None
     ropes = getattr(config, "rope_parameters", None) or {}
-    for rope in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
+    for rope in (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))):
         if rope.get("rope_type") == "longrope":
             original = min(context, int(rope["original_max_position_embeddings"]))
         if "rope_type" in rope:
@@ -131,11 +133,11 @@ def _context(config: Any, where: str) -> tuple[int, int | None]:
 
 def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:
     """Returns the traced layers; of feed-forwards, only what memory plans need."""
-    wide = getattr(config, "intermediate_size", None)
-    wide = wide if isinstance(wide, int) else 4 * config.hidden_size
+    width = getattr(config, "intermediate_size", None)
+    width = width if isinstance(width, int) else 4 * config.hidden_size
     experts = getattr(config, "num_experts_per_tok", None)
     if experts:  # each expert gets inputs of its own
-        wide = (wide + config.hidden_size) * experts
+        width = (width + config.hidden_size) * experts
     first, norms = trace.seen[0], NormRule(0.0)
     attention = GQA(
         hidden_size=config.hidden_size,
@@ -146,9 +148,12 @@ def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:
         norms=norms,
     )
     feed_forward = Dense(
-        hidden_size=config.hidden_size, intermediate_size=wide, norms=norms
+        hidden_size=config.hidden_size, intermediate_size=width, norms=norms
     )
-    windows = (None if one.window == trace.span else one.window for one in trace.seen)
+    windows = (
+        None if attended.window == trace.span else attended.window
+        for attended in trace.seen
+    )
     return tuple(
         Layer(evolve(attention, window=window), feed_forward) for window in windows
     )
@@ -173,21 +178,21 @@ def _renamings(model: Any) -> Iterator[Renaming]:
     """Yields how transformers renames the tensors of a model's checkpoints, as far as it
     replaces parts by fixed ones.
     """
-    for one in get_model_conversion_mapping(model):
-        if type(one) is WeightRenaming and "\\" not in one.target_patterns[0]:
-            for pattern in one.source_patterns:
+    for renaming in get_model_conversion_mapping(model):
+        if type(renaming) is WeightRenaming and "\\" not in renaming.target_patterns[0]:
+            for pattern in renaming.source_patterns:
                 # A pattern ends where a part of a name does.
                 end = r"(?!\w)" if pattern[-1].isalnum() else ""
-                yield Renaming(pattern + end, one.target_patterns[0])
+                yield Renaming(pattern + end, renaming.target_patterns[0])
 
 
-def _weightless(theirs: HuggingFaceModel) -> Any:
+def _weightless(hf_model: HuggingFaceModel) -> Any:
     """Returns the model on the meta device, in half precision: grouped experts have no
     other kernel there.
     """
     with torch.device("meta"):
-        model = theirs.model._from_config(
-            theirs.config, dtype=torch.bfloat16, attn_implementation=TRACED
+        model = hf_model.model._from_config(
+            hf_model.config, dtype=torch.bfloat16, attn_implementation=TRACED
         )
     return model.eval()
 
@@ -201,10 +206,15 @@ def _run(model: Any, trace: AttentionTrace) -> int:
     with torch.inference_mode():
         # With a cache, transformers does not search the positions for packed sequences.
         logits = context.run(model, input_ids=ids, use_cache=True).logits
-    seen = trace.seen
-    if [one.layer for one in seen] != list(range(model.config.num_hidden_layers)):
+    attended = trace.seen
+    if [attention.layer for attention in attended] != list(
+        range(model.config.num_hidden_layers)
+    ):
         raise UnsupportedModelError("it does not attend exactly once in every layer")
-    if len({one.sizes for one in seen}) > 1 or seen[0].key_dim != seen[0].value_dim:
+    if (
+        len({attention.sizes for attention in attended}) > 1
+        or attended[0].key_dim != attended[0].value_dim
+    ):
         raise UnsupportedModelError(
             "its attention heads, keys and values differ in size or number"
         )
@@ -219,11 +229,11 @@ def _traced_mask(*_: Any, mask_function: Any, **__: Any) -> Tensor:
     span = _trace.get().span
     keys = torch.arange(span + 1)  # one of them is after the last query
     queries = keys[span - 2 : span, None]
-    seen = torch.stack(
+    visible = torch.stack(
         [mask_function(0, 0, query[0], keys).expand(span + 1) for query in queries]
     )
-    window = int(seen[1].sum())
-    if not seen.equal((keys <= queries) & (keys > queries - window)):
+    window = int(visible[1].sum())
+    if not visible.equal((keys <= queries) & (keys > queries - window)):
         raise UnsupportedModelError("it attends to other tokens than the last ones")
     return torch.full((1, 1, 1, 1), window)
 
@@ -236,14 +246,14 @@ def traced_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
-    `value` likewise.
+    """The attention function of layers: `query`, `key` and `value` are [1, heads,
+    tokens, head_dim].
     """
     refuse_extras(module, extras)
     if attention_mask is None or attention_mask.numel() != 1:
         raise own_mask()
     _, heads, tokens, _ = query.shape
-    attended = Attended(
+    attended = TracedAttention(
         layer=getattr(module, "layer_idx", -1),
         heads=heads,
         kv_heads=key.shape[1],

@@ -1,7 +1,7 @@
 """How published checkpoints store quantized matrices, one module a format.
 
-A `Format` says which tensors a matrix is in, and how each is brought into the form that
-minfer's kernels read (kernels/leaves.py): rows of outputs, scales by output.
+A `WeightFormat` says which tensors a matrix is in, and how each is brought into the form
+that minfer's kernels read (kernels/leaves.py): rows of outputs, scales by output.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,12 @@ from minfer.effects.models.formats.gptq import read_gptq
 from minfer.effects.models.formats.modelopt import METHOD as MODELOPT
 from minfer.effects.models.formats.modelopt import read_modelopt
 from minfer.effects.models.formats.mxfp4 import read_mxfp4
-from minfer.effects.models.formats.protocol import Format as Format
+from minfer.effects.models.formats.protocol import WeightFormat as WeightFormat
 
 # By `quant_method`.
-READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]] = {
+READERS: Final[
+    Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], WeightFormat]]
+] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed,
     "fp8": read_fp8,
@@ -30,19 +32,20 @@ READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]
 }
 
 
-def format_of(read: ConfigReader) -> Format | None:
+def format_of(reader: ConfigReader) -> WeightFormat | None:
     """Returns the format that a config's `quantization_config` names; None: there is
     none. Raises `UnsupportedModelError` and `ModelConfigError`.
     """
-    how = read.config.get("quantization_config")
-    if how is None:
+    quant_config = reader.config.get("quantization_config")
+    if quant_config is None:
         return None
-    method = how.get("quant_method") if isinstance(how, dict) else how
-    reader = READERS.get(str(method))
-    if reader is None or not isinstance(how, dict):
-        known = ", ".join(READERS)
-        raise read.refusal(
-            f"quantization_config with quant_method {method!r} is not supported; {known} "
-            f"are; or use the unquantized checkpoint, with --quantization"
+    is_object = isinstance(quant_config, dict)
+    method = quant_config.get("quant_method") if is_object else quant_config
+    read_format = READERS.get(str(method))
+    if read_format is None or not is_object:
+        supported = ", ".join(READERS)
+        raise reader.refusal(
+            f"quantization_config with quant_method {method!r} is not supported; "
+            f"{supported} are; or use the unquantized checkpoint, with --quantization"
         )
-    return reader(read, how)
+    return read_format(reader, quant_config)

@@ -12,12 +12,12 @@ from attrs import frozen
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
-from minfer.effects.models.formats.int4_groups import Groups, read_groups
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
-from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
+from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
+from minfer.effects.models.formats.packing import PER_INT32, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
-from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.formats.protocol import UnstackedExperts
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, Linear, Scheme
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
 ZERO_POINT: Final = ".weight_zero_point"
-HALF: Final = 8  # is 0 in numbers of 4 bits with a sign
-KEYS: Final = KnownKeys(
+SIGNED_ZERO: Final = 8  # is 0 in numbers of 4 bits with a sign
+KEYS: Final = FormatKeys(
     read=words(
         "quant_method config_groups format sparsity_config transform_config",
         "kv_cache_scheme",  # which prepare.py warns of
@@ -35,21 +35,21 @@ KEYS: Final = KnownKeys(
     inert=words("quantization_status global_compression_ratio ignore version"),
     neutral={"moe_sparsity_config": ()},
 )
-GROUP_KEYS: Final = KnownKeys(
+GROUP_KEYS: Final = FormatKeys(
     read=words("weights input_activations output_activations format"),
     inert=words("targets"),  # the names of tensors say which matrices are quantized
 )
-SPARSITY_KEYS: Final = KnownKeys(
+SPARSITY_KEYS: Final = FormatKeys(
     read=words("format"),
     inert=words("targets ignore global_sparsity sparsity_structure"),
 )
-TRANSFORM_KEYS: Final = KnownKeys(read=words("config_groups"))
+TRANSFORM_KEYS: Final = FormatKeys(read=words("config_groups"))
 _NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
 _OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
-WEIGHT_KEYS: Final = KnownKeys(
+WEIGHT_KEYS: Final = FormatKeys(
     read=_NUMBERS | words("actorder"), inert=_OBSERVED, neutral={"dynamic": (False,)}
 )
-INPUT_KEYS: Final = KnownKeys(
+INPUT_KEYS: Final = FormatKeys(
     read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
 )
 Strategy = Literal["tensor", "channel", "block", "group"]
@@ -61,12 +61,12 @@ STORED_AS: Final = ("dense", PACKED, *sorted(UNPACKED), "mixed-precision")
 
 
 @frozen
-class CompressedTensors(OneByOne):
+class CompressedTensors(UnstackedExperts):
     """Tensors `weight` or `weight_packed`, `weight_scale`, and `weight_zero_point`."""
 
     scheme: Scheme
     scaled_by: Strategy
-    groups: Groups
+    groups: Int4Groups
     # Zero points are bytes with a sign, as older versions wrote them, not 4 bits.
     byte_zeros: bool = False
     method: str = METHOD
@@ -86,41 +86,47 @@ class CompressedTensors(OneByOne):
         """What people call it."""
         return f"compressed-tensors, {self.scheme.name}"
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        outputs, name = len(by.weight), f"{matrix}.weight_scale"
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        outputs, name = len(leaf.weight), f"{matrix}.weight_scale"
         if self.scheme.bits == 4:
-            yield from self._packed(matrix, by)
+            yield from self._packed(matrix, leaf)
             return
         types = INT8_TYPES if self.scheme is INT8 else FP8_TYPES
-        yield Part(f"{matrix}.weight", by.weight, types=types)
+        yield WeightPart(f"{matrix}.weight", leaf.weight, types=types)
         if self.scaled_by == "block":
-            shape = (-(-outputs // BLOCK), by.scaled.shape[1])
-            yield Part(name, by.scaled, partial(of_rows, outputs), shape, FLOATS)
+            shape = (-(-outputs // BLOCK), leaf.scaled.shape[1])
+            yield WeightPart(name, leaf.scaled, partial(of_rows, outputs), shape, FLOATS)
         elif self.scaled_by == "tensor":
-            yield Part(name, by.scaled, partial(of_all, outputs), (1,), FLOATS)
+            yield WeightPart(name, leaf.scaled, partial(of_all, outputs), (1,), FLOATS)
         else:
-            yield Part(name, by.scaled, types=FLOATS)
+            yield WeightPart(name, leaf.scaled, types=FLOATS)
 
-    def _packed(self, matrix: str, by: Linear) -> Iterator[Part]:
+    def _packed(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of integers of 4 bits."""
-        outputs, groups = len(by.weight), self.groups.count(by)
-        packed = (outputs, -(-by.inputs // EACH))
-        yield Part(
-            f"{matrix}.weight_packed", by.weight, _weight, packed, types=PACKED_TYPES
+        outputs, groups = len(leaf.weight), self.groups.count(leaf)
+        packed = (outputs, -(-leaf.inputs // PER_INT32))
+        yield WeightPart(
+            f"{matrix}.weight_packed", leaf.weight, _weight, packed, types=PACKED_TYPES
         )
-        scales = Part(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
-        yield self.groups.spread(scales, by)
-        if by.zeros is None:
+        scales = WeightPart(
+            f"{matrix}.weight_scale", leaf.scaled, shape=(outputs, groups)
+        )
+        yield self.groups.spread(scales, leaf)
+        if leaf.zeros is None:
             return
         name = matrix + ZERO_POINT
-        zeros = Part(
-            name, by.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
+        zeros = WeightPart(
+            name,
+            leaf.zeros,
+            _zeros,
+            (-(-outputs // PER_INT32), groups),
+            types=PACKED_TYPES,
         )
         if self.byte_zeros:
             shape = (outputs, groups)
-            zeros = Part(name, by.zeros, _without_sign, shape, types=INT8_TYPES)
-        yield self.groups.spread(zeros, by)
+            zeros = WeightPart(name, leaf.zeros, _without_sign, shape, types=INT8_TYPES)
+        yield self.groups.spread(zeros, leaf)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
@@ -132,52 +138,56 @@ def _zeros(stored: "Tensor") -> "Tensor":
 
 
 def _without_sign(stored: "Tensor") -> "Tensor":
-    return stored + HALF
+    return stored + SIGNED_ZERO
 
 
-def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
+def read_compressed(
+    reader: ConfigReader, quant_config: Mapping[str, Any]
+) -> CompressedTensors:
     """Returns the format of a config with quant_method "compressed-tensors". Raises
     `UnsupportedModelError`, `ModelConfigError`.
     """
-    listed = how.get("config_groups")
-    if not isinstance(listed, dict) or not all(
-        isinstance(one, dict) for one in listed.values()
+    groups = quant_config.get("config_groups")
+    if not isinstance(groups, dict) or not all(
+        isinstance(group, dict) for group in groups.values()
     ):
-        raise read.error("quantization_config", "an object with config_groups")
-    check_keys(read, METHOD, how, KEYS)
-    for name, group in listed.items():
-        check_keys(read, f"{METHOD}: {name}", group, GROUP_KEYS)
-        for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
-            check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
-    _check_further(read, how)
-    found = {_read_scheme(read, one) for one in listed.values()}
-    for group in listed.values():
-        _check_stored(read, group, group.get("format") or how.get("format"))
-    if len(found) != 1:
-        raise _refusal(read, f"{len(found)} ways in one model are", "one is")
-    return found.pop()
+        raise reader.error("quantization_config", "an object with config_groups")
+    check_keys(reader, METHOD, quant_config, KEYS)
+    for name, group in groups.items():
+        label, inputs = f"{METHOD}: {name}", group.get("input_activations")
+        check_keys(reader, label, group, GROUP_KEYS)
+        check_keys(reader, f"{label}: weights", group.get("weights"), WEIGHT_KEYS)
+        check_keys(reader, f"{label}: input_activations", inputs, INPUT_KEYS)
+    _check_further(reader, quant_config)
+    formats = {_read_scheme(reader, group) for group in groups.values()}
+    for group in groups.values():
+        _check_stored(reader, group, group.get("format") or quant_config.get("format"))
+    if len(formats) != 1:
+        raise _refusal(reader, f"{len(formats)} ways in one model are", "one is")
+    return formats.pop()
 
 
-def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_further(reader: ConfigReader, quant_config: Mapping[str, Any]) -> None:
     """Refuse what matrices are beside quantized: sparse, or rotated."""
-    sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
-    check_keys(read, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
-    check_keys(read, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
+    sparsity = quant_config.get("sparsity_config")
+    transforms = quant_config.get("transform_config")
+    check_keys(reader, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
+    check_keys(reader, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
     kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
     if kind not in (None, "dense"):
-        raise _refusal(read, f"sparsity_config with format {kind!r} is", "'dense' is")
+        raise _refusal(reader, f"sparsity_config with format {kind!r} is", "'dense' is")
     if isinstance(transforms, dict):
         transforms = transforms.get("config_groups")
     if transforms:
-        raise _refusal(read, "transform_config is", "a checkpoint without it is")
-    for one in (how, *how["config_groups"].values()):
-        if (stored := one.get("format")) not in (None, *STORED_AS):
-            raise _refusal(read, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
-        if one.get("output_activations"):
-            raise _refusal(read, "output_activations are", "input_activations are")
+        raise _refusal(reader, "transform_config is", "a checkpoint without it is")
+    for config in (quant_config, *quant_config["config_groups"].values()):
+        if (stored := config.get("format")) not in (None, *STORED_AS):
+            raise _refusal(reader, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
+        if config.get("output_activations"):
+            raise _refusal(reader, "output_activations are", "input_activations are")
 
 
-def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
+def _check_stored(reader: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
     """Refuse numbers that are packed where minfer reads a number a byte, or the other
     way round. Raises `UnsupportedModelError`.
     """
@@ -186,70 +196,80 @@ def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) 
         return
     bits = weights.get("num_bits")
     if (bits, stored == PACKED) in ((4, False), (8, True)):
-        works = f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
-        raise _refusal(read, f"format {stored!r} of weights with {bits} bits is", works)
+        alternative = (
+            f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
+        )
+        raise _refusal(
+            reader, f"format {stored!r} of weights with {bits} bits is", alternative
+        )
 
 
-def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
+def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
     """Returns the format of one of a config's groups."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, dict):
-        raise _refusal(read, "a group without weights is", "4 and 8 bits are")
+        raise _refusal(reader, "a group without weights is", "4 and 8 bits are")
     if not isinstance(inputs, dict | None):
-        raise _refusal(read, f"input_activations {inputs!r} are", "an object or null is")
-    kind, bits, by = (weights.get(key) for key in ("type", "num_bits", "strategy"))
-    if by is None:
-        by = "group" if weights.get("group_size") else "tensor"
-    match (kind, bits, by):
+        raise _refusal(
+            reader, f"input_activations {inputs!r} are", "an object or null is"
+        )
+    kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
+    if strategy is None:
+        strategy = "group" if weights.get("group_size") else "tensor"
+    match (kind, bits, strategy):
         case ("int", 4, "group" | "channel"):
-            return _read_int4(read, weights, inputs)
+            return _read_int4(reader, weights, inputs)
         case ("float" | "int", 8, _) if inputs and (
             inputs.get("type") != kind or inputs.get("num_bits") != bits
         ):
-            given = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
-            what = f"weights of type {kind!r} with 8 bits and activations of type {given}"
-            raise _refusal(read, f"{what} are", "both alike are")
+            activations = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
+            fault = f"weights of type {kind!r} with 8 bits and activations of type"
+            raise _refusal(reader, f"{fault} {activations} are", "both alike are")
         case ("float", 8, "tensor" | "channel") if inputs:
-            return CompressedTensors(FP8, by, Groups(0))
+            return CompressedTensors(FP8, strategy, Int4Groups(0))
         case ("float", 8, "block") if inputs:
             if weights.get("block_structure") != [BLOCK, BLOCK]:
-                what = f"block_structure {weights.get('block_structure')!r} is"
-                raise _refusal(read, what, f"[{BLOCK}, {BLOCK}] is")
-            return CompressedTensors(FP8_BLOCKS, by, Groups(0))
-        case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(read, weights):
-            return CompressedTensors(INT8, by, Groups(0))
+                fault = f"block_structure {weights.get('block_structure')!r} is"
+                raise _refusal(reader, fault, f"[{BLOCK}, {BLOCK}] is")
+            return CompressedTensors(FP8_BLOCKS, strategy, Int4Groups(0))
+        case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(
+            reader, weights
+        ):
+            return CompressedTensors(INT8, strategy, Int4Groups(0))
     rounded = "rounded" if inputs else "not rounded"
-    what = f"weights of type {kind!r} with {bits!r} bits by {by!r}"
-    works = (
+    fault = f"weights of type {kind!r} with {bits!r} bits by {strategy!r}"
+    alternatives = (
         "4-bit integers by group or channel with activations not rounded, and FP8 and "
         "symmetric INT8 with activations rounded, are"
     )
-    raise _refusal(read, f"{what}, activations {rounded}, are", works)
+    raise _refusal(reader, f"{fault}, activations {rounded}, are", alternatives)
 
 
 def _read_int4(
-    read: ConfigReader, weights: Mapping[str, Any], inputs: object
+    reader: ConfigReader, weights: Mapping[str, Any], inputs: object
 ) -> CompressedTensors:
     """Returns the format of integers of 4 bits."""
     if inputs:
         raise _refusal(
-            read, "4-bit weights with activations rounded are", "not rounded, they are"
+            reader, "4-bit weights with activations rounded are", "not rounded, they are"
         )
     if (order := weights.get("actorder")) not in (None, False, "weight", "static"):
-        what = f"inputs ordered by activation (actorder {order!r}) are"
-        raise _refusal(read, what, "null, 'weight' and 'static' are")
-    groups = read_groups(read, METHOD, 4, weights.get("group_size"))
-    zeros = not _is_symmetric(read, weights)
+        fault = f"inputs ordered by activation (actorder {order!r}) are"
+        raise _refusal(reader, fault, "null, 'weight' and 'static' are")
+    groups = read_groups(reader, METHOD, 4, weights.get("group_size"))
+    zeros = not _is_symmetric(reader, weights)
     return CompressedTensors(groups.scheme(zeros=zeros), "group", groups)
 
 
-def _is_symmetric(read: ConfigReader, weights: Mapping[str, Any]) -> bool:
+def _is_symmetric(reader: ConfigReader, weights: Mapping[str, Any]) -> bool:
     """Returns whether 0 is stored as the middle number; absent: it is."""
-    given = weights.get("symmetric")
-    if not isinstance(given, bool | None):
-        raise _refusal(read, f"symmetric {given!r} is", "true and false are")
-    return given is not False
+    symmetric = weights.get("symmetric")
+    if not isinstance(symmetric, bool | None):
+        raise _refusal(reader, f"symmetric {symmetric!r} is", "true and false are")
+    return symmetric is not False
 
 
-def _refusal(read: ConfigReader, what: str, works: str) -> UnsupportedModelError:
-    return read.refusal(f"quantization_config ({METHOD}): {what} not supported; {works}")
+def _refusal(reader: ConfigReader, fault: str, supported: str) -> UnsupportedModelError:
+    return reader.refusal(
+        f"quantization_config ({METHOD}): {fault} not supported; {supported}"
+    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
-from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
+from minfer.effects.models.formats.protocol import UnstackedExperts
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BLOCK: Final = FP8_BLOCKS.group
 TYPES: Final = ("F8_E4M3",)
 KINDS: Final = ("e4m3", "float8_e4m3", "float8_e4m3fn")
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words("quant_method weight_block_size fmt"),
     inert=words(
         "modules_to_not_convert ignored_layers ignore scale_fmt dequantize",
@@ -35,7 +35,7 @@ SCALE_TYPES: Final = (*FLOATS, "F8_E8M0")  # the last are powers of two
 
 
 @frozen
-class Fp8(OneByOne):
+class Fp8(UnstackedExperts):
     """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
 
     blocks: bool
@@ -67,10 +67,10 @@ class Fp8(OneByOne):
         """transformers writes a matrix's scale under the name of those of blocks."""
         return ("", "") if self.blocks else (".weight_scale_inv", ".weight_scale")
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        yield Part(f"{matrix}.weight", by.weight, types=TYPES)
-        outputs, groups = by.scaled.shape
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        yield WeightPart(f"{matrix}.weight", leaf.weight, types=TYPES)
+        outputs, groups = leaf.scaled.shape
         shape: tuple[int, ...] = ()
         if self.blocks:
             shape, rows = (-(-outputs // BLOCK), groups), partial(of_rows, outputs)
@@ -78,7 +78,7 @@ class Fp8(OneByOne):
         else:
             rows = partial(of_all, outputs)
             name = f"{matrix}.weight_scale"
-        yield Part(name, by.scaled, rows, shape, SCALE_TYPES)
+        yield WeightPart(name, leaf.scaled, rows, shape, SCALE_TYPES)
 
 
 def of_rows(outputs: int, stored: "Tensor") -> "Tensor":
@@ -91,16 +91,16 @@ def of_all(outputs: int, stored: "Tensor") -> "Tensor":
     return stored.float().reshape(1, 1).expand(outputs, 1)
 
 
-def read_fp8(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+def read_fp8(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "fp8". Raises
     `UnsupportedModelError`.
     """
-    check_keys(read, "fp8", how, KEYS)
-    block = how.get("weight_block_size")
+    check_keys(reader, "fp8", quant_config, KEYS)
+    block = quant_config.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
-        what = f"quantization_config (fp8): weight_block_size {block!r}"
-        raise read.refusal(f"{what} is not supported; [{BLOCK}, {BLOCK}] and null are")
-    if (kind := how.get("fmt") or KINDS[0]) not in KINDS:
-        what = f"quantization_config (fp8): fmt {kind!r} is not supported"
-        raise read.refusal(f"{what}; 'e4m3' is")
+        fault = f"quantization_config (fp8): weight_block_size {block!r}"
+        raise reader.refusal(f"{fault} is not supported; [{BLOCK}, {BLOCK}] and null are")
+    if (kind := quant_config.get("fmt") or KINDS[0]) not in KINDS:
+        fault = f"quantization_config (fp8): fmt {kind!r} is not supported"
+        raise reader.refusal(f"{fault}; 'e4m3' is")
     return Fp8(blocks=block is not None)

@@ -10,17 +10,17 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.gguf.block_types import Q4_0
 from minfer.effects.models.gguf.hf_tensors import NUMBERS, SCALES
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme, int4
 
 METHOD: Final = "gguf"
 
 
 @frozen
-class Gguf(OneByOne):
+class Gguf(UnstackedExperts):
     """A matrix is two tensors: numbers and scales."""
 
     method: str = METHOD
@@ -34,13 +34,13 @@ class Gguf(OneByOne):
         """How its matrices are kept in memory."""
         return int4(Q4_0.elements)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        yield Part(matrix + NUMBERS, by.weight, types=("U8",))
-        yield Part(matrix + SCALES, by.scaled)
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        yield WeightPart(matrix + NUMBERS, leaf.weight, types=("U8",))
+        yield WeightPart(matrix + SCALES, leaf.scaled)
 
 
-def read_gguf_format(read: ConfigReader, how: Mapping[str, Any]) -> Gguf:
+def read_gguf_format(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Gguf:
     """Returns the format of GGUF files that have matrices of type Q4_0."""
-    del read, how
+    del reader, quant_config
     return Gguf()

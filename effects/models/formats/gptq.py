@@ -23,24 +23,24 @@ from minfer.effects.models.config_reader import (
     ConfigReader,
     UnsupportedModelError,
 )
-from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
+from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups, zeros_of
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
-    KnownKeys,
+    FormatKeys,
     check_keys,
     words,
 )
-from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
-from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.formats.packing import PER_INT32, TYPES, in_bytes, unpacked
+from minfer.effects.models.formats.protocol import UnstackedExperts
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIDDLE: Final = 8  # is 0 where weights are symmetric
-KEYS: Final = KnownKeys(
+SYMMETRIC_ZERO: Final = 8  # is 0 where weights are symmetric
+KEYS: Final = FormatKeys(
     read=words(
         "quant_method bits group_size desc_act static_groups sym checkpoint_format",
         "dynamic",
@@ -59,10 +59,10 @@ KEYS: Final = KnownKeys(
 
 
 @frozen
-class Gptq(OneByOne):
+class Gptq(UnstackedExperts):
     """Tensors `qweight`, `qzeros`, `scales` and `g_idx`."""
 
-    groups: Groups
+    groups: Int4Groups
     less_one: bool  # zeros
     symmetric: bool | None = None  # None: not known
     ordered: bool = False  # inputs were, after groups were made
@@ -77,29 +77,31 @@ class Gptq(OneByOne):
         """How its matrices are kept in memory."""
         return self.groups.scheme(zeros=True)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        outputs, inputs, groups = len(by.weight), by.inputs, self.groups.count(by)
-        yield Part(
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        outputs, inputs, groups = len(leaf.weight), leaf.inputs, self.groups.count(leaf)
+        yield WeightPart(
             f"{matrix}.qweight",
-            by.weight,
+            leaf.weight,
             _weight,
-            (-(-inputs // EACH), outputs),
+            (-(-inputs // PER_INT32), outputs),
             types=TYPES,
         )
-        zeros = Part(
+        zeros = WeightPart(
             f"{matrix}.qzeros",
-            zeros_of(by),
+            zeros_of(leaf),
             self._zeros,
-            (groups, -(-outputs // EACH)),
+            (groups, -(-outputs // PER_INT32)),
             types=TYPES,
         )
-        yield self.groups.spread(zeros, by)
-        scales = Part(f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS)
-        yield self.groups.spread(scales, by)
-        yield Part(
+        yield self.groups.spread(zeros, leaf)
+        scales = WeightPart(
+            f"{matrix}.scales", leaf.scaled, _transposed, (groups, outputs), FLOATS
+        )
+        yield self.groups.spread(scales, leaf)
+        yield WeightPart(
             f"{matrix}.g_idx",
-            by.scaled,
+            leaf.scaled,
             shape=(inputs,),
             types=TYPES,
             take=partial(_check_order, inputs // groups),
@@ -116,24 +118,24 @@ class Gptq(OneByOne):
 
         numbers = unpacked(stored, 1).t()
         low, high = (int(number) for number in numbers.aminmax())
-        is_middle = low == high and high in (MIDDLE - 1, MIDDLE)
-        if self.symmetric is False and self.less_one and low == high == MIDDLE:
+        is_middle = low == high and high in (SYMMETRIC_ZERO - 1, SYMMETRIC_ZERO)
+        if self.symmetric is False and self.less_one and low == high == SYMMETRIC_ZERO:
             raise CheckpointError(_DOUBTFUL)
         if self.symmetric is False or (self.symmetric is None and not is_middle):
             return (numbers + self.less_one) & 15
         if not is_middle:
             raise CheckpointError(
                 f"zero points from {low} to {high}, although sym is true, with which all "
-                f"are {MIDDLE}; set sym to false if they are meant"
+                f"are {SYMMETRIC_ZERO}; set sym to false if they are meant"
             )
-        return torch.full_like(numbers, MIDDLE)
+        return torch.full_like(numbers, SYMMETRIC_ZERO)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
     return in_bytes(unpacked(stored, 0).t())
 
 
-def _turned(stored: "Tensor") -> "Tensor":
+def _transposed(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 
@@ -141,15 +143,15 @@ def _check_order(group: int, stored: "Tensor") -> None:
     """Refuse groups of inputs that are not beside one another."""
     import torch
 
-    places = torch.arange(len(stored), device=stored.device)
-    if not stored.equal((places // group).to(stored.dtype)):
+    inputs = torch.arange(len(stored), device=stored.device)
+    if not stored.equal((inputs // group).to(stored.dtype)):
         raise UnsupportedModelError(_ORDERED)
 
 
 _DOUBTFUL = (
-    f"all zero points are stored as {MIDDLE}, which mean {MIDDLE + 1} in "
+    f"all zero points are stored as {SYMMETRIC_ZERO}, which mean {SYMMETRIC_ZERO + 1} in "
     f"checkpoint_format 'gptq', as no weights without sym have them; if they mean "
-    f"{MIDDLE}, set sym to true, or checkpoint_format to 'gptq_v2'"
+    f"{SYMMETRIC_ZERO}, set sym to true, or checkpoint_format to 'gptq_v2'"
 )
 _ORDERED = (
     "inputs are ordered by activation (desc_act), which is not supported; use a "
@@ -157,44 +159,51 @@ _ORDERED = (
 )
 
 
-def read_gptq(read: ConfigReader, how: Mapping[str, Any]) -> Gptq:
+def read_gptq(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Gptq:
     """Returns the format of a config with quant_method "gptq". Raises
     `UnsupportedModelError`.
     """
-    check_keys(read, "gptq", how, KEYS)
-    groups = read_groups(read, "gptq", how.get("bits"), how.get("group_size", 128))
-    _check_modules(read, how)
-    flags = ConfigReader(how, f"{read.where}: quantization_config (gptq)")
+    check_keys(reader, "gptq", quant_config, KEYS)
+    groups = read_groups(
+        reader, "gptq", quant_config.get("bits"), quant_config.get("group_size", 128)
+    )
+    _check_modules(reader, quant_config)
+    flags = ConfigReader(quant_config, f"{reader.source}: quantization_config (gptq)")
     ordered = flags.flag("desc_act") and bool(groups.size)
     if ordered and not flags.flag("static_groups"):
-        raise read.refusal(f"quantization_config (gptq): {_ORDERED}")
-    version = how.get("checkpoint_format") or how.get("format") or "gptq"
+        raise reader.refusal(f"quantization_config (gptq): {_ORDERED}")
+    version = (
+        quant_config.get("checkpoint_format") or quant_config.get("format") or "gptq"
+    )
     if version not in ("gptq", "gptq_v2"):
-        what = f"quantization_config (gptq): checkpoint_format {version!r}"
-        raise read.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
-    symmetric = None if flags.absent("sym") else flags.flag("sym")
+        fault = f"quantization_config (gptq): checkpoint_format {version!r}"
+        raise reader.refusal(f"{fault} is not supported; 'gptq' and 'gptq_v2' are")
+    symmetric = None if flags.is_absent("sym") else flags.flag("sym")
     return Gptq(groups, less_one=version == "gptq", symmetric=symmetric, ordered=ordered)
 
 
-def _check_modules(read: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_modules(reader: ConfigReader, quant_config: Mapping[str, Any]) -> None:
     """Refuse modules that are quantized otherwise than the rest (`dynamic`). Those that
     are not quantized, the tensors show. Raises `UnsupportedModelError`.
     """
-    rules = how.get("dynamic") or {}
+    rules = quant_config.get("dynamic") or {}
     if not isinstance(rules, dict):
-        raise read.refusal(f"quantization_config (gptq): dynamic {rules!r} is no object")
+        raise reader.refusal(
+            f"quantization_config (gptq): dynamic {rules!r} is no object"
+        )
     for modules, changes in rules.items():
         if modules.startswith("-:"):
             continue
         if not isinstance(changes, dict | None):
-            raise read.refusal(
+            raise reader.refusal(
                 f"quantization_config (gptq): dynamic: {modules!r} must have an object "
                 f"or null, found {changes!r}"
             )
         for key, value in (changes or {}).items():
-            if key not in MADE_WITH and value != how.get(key):
-                raise read.refusal(
+            if key not in MADE_WITH and value != quant_config.get(key):
+                raise reader.refusal(
                     f"quantization_config (gptq): dynamic: {key} {value!r} of the "
-                    f"modules {modules!r} is not supported beside {how.get(key)!r} of "
-                    f"the others; use a checkpoint with one {key} for all"
+                    f"modules {modules!r} is not supported beside "
+                    f"{quant_config.get(key)!r} of the others; use a checkpoint with "
+                    f"one {key} for all"
                 )

@@ -14,7 +14,7 @@ from minfer.effects.models.fields import refuse_field
 
 
 @frozen
-class KnownKeys:
+class FormatKeys:
     """The keys of a format's config, or of an object in it."""
 
     read: frozenset[str]
@@ -23,17 +23,21 @@ class KnownKeys:
     neutral: Mapping[str, tuple[Any, ...]] = {}
 
 
-def check_keys(read: ConfigReader, what: str, how: object, known: KnownKeys) -> None:
-    """Refuse keys that are not known, of a config's object; `what` names it. Raises
+def check_keys(
+    reader: ConfigReader, label: str, quant_config: object, format_keys: FormatKeys
+) -> None:
+    """Refuse keys that are not known, of a config's object; `label` names it. Raises
     `UnsupportedModelError`.
     """
-    if not isinstance(how, dict):
+    if not isinstance(quant_config, dict):
         return
-    inner = ConfigReader(how, f"{read.where}: quantization_config ({what})")
-    for key in sorted(map(str, how.keys() - known.read - known.inert)):
-        if key in known.neutral:
-            refuse_field(inner, key, known.neutral[key])
-        elif how.get(key) is not None:
+    inner = ConfigReader(quant_config, f"{reader.source}: quantization_config ({label})")
+    for key in sorted(
+        map(str, quant_config.keys() - format_keys.read - format_keys.inert)
+    ):
+        if key in format_keys.neutral:
+            refuse_field(inner, key, format_keys.neutral[key])
+        elif quant_config.get(key) is not None:
             raise inner.refusal(
                 f"key {key!r} is not known, and may say what the tensors mean; remove "
                 f"it if it does not"

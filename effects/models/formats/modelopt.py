@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.fp8 import Fp8
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
 
 METHOD: Final = "modelopt"
 # The file of its own, hf_quant_config.json, has the rest in an object.
-OUTER_KEYS: Final = KnownKeys(
+OUTER_KEYS: Final = FormatKeys(
     read=words("quant_method quantization"), inert=words("producer")
 )
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words("quant_method quant_algo"),
     inert=words(
         "producer exclude_modules ignore config_groups kv_cache_scheme",
@@ -23,18 +23,18 @@ KEYS: Final = KnownKeys(
 )
 
 
-def read_modelopt(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+def read_modelopt(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "modelopt". Raises
     `UnsupportedModelError`.
     """
-    inner = how.get("quantization")
+    inner = quant_config.get("quantization")
     if isinstance(inner, dict):
-        check_keys(read, METHOD, how, OUTER_KEYS)
-        how = inner
-    check_keys(read, METHOD, how, KEYS)
-    if (algorithm := how.get("quant_algo")) != "FP8":
-        what = (
+        check_keys(reader, METHOD, quant_config, OUTER_KEYS)
+        quant_config = inner
+    check_keys(reader, METHOD, quant_config, KEYS)
+    if (algorithm := quant_config.get("quant_algo")) != "FP8":
+        fault = (
             f"quantization_config ({METHOD}): quant_algo {algorithm!r} is not supported"
         )
-        raise read.refusal(f"{what}; 'FP8' is")
+        raise reader.refusal(f"{fault}; 'FP8' is")
     return Fp8(blocks=False)

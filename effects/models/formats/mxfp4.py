@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
-from minfer.effects.models.parts import Part
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import MXFP4, Linear, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TYPES: Final = ("U8",)
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words("quant_method"), inert=words("modules_to_not_convert dequantize")
 )
 
@@ -33,19 +33,19 @@ class Mxfp4:
     inert: tuple[str, ...] = ()
     renamed: tuple[str, str] = ("", "")
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        del by
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        del leaf
         raise UnsupportedModelError(
             f"{matrix}: MXFP4 matrices other than those of all experts of a layer in one "
             f"tensor, as gpt-oss is published, are not supported"
         )
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.expert_parts`."""
-        shape = (*by.scaled.shape, MXFP4.group // MXFP4.numbers)
-        yield Part(f"{matrix}_blocks", by.weight, _flat, shape, TYPES)
-        yield Part(f"{matrix}_scales", by.scaled, types=TYPES)
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.expert_parts`."""
+        shape = (*leaf.scaled.shape, MXFP4.group // MXFP4.numbers)
+        yield WeightPart(f"{matrix}_blocks", leaf.weight, _flat, shape, TYPES)
+        yield WeightPart(f"{matrix}_scales", leaf.scaled, types=TYPES)
 
 
 def _flat(stored: "Tensor") -> "Tensor":
@@ -53,7 +53,7 @@ def _flat(stored: "Tensor") -> "Tensor":
     return stored.flatten(-2)
 
 
-def read_mxfp4(read: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
+def read_mxfp4(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Mxfp4:
     """Returns the format of a config with quant_method "mxfp4"."""
-    check_keys(read, "mxfp4", how, KEYS)
+    check_keys(reader, "mxfp4", quant_config, KEYS)
     return Mxfp4()

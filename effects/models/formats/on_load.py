@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
@@ -28,38 +28,38 @@ class OnLoad:
         """What people read."""
         return "quantized as it is loaded"
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        yield _part(f"{matrix}.weight", by)
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        yield _part(f"{matrix}.weight", leaf)
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.expert_parts`."""
-        yield _part(matrix, by)
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.expert_parts`."""
+        yield _part(matrix, leaf)
 
 
-def _part(name: str, by: Linear) -> Part:
+def _part(name: str, leaf: Linear) -> WeightPart:
     """Returns a part that quantizes its matrix, or an expert's after another."""
-    shape = (*by.weight.shape[:-1], by.inputs)
+    shape = (*leaf.weight.shape[:-1], leaf.inputs)
 
     def take(stored: "Tensor") -> None:
         if stored.dim() == 2:
-            _store(by, stored)
+            _store(leaf, stored)
             return
         for i, fused in enumerate(stored):
-            expert = by.select(i)
+            expert = leaf.select(i)
             matrices = fused.split_with_sizes(expert.parts)
-            for place, matrix in zip(expert.pieces(), matrices, strict=True):
-                _store(place, matrix)
+            for target, matrix in zip(expert.pieces(), matrices, strict=True):
+                _store(target, matrix)
 
-    return Part(name, by.weight, shape=shape, take=take)
+    return WeightPart(name, leaf.weight, shape=shape, take=take)
 
 
-def _store(place: Linear, matrix: "Tensor") -> None:
-    """Quantize a matrix into its place."""
+def _store(target: Linear, matrix: "Tensor") -> None:
+    """Quantize a matrix into its leaf."""
     from minfer.kernels.quantized import quantize
 
-    found = quantize(matrix.to(place.weight.device), place.scheme, matrix.dtype)
-    place.weight.copy_(found.weight)
-    place.scaled.copy_(found.scales)
-    if place.zeros is not None and found.zeros is not None:
-        place.zeros.copy_(found.zeros)
+    stored = quantize(matrix.to(target.weight.device), target.scheme, matrix.dtype)
+    target.weight.copy_(stored.weight)
+    target.scaled.copy_(stored.scales)
+    if target.zeros is not None and stored.zeros is not None:
+        target.zeros.copy_(stored.zeros)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from torch import Tensor
 
-EACH: Final = 8  # numbers of an int32
+PER_INT32: Final = 8  # numbers of an int32
 IN_ORDER: Final = (0, 1, 2, 3, 4, 5, 6, 7)
 TYPES: Final = ("I32",)
 

@@ -4,28 +4,28 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 
-class OneByOne:
+class UnstackedExperts:
     """A format without tensors of the matrices of all experts."""
 
     @property
     def renamed(self) -> tuple[str, str]:
-        """See `Format.renamed`."""
+        """See `WeightFormat.renamed`."""
         return ("", "")
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.expert_parts`."""
-        del by
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.expert_parts`."""
+        del leaf
         raise UnsupportedModelError(
             f"{matrix}: quantized matrices of all experts in one tensor are supported in "
             f"MXFP4 alone; a checkpoint with a tensor for each expert is supported"
         )
 
 
-class Format(Protocol):
+class WeightFormat(Protocol):
     """How a checkpoint stores quantized matrices. A frozen value."""
 
     @property
@@ -58,12 +58,12 @@ class Format(Protocol):
     def inert(self) -> tuple[str, ...]:
         """How names of further tensors end, which are not read."""
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of a matrix [outputs, inputs] of this name. Each part's rows
         are outputs, once arranged.
         """
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of the matrices [experts, outputs, inputs] of all experts of
         a layer, where these are one. Raises `UnsupportedModelError` if the format has no
         such tensors.

@@ -31,7 +31,7 @@ class SchemeConfig:
     input_activations: Mapping[str, Any] | None  # None: they are not quantized
 
 
-def _numbers(kind: str, bits: int, strategy: str, **others: Any) -> dict[str, Any]:
+def _numbers(kind: str, bits: int, strategy: str, **changes: Any) -> dict[str, Any]:
     """Returns how weights or activations are quantized, in the fields of a config."""
     return {
         "actorder": None,
@@ -42,7 +42,7 @@ def _numbers(kind: str, bits: int, strategy: str, **others: Any) -> dict[str, An
         "strategy": strategy,
         "symmetric": True,
         "type": kind,
-        **others,
+        **changes,
     }
 
 
@@ -77,17 +77,17 @@ def quantization_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]
     by a scheme of `CONFIGS`, but for those in `ignore`: names, or `re:` and a regular
     expression.
     """
-    how = CONFIGS[scheme]
+    config = CONFIGS[scheme]
     group = {
-        "format": how.format,
-        "input_activations": how.input_activations,
+        "format": config.format,
+        "input_activations": config.input_activations,
         "output_activations": None,
         "targets": ["Linear"],
-        "weights": how.weights,
+        "weights": config.weights,
     }
     return {
         "config_groups": {"group_0": group},
-        "format": how.format,
+        "format": config.format,
         "global_compression_ratio": None,
         "ignore": [HEAD, *ignore],
         "kv_cache_scheme": None,

@@ -6,8 +6,8 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.families import OF_TYPE, Family
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.families import BY_MODEL_TYPE, Family
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
 SLIDING_WINDOW: Final = ".attention.sliding_window"
@@ -27,20 +27,20 @@ class Architecture:
     @property
     def family(self) -> Family:
         """The row of the table of families (families.py)."""
-        return OF_TYPE[self.model_type]
+        return BY_MODEL_TYPE[self.model_type]
 
     @property
     def layer_names(self) -> Mapping[str, str]:
         """Names of a layer's tensors in the checkpoint, by their names in the file."""
-        after = _NORMS_AFTER if self.family.norm_after else {}
-        found = {**_LAYER, **after}
+        norms_after = _NORMS_AFTER if self.family.norm_after else {}
+        names = {**_LAYER, **norms_after}
         if (keys := self.family.experts) is not None:
             shared = keys.shared_experts
-            found["ffn_gate_inp"] = keys.router
-            found["ffn_gate_inp_shexp"] = f"{shared}_gate"
+            names["ffn_gate_inp"] = keys.router
+            names["ffn_gate_inp_shexp"] = f"{shared}_gate"
             for name, matrix in _MATRICES.items():
-                found[f"{name}_shexp"] = f"{shared}.{matrix}"
-        return found
+                names[f"{name}_shexp"] = f"{shared}.{matrix}"
+        return names
 
     @property
     def expert_names(self) -> Mapping[str, str]:
@@ -90,20 +90,20 @@ _ROWS: Final = (
 ARCHITECTURES: Final = {row.name: row for row in _ROWS}
 
 
-def architecture_of(read: Metadata) -> Architecture:
+def architecture_of(metadata: GgufMetadata) -> Architecture:
     """Returns a file's architecture. Raises `UnsupportedModelError` if it is not
     supported.
     """
-    found = ARCHITECTURES.get(read.arch)
-    if found is None:
-        known = ", ".join(ARCHITECTURES)
+    architecture = ARCHITECTURES.get(metadata.arch)
+    if architecture is None:
+        supported = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(
-            f"{read.file.path}: GGUF files of architecture {read.arch!r:.100} are not "
-            f"supported; {known} are. Give the Hugging Face checkpoint that the file was "
-            f"made from"
+            f"{metadata.file.path}: GGUF files of architecture {metadata.arch!r:.100} "
+            f"are not supported; {supported} are. Give the Hugging Face checkpoint that "
+            f"the file was made from"
         )
-    if found.name == "llama" and read.whole(EXPERT_COUNT, 0, low=0):
-        return evolve(found, model_type="mixtral")
-    if found.name == "llama" and read.get(SLIDING_WINDOW) is not None:
-        return evolve(found, model_type="mistral")
-    return found
+    if architecture.name == "llama" and metadata.integer(EXPERT_COUNT, 0, low=0):
+        return evolve(architecture, model_type="mixtral")
+    if architecture.name == "llama" and metadata.get(SLIDING_WINDOW) is not None:
+        return evolve(architecture, model_type="mistral")
+    return architecture

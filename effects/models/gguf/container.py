@@ -25,12 +25,12 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 ALIGNMENT: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
-LARGEST_ALIGNMENT: Final = 1 << 20
-DIMENSIONS: Final = 4  # of a tensor, at most
+MAX_ALIGNMENT: Final = 1 << 20
+MAX_DIMENSIONS: Final = 4  # of a tensor, at most
 # Limits of what a damaged file can cost, far above what published models have.
-MOST_KEYS: Final = 1 << 14
-MOST_TENSORS: Final = 1 << 16
-MOST_TEXTS: Final = 1 << 22  # strings in all arrays of a file
+MAX_KEYS: Final = 1 << 14
+MAX_TENSORS: Final = 1 << 16
+MAX_STRINGS: Final = 1 << 22  # strings in all arrays of a file
 TEXT, ARRAY, BOOL = 8, 9, 7  # types of values
 _SCALARS: Final = {
     0: Struct("<B"),
@@ -46,8 +46,8 @@ _SCALARS: Final = {
     12: Struct("<d"),
 }
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
-_SHORTEST_PAIR: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
-_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
+_MIN_PAIR_BYTES: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
 
 
 class GgufError(CorruptFileError):
@@ -55,7 +55,7 @@ class GgufError(CorruptFileError):
 
 
 @frozen(eq=False)
-class Array:
+class GgufArray:
     """An array of the metadata, decoded on demand."""
 
     path: Path
@@ -76,19 +76,19 @@ class Array:
         """Returns its elements. Raises `GgufError` for numbers and invalid UTF-8."""
         if self.kind != TEXT:
             raise _error(self.path, self.start, f"{self.key} must hold strings")
-        found, at, length = [], self.start, _U64.unpack_from
+        texts, offset, unpack_length = [], self.start, _U64.unpack_from
         for i in range(self.count):
-            end = at + 8 + length(self.data, at)[0]
+            end = offset + 8 + unpack_length(self.data, offset)[0]
             try:
-                found.append(self.data[at + 8 : end].decode())
+                texts.append(self.data[offset + 8 : end].decode())
             except UnicodeDecodeError as error:
-                what = f"element {i} of {self.key} is not UTF-8"
-                raise _error(self.path, at, what) from error
-            at = end
-        return found
+                fault = f"element {i} of {self.key} is not UTF-8"
+                raise _error(self.path, offset, fault) from error
+            offset = end
+        return texts
 
 
-Value = int | float | bool | str | Array
+Value = int | float | bool | str | GgufArray
 
 
 @frozen
@@ -125,11 +125,11 @@ def read_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     try:
-        state = path.stat()
-        return _read(path, state.st_size, state.st_mtime_ns, state.st_ino)
+        status = path.stat()
+        return _read(path, status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError as error:
-        why = f"cannot be read ({error.strerror or error}); check the path"
-        raise GgufError(f"{path}: {why}") from error
+        fault = f"cannot be read ({error.strerror or error}); check the path"
+        raise GgufError(f"{path}: {fault}") from error
 
 
 @lru_cache(maxsize=2)  # a model and its draft model
@@ -141,14 +141,14 @@ def _read(path: Path, size: int, *_identity: int) -> GgufFile:
     if data[:4] != MAGIC:
         raise _error(path, 0, f"a GGUF file begins with {MAGIC!r}, not {data[:4]!r}")
     cursor = _Cursor(path, data, size)
-    cursor.at = 4
+    cursor.offset = 4
     version = cursor.number(_U32, "the version")
     _check_version(path, version)
-    tensors = cursor.count("tensors", _SHORTEST_TENSOR, MOST_TENSORS, follows=8)
-    pairs = cursor.count("metadata keys", _SHORTEST_PAIR, MOST_KEYS)
+    tensors = cursor.count("tensors", _MIN_TENSOR_BYTES, MAX_TENSORS, bytes_before=8)
+    pairs = cursor.count("metadata keys", _MIN_PAIR_BYTES, MAX_KEYS)
     metadata = _read_metadata(cursor, pairs)
     alignment = _alignment(cursor, metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
-    if cursor.left // _SHORTEST_TENSOR < tensors:
+    if cursor.left // _MIN_TENSOR_BYTES < tensors:
         raise cursor.error(f"{tensors} tensors do not fit into the rest of the file")
     return GgufFile(path, data, metadata, _read_tensors(cursor, tensors, alignment))
 
@@ -158,56 +158,59 @@ class _Cursor:
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size = path, data, size
-        self.at = 0
+        self.offset = 0
         self.texts = 0  # in arrays, so far
 
     @property
     def left(self) -> int:
-        return self.size - self.at
+        return self.size - self.offset
 
-    def error(self, what: str) -> GgufError:
-        return _error(self.path, self.at, what)
+    def error(self, fault: str) -> GgufError:
+        return _error(self.path, self.offset, fault)
 
-    def take(self, size: int, what: str) -> int:
-        """Moves past so many bytes, and returns the position before them."""
+    def take(self, size: int, label: str) -> int:
+        """Moves past `size` bytes, and returns the position before them."""
         if size > self.left:
-            raise self.error(f"{what} takes {size} bytes, but {self.left} are left")
-        start, self.at = self.at, self.at + size
+            raise self.error(f"{label} takes {size} bytes, but {self.left} are left")
+        start, self.offset = self.offset, self.offset + size
         return start
 
-    def number(self, how: Struct, what: str) -> Any:
-        return how.unpack_from(self.data, self.take(how.size, what))[0]
+    def number(self, layout: Struct, label: str) -> Any:
+        return layout.unpack_from(self.data, self.take(layout.size, label))[0]
 
-    def count(self, what: str, shortest: int, most: int, follows: int = 0) -> int:
-        """Reads how many things of at least `shortest` bytes follow; `follows` bytes come
-        before them.
+    def count(
+        self, label: str, min_bytes: int, max_count: int, bytes_before: int = 0
+    ) -> int:
+        """Reads the number of items that follow, of at least `min_bytes` bytes each;
+        `bytes_before` bytes come before them.
         """
-        start, found = self.at, int(self.number(_U64, f"the number of {what}"))
-        if found > min(most, (self.left - follows) // shortest):
-            fits = f"{self.left} bytes are left, and at most {most} {what} are read"
-            raise _error(self.path, start, f"the number of {what} is {found}; {fits}")
-        return found
+        start, count = self.offset, int(self.number(_U64, f"the number of {label}"))
+        if count > min(max_count, (self.left - bytes_before) // min_bytes):
+            left = f"{self.left} bytes are left"
+            limits = f"{left}, and at most {max_count} {label} are read"
+            raise _error(self.path, start, f"the number of {label} is {count}; {limits}")
+        return count
 
-    def text(self, what: str) -> str:
-        start = self.at
-        length = self.number(_U64, f"the length of {what}")
-        begin = self.take(length, what)
+    def text(self, label: str) -> str:
+        start = self.offset
+        length = self.number(_U64, f"the length of {label}")
+        begin = self.take(length, label)
         try:
-            return self.data[begin : self.at].decode()
+            return self.data[begin : self.offset].decode()
         except UnicodeDecodeError as error:
-            raise _error(self.path, start, f"{what} is not UTF-8") from error
+            raise _error(self.path, start, f"{label} is not UTF-8") from error
 
 
 def _read_metadata(cursor: _Cursor, pairs: int) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    what = "metadata key 0"
+    metadata: dict[str, Value] = {}
+    label = "metadata key 0"
     for i in range(pairs):
-        start, key = cursor.at, cursor.text(what)
-        if key in found:
+        start, key = cursor.offset, cursor.text(label)
+        if key in metadata:
             raise _error(cursor.path, start, f"metadata key {key!r} is there twice")
-        found[key] = _read_value(cursor, key)
-        what = f"metadata key {i + 1}, after {key!r:.100},"
-    return found
+        metadata[key] = _read_value(cursor, key)
+        label = f"metadata key {i + 1}, after {key!r:.100},"
+    return metadata
 
 
 def _read_value(cursor: _Cursor, key: str) -> Value:
@@ -226,7 +229,7 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
     return bool(value)
 
 
-def _read_array(cursor: _Cursor, key: str) -> Array:
+def _read_array(cursor: _Cursor, key: str) -> GgufArray:
     kind = cursor.number(_U32, f"the type of the elements of {key}")
     if kind == ARRAY:
         raise UnsupportedModelError(
@@ -236,105 +239,110 @@ def _read_array(cursor: _Cursor, key: str) -> Array:
     if kind != TEXT and kind not in _SCALARS:
         raise cursor.error(f"the elements of {key} have the unknown type {kind}")
     # A string takes at least the bytes of its length.
-    each = 8 if kind == TEXT else _SCALARS[kind].size
-    most = MOST_TEXTS - cursor.texts if kind == TEXT else cursor.size
-    count = cursor.count(f"elements of {key}", each, most)
-    array = Array(cursor.path, cursor.data, key, kind, count, cursor.at)
+    element_bytes = 8 if kind == TEXT else _SCALARS[kind].size
+    max_count = MAX_STRINGS - cursor.texts if kind == TEXT else cursor.size
+    count = cursor.count(f"elements of {key}", element_bytes, max_count)
+    array = GgufArray(cursor.path, cursor.data, key, kind, count, cursor.offset)
     if kind != TEXT:
-        cursor.take(count * each, key)
+        cursor.take(count * element_bytes, key)
         return array
     cursor.texts += count
-    data, at, last, length = cursor.data, cursor.at, cursor.size - 8, _U64.unpack_from
+    data, unpack_length = cursor.data, _U64.unpack_from
+    offset, last_offset = cursor.offset, cursor.size - 8
     for i in range(count):
-        if at > last:
+        if offset > last_offset:
             raise cursor.error(f"the file ends within element {i} of {key}")
-        at += 8 + length(data, at)[0]
-    if at > cursor.size:
+        offset += 8 + unpack_length(data, offset)[0]
+    if offset > cursor.size:
         raise cursor.error(f"the file ends within the last element of {key}")
-    cursor.at = at
+    cursor.offset = offset
     return array
 
 
 def _alignment(cursor: _Cursor, value: Value) -> int:
-    fits = type(value) is int and 8 <= value <= LARGEST_ALIGNMENT
-    if not isinstance(value, int) or not fits or value & (value - 1):
-        what = f"a power of two from 8 to {LARGEST_ALIGNMENT}"
-        raise cursor.error(f"{ALIGNMENT} must be {what}, not {value!r}")
+    in_range = type(value) is int and 8 <= value <= MAX_ALIGNMENT
+    if not isinstance(value, int) or not in_range or value & (value - 1):
+        expected = f"a power of two from 8 to {MAX_ALIGNMENT}"
+        raise cursor.error(f"{ALIGNMENT} must be {expected}, not {value!r}")
     return value
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
     """Returns where tensors are. They must be within the file and not overlap."""
-    found: dict[str, StoredTensor] = {}
-    described: dict[str, int] = {}  # the bytes where their descriptions begin
-    what = "the name of tensor 0"
+    tensors: dict[str, StoredTensor] = {}
+    description_offsets: dict[str, int] = {}  # the bytes where their descriptions begin
+    label = "the name of tensor 0"
     for i in range(count):
-        start = cursor.at
-        tensor = _read_tensor(cursor, what)
-        if tensor.name in found:
+        start = cursor.offset
+        tensor = _read_tensor(cursor, label)
+        if tensor.name in tensors:
             raise _error(cursor.path, start, f"tensor {tensor.name!r} is there twice")
         if tensor.start % alignment:
-            what = f"offset {tensor.start} of tensor {tensor.name} is no multiple of"
-            raise _error(cursor.path, start, f"{what} {alignment}")
-        found[tensor.name], described[tensor.name] = tensor, start
-        what = f"the name of tensor {i + 1}, after {tensor.name!r:.100},"
-    base = -(-cursor.at // alignment) * alignment
-    end, before = 0, ""
-    for tensor in sorted(found.values(), key=lambda one: one.start):
-        where = f"tensor {tensor.name} (offset {tensor.start}, {tensor.size} bytes)"
-        at = described[tensor.name]
+            fault = f"offset {tensor.start} of tensor {tensor.name} is no multiple of"
+            raise _error(cursor.path, start, f"{fault} {alignment}")
+        tensors[tensor.name], description_offsets[tensor.name] = tensor, start
+        label = f"the name of tensor {i + 1}, after {tensor.name!r:.100},"
+    base = -(-cursor.offset // alignment) * alignment
+    end, previous_name = 0, ""
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
+        span = f"tensor {tensor.name} (offset {tensor.start}, {tensor.size} bytes)"
+        offset = description_offsets[tensor.name]
         if tensor.start < end:
-            raise _error(cursor.path, at, f"{where} overlaps tensor {before}")
-        end, before = tensor.start + tensor.size, tensor.name
+            raise _error(cursor.path, offset, f"{span} overlaps tensor {previous_name}")
+        end, previous_name = tensor.start + tensor.size, tensor.name
         if end > cursor.size - base:
-            ends = f"extends past the end of the file, which has {cursor.size} bytes"
-            begin = f"tensors begin at byte {base}"
-            raise _error(cursor.path, at, f"{where} {ends}; {begin}")
+            fault = f"extends past the end of the file, which has {cursor.size} bytes"
+            data_start = f"tensors begin at byte {base}"
+            raise _error(cursor.path, offset, f"{span} {fault}; {data_start}")
     return {
-        name: StoredTensor(name, one.shape, one.type, base + one.start, one.size)
-        for name, one in found.items()
+        name: StoredTensor(
+            name, tensor.shape, tensor.type, base + tensor.start, tensor.size
+        )
+        for name, tensor in tensors.items()
     }
 
 
-def _read_tensor(cursor: _Cursor, what: str) -> StoredTensor:
+def _read_tensor(cursor: _Cursor, label: str) -> StoredTensor:
     """Returns a tensor, whose `start` is its offset from the byte where tensors begin.
-    Errors about its name call the name `what`.
+    Errors about its name call the name `label`.
     """
-    name = cursor.text(what)
-    what = f"tensor {name}"
-    dimensions = cursor.number(_U32, f"the number of dimensions of {what}")
-    if not 1 <= dimensions <= DIMENSIONS:
-        raise cursor.error(f"{what} has {dimensions} dimensions, not 1 to {DIMENSIONS}")
-    sizes = [cursor.number(_U64, f"a dimension of {what}") for _ in range(dimensions)]
-    kind = cursor.number(_U32, f"the type of {what}")
-    start = cursor.number(_U64, f"the offset of {what}")
-    if (type_ := TYPES.get(kind)) is None:
-        known = ", ".join(one.name for one in TYPES.values())
-        raise UnsupportedModelError(
-            f"{cursor.path}: {what} has type {type_name(kind)}, which is not supported; "
-            f"{known} are. Use a file in which all tensors have one of these types"
-        )
-    if sizes[0] % type_.elements or 0 in sizes:
+    name = cursor.text(label)
+    label = f"tensor {name}"
+    dimensions = cursor.number(_U32, f"the number of dimensions of {label}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise cursor.error(
-            f"{what} has shape {sizes[::-1]}; rows of {type_.name} are multiples of "
-            f"{type_.elements}, and no dimension is 0"
+            f"{label} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}"
         )
-    size = math.prod(sizes) // type_.elements * type_.size
-    return StoredTensor(name, tuple(sizes[::-1]), type_, start, size)
+    sizes = [cursor.number(_U64, f"a dimension of {label}") for _ in range(dimensions)]
+    kind = cursor.number(_U32, f"the type of {label}")
+    start = cursor.number(_U64, f"the offset of {label}")
+    if (block_type := TYPES.get(kind)) is None:
+        supported = ", ".join(block_type.name for block_type in TYPES.values())
+        raise UnsupportedModelError(
+            f"{cursor.path}: {label} has type {type_name(kind)}, which is not supported; "
+            f"{supported} are. Use a file in which all tensors have one of these types"
+        )
+    if sizes[0] % block_type.elements or 0 in sizes:
+        raise cursor.error(
+            f"{label} has shape {sizes[::-1]}; rows of {block_type.name} are multiples "
+            f"of {block_type.elements}, and no dimension is 0"
+        )
+    size = math.prod(sizes) // block_type.elements * block_type.size
+    return StoredTensor(name, tuple(sizes[::-1]), block_type, start, size)
 
 
 def _check_version(path: Path, version: int) -> None:
     if version in VERSIONS:
         return
-    what = f"GGUF version {version} is not supported"
+    fault = f"GGUF version {version} is not supported"
     if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-        what = "big-endian files are not supported"
-    known = " and ".join(map(str, VERSIONS))
+        fault = "big-endian files are not supported"
+    supported = " and ".join(map(str, VERSIONS))
     raise UnsupportedModelError(
-        f"{path}: {what}; little-endian files of versions {known} are. Convert the model "
-        f"again with a current llama.cpp"
+        f"{path}: {fault}; little-endian files of versions {supported} are. Convert the "
+        f"model again with a current llama.cpp"
     )
 
 
-def _error(path: Path, at: int, what: str) -> GgufError:
-    return GgufError(f"{path}: at byte {at}: {what}; download the file again")
+def _error(path: Path, offset: int, fault: str) -> GgufError:
+    return GgufError(f"{path}: at byte {offset}: {fault}; download the file again")

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_HALF: Final = 2  # bytes of a float16
-_HIGH_BITS: Final = 4  # bytes of the fifth bits of 32 numbers
-_K_SCALES: Final = 12  # bytes of the scales and minimums of 8 groups
+_FLOAT16_BYTES: Final = 2  # bytes of a float16
+_HIGH_BITS_BYTES: Final = 4  # bytes of the fifth bits of 32 numbers
+_K_SCALES_BYTES: Final = 12  # bytes of the scales and minimums of 8 groups
 
 
 def dequantized(name: str, blocks: Tensor) -> Tensor:
@@ -29,17 +29,17 @@ def split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers of Q4_0 blocks, from 0 to 15, two in a byte with the earlier
     one in the low half [blocks, 16], and the scales [blocks] in float16.
     """
-    numbers = _nibbles(blocks[:, _HALF:]).flatten(1)
+    numbers = _nibbles(blocks[:, _FLOAT16_BYTES:]).flatten(1)
     return numbers[:, ::2] | numbers[:, 1::2] << 4, _half(blocks, 0)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    return blocks[:, at : at + _HALF].contiguous().view(torch.float16)
+def _half(blocks: Tensor, offset: int) -> Tensor:
+    return blocks[:, offset : offset + _FLOAT16_BYTES].contiguous().view(torch.float16)
 
 
-def _scale(blocks: Tensor, at: int = 0) -> Tensor:
+def _scale(blocks: Tensor, offset: int = 0) -> Tensor:
     """Returns the float16 at a byte of each block, in float32 [blocks, 1]."""
-    return _half(blocks, at).float()
+    return _half(blocks, offset).float()
 
 
 def _nibbles(packed: Tensor, group: int = 16) -> Tensor:
@@ -57,53 +57,61 @@ def _fifth_bits(packed: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    numbers = _nibbles(blocks[:, _HALF:]).flatten(1).to(torch.int8) - 8
+    numbers = _nibbles(blocks[:, _FLOAT16_BYTES:]).flatten(1).to(torch.int8) - 8
     return _scale(blocks) * numbers.float()
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    numbers = _nibbles(blocks[:, 2 * _HALF :]).flatten(1).float()
-    return _scale(blocks) * numbers + _scale(blocks, _HALF)
+    numbers = _nibbles(blocks[:, 2 * _FLOAT16_BYTES :]).flatten(1).float()
+    return _scale(blocks) * numbers + _scale(blocks, _FLOAT16_BYTES)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    high, low = blocks[:, _HALF:].split_with_sizes([_HIGH_BITS, 16], 1)
+    high, low = blocks[:, _FLOAT16_BYTES:].split_with_sizes([_HIGH_BITS_BYTES, 16], 1)
     numbers = _nibbles(low).flatten(1) | _fifth_bits(high)
     return _scale(blocks) * (numbers.to(torch.int8) - 16).float()
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    high, low = blocks[:, 2 * _HALF :].split_with_sizes([_HIGH_BITS, 16], 1)
+    high, low = blocks[:, 2 * _FLOAT16_BYTES :].split_with_sizes(
+        [_HIGH_BITS_BYTES, 16], 1
+    )
     numbers = _nibbles(low).flatten(1) | _fifth_bits(high)
-    return _scale(blocks) * numbers.float() + _scale(blocks, _HALF)
+    return _scale(blocks) * numbers.float() + _scale(blocks, _FLOAT16_BYTES)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, _HALF:].contiguous().view(torch.int8).float() * _scale(blocks)
+    return blocks[:, _FLOAT16_BYTES:].contiguous().view(torch.int8).float() * _scale(
+        blocks
+    )
 
 
 def _k_groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the scales and the minimums of 8 groups, each [blocks, 8, 1], from the
     first bytes of a block of Q4_K or Q5_K, which has 6 bits of each.
     """
-    packed = blocks[:, 2 * _HALF : 2 * _HALF + _K_SCALES]
+    packed = blocks[:, 2 * _FLOAT16_BYTES : 2 * _FLOAT16_BYTES + _K_SCALES_BYTES]
     first, second, rest = packed.split_with_sizes([4, 4, 4], 1)
     scales = torch.cat([first & 63, rest & 15 | first >> 2 & 48], dim=1)
     minimums = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=1)
     scales = _scale(blocks) * scales.float()
-    return scales[..., None], (_scale(blocks, _HALF) * minimums.float())[..., None]
+    return scales[..., None], (_scale(blocks, _FLOAT16_BYTES) * minimums.float())[
+        ..., None
+    ]
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
     scales, minimums = _k_groups(blocks)
-    packed = blocks[:, 2 * _HALF + _K_SCALES :]
+    packed = blocks[:, 2 * _FLOAT16_BYTES + _K_SCALES_BYTES :]
     numbers = _nibbles(packed, 32).reshape(len(blocks), 8, 32)
     return scales * numbers.float() - minimums
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
     scales, minimums = _k_groups(blocks)
-    high, packed = blocks[:, 2 * _HALF + _K_SCALES :].split_with_sizes([32, 128], 1)
+    high, packed = blocks[:, 2 * _FLOAT16_BYTES + _K_SCALES_BYTES :].split_with_sizes(
+        [32, 128], 1
+    )
     # Bit i of a byte belongs to group i.
     groups = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     fifth = (high[:, None] >> groups & 1) << 4
@@ -112,13 +120,13 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low, high, scales, _ = blocks.split_with_sizes([128, 64, 16, _HALF], 1)
+    low, high, scales, _ = blocks.split_with_sizes([128, 64, 16, _FLOAT16_BYTES], 1)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     upper = (high.reshape(len(blocks), 2, 1, 32) >> shifts & 3) << 4
     numbers = _nibbles(low, 64).reshape(len(blocks), 2, 4, 32) | upper
     groups = (numbers.to(torch.int8) - 32).reshape(len(blocks), 16, 16)
-    each = _scale(blocks, 208) * scales.contiguous().view(torch.int8).float()
-    return each[..., None] * groups.float()
+    group_scales = _scale(blocks, 208) * scales.contiguous().view(torch.int8).float()
+    return group_scales[..., None] * groups.float()
 
 
 _TYPES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {

@@ -22,7 +22,7 @@ from minfer.effects.models.gguf.architectures import (
 )
 from minfer.effects.models.gguf.block_types import Q4_0
 from minfer.effects.models.gguf.container import GgufFile, StoredTensor
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 NUMBERS, SCALES = ".q4_0", ".q4_0_scales"  # ends of names of a Q4_0 matrix's tensors
 # Matrices of a layer that are fused in memory (linear.py), so that they need one scheme.
@@ -33,9 +33,9 @@ _FUSED: Final = (
     ("ffn_gate_shexp", "ffn_up_shexp"),
 )
 # Other matrices that may be quantized.
-_ALONE: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+_UNFUSED: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 # Tensors that are not weights: config.py reads them.
-_OTHERS: Final = ("rope_freqs.weight",)
+_NOT_WEIGHTS: Final = ("rope_freqs.weight",)
 Form = Literal["whole", "numbers", "scales"]
 
 
@@ -55,7 +55,7 @@ class HfTensor:
         return [*self.shape]
 
     def get_dtype(self) -> str:
-        """Returns the name of the type in safetensors, likewise."""
+        """Returns the name of the type in safetensors, as such a slice does."""
         if self.form != "whole":
             return "U8" if self.form == "numbers" else "F16"
         return self.stored.type.name if self.stored.type.is_float else "F32"
@@ -63,11 +63,11 @@ class HfTensor:
 
 def keeps_int4(file: GgufFile) -> bool:
     """Returns whether any matrix of a file stays in 4 bits in memory."""
-    names = (name.removesuffix(".weight").split(".") for name in file.tensors)
+    split_names = (name.removesuffix(".weight").split(".") for name in file.tensors)
     return any(
-        _stays_int4(file, parts[1], parts[2])
-        for parts in names
-        if len(parts) == 3 and parts[0] == "blk"
+        _stays_int4(file, fields[1], fields[2])
+        for fields in split_names
+        if len(fields) == 3 and fields[0] == "blk"
     )
 
 
@@ -75,83 +75,89 @@ def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
     """Returns the tensors of the checkpoint by their names there. Raises
     `UnsupportedModelError` for tensors that its architecture does not have.
     """
-    read = Metadata(file)
-    arch = architecture_of(read)
+    metadata = GgufMetadata(file)
+    arch = architecture_of(metadata)
     heads = {}
     if arch.interleaved:
-        queries = read.same_in_all_layers(".attention.head_count")
-        keys = read.same_in_all_layers(".attention.head_count_kv", queries)
+        queries = metadata.same_in_all_layers(".attention.head_count")
+        keys = metadata.same_in_all_layers(".attention.head_count_kv", queries)
         heads = {"attn_q": queries, "attn_k": keys}
-    found: dict[str, HfTensor] = {}
+    tensors: dict[str, HfTensor] = {}
     for stored in file.tensors.values():
-        if stored.name not in _OTHERS:
-            found.update(_mapped(file, arch, heads, stored))
-    return found
+        if stored.name not in _NOT_WEIGHTS:
+            tensors.update(_map_tensor(file, arch, heads, stored))
+    return tensors
 
 
-def _mapped(
+def _map_tensor(
     file: GgufFile, arch: Architecture, heads: Mapping[str, int], stored: StoredTensor
 ) -> Iterator[tuple[str, HfTensor]]:
     """Yields the names and tensors of the checkpoint whose values a stored one has."""
     base, _, end = stored.name.rpartition(".")
-    whole = HfTensor(stored, stored.shape)
+    tensor = HfTensor(stored, stored.shape)
     if end in ("weight", "bias") and base in GLOBAL_NAMES:
-        yield f"{GLOBAL_NAMES[base]}.{end}", _norm(arch, base, whole)
+        yield f"{GLOBAL_NAMES[base]}.{end}", _norm(arch, base, tensor)
         return
     block, _, rest = base.partition(".")
     layer, _, name = rest.partition(".")
-    known = block == "blk" and layer.isdecimal() and end in ("weight", "bias")
+    is_layer_tensor = block == "blk" and layer.isdecimal() and end in ("weight", "bias")
     prefix = f"model.layers.{layer}"
-    int4 = known and end == "weight" and _stays_int4(file, layer, name)
-    if known and (matrix := arch.expert_names.get(name)) and arch.family.experts:
-        experts = Metadata(file).whole(EXPERT_COUNT)
+    int4 = is_layer_tensor and end == "weight" and _stays_int4(file, layer, name)
+    if (
+        is_layer_tensor
+        and (matrix := arch.expert_names.get(name))
+        and arch.family.experts
+    ):
+        experts = GgufMetadata(file).integer(EXPERT_COUNT)
         if len(stored.shape) != 3 or end != "weight" or stored.shape[0] != experts:
             raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
         for i in range(experts):
-            whole = HfTensor(stored, stored.shape[1:], expert=i)
-            found = f"{prefix}.{arch.family.experts.experts}.{i}.{matrix}"
-            yield from _forms(found, whole, int4=int4)
+            tensor = HfTensor(stored, stored.shape[1:], expert=i)
+            new_name = f"{prefix}.{arch.family.experts.experts}.{i}.{matrix}"
+            yield from _split_forms(new_name, tensor, int4=int4)
         return
-    if not known or name not in arch.layer_names:
+    if not is_layer_tensor or name not in arch.layer_names:
         raise _unknown(file, arch, stored)
     if name == "ffn_gate_inp_shexp":  # some files leave out its one output
-        whole = evolve(whole, shape=(1, stored.shape[-1]))
-    whole = _norm(arch, name, evolve(whole, heads=heads.get(name, 0)))
-    found = f"{prefix}.{arch.layer_names[name]}"
+        tensor = evolve(tensor, shape=(1, stored.shape[-1]))
+    tensor = _norm(arch, name, evolve(tensor, heads=heads.get(name, 0)))
+    new_name = f"{prefix}.{arch.layer_names[name]}"
     if end == "bias":
-        yield f"{found}.bias", whole
+        yield f"{new_name}.bias", tensor
     else:
-        yield from _forms(found, whole, int4=int4)
+        yield from _split_forms(new_name, tensor, int4=int4)
 
 
-def _norm(arch: Architecture, name: str, whole: HfTensor) -> HfTensor:
-    return evolve(whole, less_one=arch.norms_plus_one and name.endswith("norm"))
+def _norm(arch: Architecture, name: str, tensor: HfTensor) -> HfTensor:
+    return evolve(tensor, less_one=arch.norms_plus_one and name.endswith("norm"))
 
 
-def _forms(name: str, whole: HfTensor, *, int4: bool) -> Iterator[tuple[str, HfTensor]]:
+def _split_forms(
+    name: str, tensor: HfTensor, *, int4: bool
+) -> Iterator[tuple[str, HfTensor]]:
     if not int4:
-        yield f"{name}.weight", whole
+        yield f"{name}.weight", tensor
         return
-    outputs, inputs = whole.shape
+    outputs, inputs = tensor.shape
     numbers, scales = (outputs, inputs // 2), (outputs, inputs // Q4_0.elements)
-    yield name + NUMBERS, evolve(whole, form="numbers", shape=numbers)
-    yield name + SCALES, evolve(whole, form="scales", shape=scales)
+    yield name + NUMBERS, evolve(tensor, form="numbers", shape=numbers)
+    yield name + SCALES, evolve(tensor, form="scales", shape=scales)
 
 
 def _stays_int4(file: GgufFile, layer: str, name: str) -> bool:
     """Returns whether a layer's matrix, and each that is fused with it, is Q4_0."""
-    together = next((names for names in _FUSED if name in names), (name,))
-    if len(together) == 1 and name not in _ALONE:
+    fused = next((names for names in _FUSED if name in names), (name,))
+    if len(fused) == 1 and name not in _UNFUSED:
         return False
-    stored = (file.tensors.get(f"blk.{layer}.{one}.weight") for one in together)
-    return all(one is not None and one.type is Q4_0 for one in stored)
+    stored = (file.tensors.get(f"blk.{layer}.{matrix}.weight") for matrix in fused)
+    return all(tensor is not None and tensor.type is Q4_0 for tensor in stored)
 
 
 def _unknown(
-    file: GgufFile, arch: Architecture, stored: StoredTensor, why: str = ""
+    file: GgufFile, arch: Architecture, stored: StoredTensor, reason: str = ""
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{file.path}: tensor {stored.name} of shape {list(stored.shape)} does not fit "
-        f"the architecture {arch.name}{why and '; ' + why}. Convert the model again with "
-        f"a current llama.cpp, or give the Hugging Face checkpoint"
+        f"the architecture {arch.name}{reason and '; ' + reason}. Convert the model "
+        f"again with a current llama.cpp, or give the Hugging Face checkpoint"
     )

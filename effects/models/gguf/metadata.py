@@ -3,13 +3,13 @@
 import math
 from typing import Any, TypeVar
 
-from minfer.effects.models.gguf.container import Array, GgufError, GgufFile, Value
+from minfer.effects.models.gguf.container import GgufArray, GgufError, GgufFile, Value
 
 Default = TypeVar("Default")
-LARGEST = 1 << 40  # above all sizes
+SIZE_LIMIT = 1 << 40  # above all sizes
 
 
-class Metadata:
+class GgufMetadata:
     """Reads values of one file's metadata by their keys; a key that begins with a dot
     means `arch`, the file's architecture, before it. All reads raise `GgufError` for a
     value of another type, and for a missing one without `default`.
@@ -23,15 +23,15 @@ class Metadata:
     def error(self, key: str, expected: str) -> GgufError:
         """Returns the error about a value that is not as `expected`."""
         value = self.get(key)
-        found = repr(value)
-        if isinstance(value, Array):
-            found = f"an array of {value.count} elements"
-        return self.fault(key, f"must be {expected}, found {found:.100}")
+        shown = repr(value)
+        if isinstance(value, GgufArray):
+            shown = f"an array of {value.count} elements"
+        return self.fault(key, f"must be {expected}, found {shown:.100}")
 
-    def fault(self, key: str, what: str) -> GgufError:
-        """Returns an error about a key, of which `what` says what is wrong."""
+    def fault(self, key: str, message: str) -> GgufError:
+        """Returns an error about a key, of which `message` says what is wrong."""
         return GgufError(
-            f"{self.file.path}: metadata {self.full(key)} {what}; download the file "
+            f"{self.file.path}: metadata {self.full(key)} {message}; download the file "
             f"again, or convert the model again"
         )
 
@@ -50,8 +50,8 @@ class Metadata:
             raise self.error(key, "a string")
         return str(value)
 
-    def whole(
-        self, key: str, default: Any = ..., low: int = 1, below: int = LARGEST
+    def integer(
+        self, key: str, default: Any = ..., low: int = 1, below: int = SIZE_LIMIT
     ) -> int:
         """Returns an integer that is at least `low` and less than `below`."""
         value = self._or_default(key, default)
@@ -74,10 +74,10 @@ class Metadata:
             raise self.error(key, "true or false")
         return value
 
-    def array(self, key: str) -> Array:
+    def array(self, key: str) -> GgufArray:
         """Returns an array."""
         value = self._or_default(key, ...)
-        if not isinstance(value, Array):
+        if not isinstance(value, GgufArray):
             raise self.error(key, "an array")
         return value
 
@@ -86,12 +86,12 @@ class Metadata:
         equal.
         """
         value = self.get(key)
-        if not isinstance(value, Array):
-            return self.whole(key, default, low)
-        found = set(value.numbers())
-        if len(found) != 1 or type(one := found.pop()) is not int or one < low:
+        if not isinstance(value, GgufArray):
+            return self.integer(key, default, low)
+        values = set(value.numbers())
+        if len(values) != 1 or type(number := values.pop()) is not int or number < low:
             raise self.error(key, f"the same integer, at least {low}, in all layers")
-        return one
+        return number
 
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.get(key)

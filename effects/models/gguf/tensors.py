@@ -32,7 +32,7 @@ class GgufTensors:
         return read_values(self._file, self._tensors[name], self._dtype, self._device)
 
 
-def opened(file: GgufFile, dtype: str, device: str) -> Any:
+def open_gguf_tensors(file: GgufFile, dtype: str, device: str) -> Any:
     """Returns the tensors of a file, to use as an open safetensors file, which has no
     static type.
     """

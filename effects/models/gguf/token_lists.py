@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 TOKENS: Final = "tokenizer.ggml.tokens"
 TOKEN_TYPES: Final = "tokenizer.ggml.token_type"  # noqa: S105 - a key, no password
@@ -23,44 +23,44 @@ _TEXTS: Final = (
 )
 
 
-def token_types(read: Metadata) -> tuple[int, ...]:
+def token_types(metadata: GgufMetadata) -> tuple[int, ...]:
     """Returns the types of all tokens; without types in the file, all are normal. Raises
     `GgufError`.
     """
-    count = read.array(TOKENS).count
-    if read.get(TOKEN_TYPES) is None:
+    count = metadata.array(TOKENS).count
+    if metadata.get(TOKEN_TYPES) is None:
         return (NORMAL,) * count
-    found = read.array(TOKEN_TYPES).numbers()
-    if len(found) != count:
-        raise read.error(TOKEN_TYPES, f"an array of {count} elements, as {TOKENS} is")
-    return found
+    types = metadata.array(TOKEN_TYPES).numbers()
+    if len(types) != count:
+        raise metadata.error(TOKEN_TYPES, f"an array of {count} elements, as {TOKENS} is")
+    return types
 
 
-def token_texts(read: Metadata) -> dict[int, str]:
+def token_texts(metadata: GgufMetadata) -> dict[int, str]:
     """Returns the texts of tokens that are not unused, by their ids. Raises
     `GgufError`.
     """
-    texts = read.array(TOKENS).texts()
-    kinds = enumerate(token_types(read))
+    texts = metadata.array(TOKENS).texts()
+    kinds = enumerate(token_types(metadata))
     return {token: texts[token] for token, kind in kinds if kind != UNUSED}
 
 
-def stop_ids(read: Metadata) -> tuple[int, ...]:
+def stop_ids(metadata: GgufMetadata) -> tuple[int, ...]:
     """Returns the ids of tokens that end a sequence. Raises `GgufError` for ids outside
     the vocabulary.
     """
-    return tuple(dict.fromkeys(_ids(read)))
+    return tuple(dict.fromkeys(_ids(metadata)))
 
 
-def _ids(read: Metadata) -> Iterator[int]:
-    listed = read.get(TOKENS) is not None
-    count = read.array(TOKENS).count if listed else 1 << 31
+def _ids(metadata: GgufMetadata) -> Iterator[int]:
+    has_tokens = metadata.get(TOKENS) is not None
+    count = metadata.array(TOKENS).count if has_tokens else 1 << 31
     for key in _KEYS:
-        if read.get(key) is not None:
-            yield read.whole(key, low=0, below=count)
-    if not listed:
+        if metadata.get(key) is not None:
+            yield metadata.integer(key, low=0, below=count)
+    if not has_tokens:
         return
-    types = token_types(read)
-    for token, text in enumerate(read.array(TOKENS).texts()):
+    types = token_types(metadata)
+    for token, text in enumerate(metadata.array(TOKENS).texts()):
         if types[token] == CONTROL and text in _TEXTS:
             yield token

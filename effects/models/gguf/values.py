@@ -12,7 +12,7 @@ from minfer.effects.models.gguf.container import GgufFile, StoredTensor
 from minfer.effects.models.gguf.dequantize import dequantized, split_q4_0
 from minfer.effects.models.gguf.hf_tensors import HfTensor
 
-PIECE: Final = 1 << 24  # most numbers that are dequantized at once
+MAX_PIECE_NUMBERS: Final = 1 << 24  # that are dequantized at once
 _FLOATS: Final = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -27,17 +27,17 @@ def read_values(file: GgufFile, tensor: HfTensor, dtype: str, device: str) -> Te
     blocks = _blocks(file, tensor.stored, tensor.expert)
     if tensor.form != "whole":
         numbers, scales = split_q4_0(blocks.to(device))
-        found = numbers if tensor.form == "numbers" else scales
+        values = numbers if tensor.form == "numbers" else scales
     elif (kind := _FLOATS.get(tensor.stored.type.name)) is not None:
-        found = blocks.view(kind)
+        values = blocks.view(kind)
     else:
-        found = _pieces(tensor.stored, blocks, torch_dtype(dtype), device)
-    found = found.reshape(tensor.shape)
+        values = _dequantize_in_pieces(tensor.stored, blocks, torch_dtype(dtype), device)
+    values = values.reshape(tensor.shape)
     if tensor.heads:
         # Neighbouring dimensions [heads, pairs, 2] to halves [heads, 2, pairs].
-        halves = found.reshape(tensor.heads, -1, 2, *found.shape[1:])
-        found = halves.transpose(1, 2).reshape(found.shape)
-    return found.float() - 1 if tensor.less_one else found
+        halves = values.reshape(tensor.heads, -1, 2, *values.shape[1:])
+        values = halves.transpose(1, 2).reshape(values.shape)
+    return values.float() - 1 if tensor.less_one else values
 
 
 def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
@@ -52,15 +52,15 @@ def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
     return flat.view(-1, stored.type.size)
 
 
-def _pieces(
+def _dequantize_in_pieces(
     stored: StoredTensor, blocks: Tensor, dtype: torch.dtype, device: str
 ) -> Tensor:
-    """Dequantizes blocks in pieces, so that at most `PIECE` numbers are in float32."""
-    name, each = stored.type.name, stored.type.elements
-    found = torch.empty((len(blocks), each), dtype=dtype, device=device)
-    rows = max(1, PIECE // each)
-    for some, target in zip(
-        torch.split(blocks, rows), torch.split(found, rows), strict=True
+    """Dequantizes blocks in pieces: at most `MAX_PIECE_NUMBERS` are in float32."""
+    name, block_numbers = stored.type.name, stored.type.elements
+    values = torch.empty((len(blocks), block_numbers), dtype=dtype, device=device)
+    rows = max(1, MAX_PIECE_NUMBERS // block_numbers)
+    for piece, target in zip(
+        torch.split(blocks, rows), torch.split(values, rows), strict=True
     ):
-        target.copy_(dequantized(name, some.to(device)))
-    return found
+        target.copy_(dequantized(name, piece.to(device)))
+    return values

@@ -21,8 +21,10 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.records.config import CacheGroup
 from minfer.values.checks import ConfigError
 
-ALIKE: Final = 1.25  # groups of so nearly equal size have pages of the largest one
-MOST_PADDING: Final = 0.1  # share of pages that no layer uses
+MAX_SIZE_RATIO: Final = (
+    1.25  # groups of so nearly equal size have pages of the largest one
+)
+MAX_PADDING: Final = 0.1  # share of pages that no layer uses
 
 
 @frozen
@@ -74,23 +76,23 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
     for index, layer in enumerate(spec.layers):
         reads = layer.attention.window, layer.attention.sink_tokens
         members.setdefault(reads, []).append(index)
-    kept = {group.attention.kv_shape for group in spec.groups}
+    kv_shapes = {group.attention.kv_shape for group in spec.groups}
     if len(members) == 1:
         return one_group(spec)
-    if len(kept) > 1:
+    if len(kv_shapes) > 1:
         raise UnsupportedModelError(
-            f"layers that keep different numbers of a token, {sorted(kept)}, in groups "
-            f"of different windows are not supported"
+            f"layers that keep different numbers of a token, {sorted(kv_shapes)}, in "
+            f"groups of different windows are not supported"
         )
-    size = _layers_a_page([len(found) for found in members.values()])
+    size = _layers_a_page([len(layers) for layers in members.values()])
     places = [LayerPlace(0, 0)] * len(spec.layers)
-    groups, first = [], 0
-    for (window, sinks), found in members.items():
-        pages = ceil(len(found) / size)
+    groups, first_table = [], 0
+    for (window, sinks), indexes in members.items():
+        pages = ceil(len(indexes) / size)
         groups.append(CacheGroup(window or 0, pages, sinks))
-        for at, index in enumerate(found):
-            places[index] = LayerPlace(first + at // size, at % size)
-        first += pages
+        for offset, index in enumerate(indexes):
+            places[index] = LayerPlace(first_table + offset // size, offset % size)
+        first_table += pages
     return CacheLayout(tuple(groups), size, tuple(places))
 
 
@@ -110,13 +112,13 @@ def layout_for(spec: ModelSpec, groups: tuple[CacheGroup, ...]) -> CacheLayout:
 
 
 def _layers_a_page(counts: list[int]) -> int:
-    """Returns the layers of a page, for groups of so many layers: as many as the smallest
-    group has, or the largest if they are nearly equal; fewer if pages would have much
-    padding.
+    """Returns the layers of a page, for groups with these counts of layers: as many as
+    the smallest group has, or the largest if they are nearly equal; fewer if pages would
+    have much padding.
     """
-    least, most = min(counts), max(counts)
-    size = most if most <= ALIKE * least else least
-    while _padding(counts, size) > MOST_PADDING:
+    smallest, largest = min(counts), max(counts)
+    size = largest if largest <= MAX_SIZE_RATIO * smallest else smallest
+    while _padding(counts, size) > MAX_PADDING:
         size -= 1  # pages of one layer have none
     return size
 

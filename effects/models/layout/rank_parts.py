@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.spec import EMBED, LM_HEAD, ModelSpec
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import WHOLE
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,42 +40,43 @@ class Cut:
         """The size of the part in that dimension."""
         return self.pieces * (self.stop - self.start)
 
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, full_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the part."""
-        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
+        return (*full_shape[: self.dim], self.size, *full_shape[self.dim + 1 :])
 
     def ranges(self, size: int) -> list[range]:
-        """Returns the ranges of a dimension of so many."""
-        each = size // self.pieces
-        firsts = range(0, self.pieces * each, each) if each else ()
-        return [range(at + self.start, at + self.stop) for at in firsts]
+        """Returns the ranges of a dimension of this size."""
+        piece_size = size // self.pieces
+        firsts = range(0, self.pieces * piece_size, piece_size) if piece_size else ()
+        return [range(first + self.start, first + self.stop) for first in firsts]
 
-    def of(self, stored: Any, size: int) -> "Tensor":
+    def apply(self, stored: Any, size: int) -> "Tensor":
         """Returns the part of a tensor, or of one in an open file, of which no more is
         read; `size` is that of the dimension.
         """
         import torch
 
         before = (slice(None),) * self.dim
-        found: list[Tensor] = [
-            stored[(*before, slice(one.start, one.stop))] for one in self.ranges(size)
+        slices: list[Tensor] = [
+            stored[(*before, slice(indexes.start, indexes.stop))]
+            for indexes in self.ranges(size)
         ]
-        return found[0] if len(found) == 1 else torch.cat(found, self.dim)
+        return slices[0] if len(slices) == 1 else torch.cat(slices, self.dim)
 
 
 @frozen(eq=False)
 class RankPart:
     """A tensor of a checkpoint, as one rank reads it."""
 
-    part: Part
+    part: WeightPart
     cut: Cut | None = None  # None: all of it
     # Biases of sums over ranks are added by one rank: they are zero here.
     is_zero: bool = False
 
     def fill(self, stored: "Tensor") -> None:
-        """Put what was read in its place."""
+        """Copy the tensor that was read to its target."""
         if self.is_zero:
-            self.part.place.zero_()
+            self.part.target.zero_()
             return
         if self.cut is not None:
             stored = padded(stored, self.part.shape, self.cut.dim)
@@ -83,21 +84,27 @@ class RankPart:
 
 
 def rank_parts(
-    spec: ModelSpec, parts: Iterator[Part], whole: Mapping[str, Part]
+    spec: ModelSpec,
+    weight_parts: Iterator[WeightPart],
+    model_parts: Mapping[str, WeightPart],
 ) -> Iterator[RankPart]:
-    """Yields the parts of a rank, whose sizes `spec` has; `whole` are those of the model
-    by name. Raises `UnsupportedModelError` for a tensor that cannot be divided so.
+    """Yields the parts of a rank, whose sizes `spec` has; `model_parts` are those of the
+    model by name. Raises `UnsupportedModelError` for a tensor that cannot be divided so.
     """
-    for part in parts:
-        if spec.place == WHOLE:
-            yield RankPart(part)
+    for weight_part in weight_parts:
+        if spec.rank_info == WHOLE_MODEL:
+            yield RankPart(weight_part)
             continue
-        its = whole[part.name]
-        if part.undivided:
-            yield RankPart(evolve(its, place=part.place))
+        model_part = model_parts[weight_part.name]
+        if weight_part.undivided:
+            yield RankPart(evolve(model_part, target=weight_part.target))
             continue
-        cut = _cut(spec, part, its.shape)
-        yield RankPart(part, cut, is_zero=part.once and spec.place.part > 0)
+        cut = _cut(spec, weight_part, model_part.shape)
+        yield RankPart(
+            weight_part,
+            cut,
+            is_zero=weight_part.on_one_rank and spec.rank_info.tensor_rank > 0,
+        )
 
 
 def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
@@ -111,24 +118,31 @@ def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
     return torch.cat((stored, zeros), dim)
 
 
-def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
-    """Returns the part of a tensor of shape `whole` that a rank reads."""
-    if part.name in (EMBED, LM_HEAD) and spec.place.parallel.tensor > 1:
+def _cut(
+    spec: ModelSpec, weight_part: WeightPart, full_shape: tuple[int, ...]
+) -> Cut | None:
+    """Returns the part of a tensor of shape `full_shape` that a rank reads."""
+    if weight_part.name in (EMBED, LM_HEAD) and spec.rank_info.parallel.tensor > 1:
         rows = spec.vocab_rows
         first = min(rows.start, spec.vocab_size)
         return Cut(0, first, min(rows.stop, spec.vocab_size))
-    own = part.shape
-    if own == whole:
+    shape = weight_part.shape
+    if shape == full_shape:
         return None
-    differing = [dim for dim, size in enumerate(whole) if own[dim] != size]
-    dim, ranks = differing[0], spec.place.parallel.tensor
-    if len(own) != len(whole) or len(differing) > 1 or whole[dim] % own[dim]:
+    differing = [dim for dim, size in enumerate(full_shape) if shape[dim] != size]
+    dim, ranks = differing[0], spec.rank_info.parallel.tensor
+    if (
+        len(shape) != len(full_shape)
+        or len(differing) > 1
+        or full_shape[dim] % shape[dim]
+    ):
         raise UnsupportedModelError(
-            f"tensor {part.name} of shape {list(whole)} cannot be divided into parts of "
-            f"shape {list(own)} for {ranks} ranks; use fewer (tensor_parallel_size)"
+            f"tensor {weight_part.name} of shape {list(full_shape)} cannot be divided "
+            f"into parts of shape {list(shape)} for {ranks} ranks; use fewer "
+            f"(tensor_parallel_size)"
         )
-    pieces = part.fused if dim == OUTPUTS else 1
-    size = own[dim] // pieces
-    slices = whole[dim] // own[dim]
-    start = spec.place.part * slices // ranks * size
+    pieces = weight_part.fused if dim == OUTPUTS else 1
+    size = shape[dim] // pieces
+    slices = full_shape[dim] // shape[dim]
+    start = spec.rank_info.tensor_rank * slices // ranks * size
     return Cut(dim, start, start + size, pieces)

@@ -11,7 +11,7 @@ from typing import Final
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
-from minfer.kernels.leaves import PIECE
+from minfer.kernels.leaves import MAX_DEQUANTIZED_NUMBERS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, REJECTION
 from minfer.sampling.params import MAX_ADJUSTMENTS
@@ -19,13 +19,13 @@ from minfer.sampling.params import MAX_ADJUSTMENTS
 # A layer's weights, with its share of the embeddings, times tokens: up to this, its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
-CAPTURED_WORK: Final = 2.8e11
+MAX_CAPTURED_WORK: Final = 2.8e11
 # Of masks on the CPU: those that are made at once, and of a decode row at most.
-MASK_NUMBERS: Final = 1 << 22
-PADDED_NUMBERS: Final = 4096
+MAX_MASK_NUMBERS: Final = 1 << 22
+MAX_PADDED_NUMBERS: Final = 4096
 # Bytes for each token of the vocabulary in rejection sampling: of as many rows as
 # kernels/reject.py works on at once.
-REJECTING: Final = 16 * 128
+REJECTION_BYTES_PER_ID: Final = 16 * 128
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -45,60 +45,62 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
         scheme = spec.scheme_of(sizes)
         stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
         elements += sizes.matrix_elements
-    wide = sum(layer.float32_elements for layer in spec.layers)
-    wide += spec.hidden_size * spec.norms.offset
-    rest = parameter_count(spec) - elements - wide
-    return stored + rest * element + wide * 4
+    num_float32 = sum(layer.float32_elements for layer in spec.layers)
+    num_float32 += spec.hidden_size * spec.norms.offset
+    num_others = parameter_count(spec) - elements - num_float32
+    return stored + num_others * element + num_float32 * 4
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:
     """Returns the bytes of one token in the cache, over all layers."""
-    return sum(one.token_bytes for one in spec.kv_formats)
+    return sum(kv_format.token_bytes for kv_format in spec.kv_formats)
 
 
 def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
     """Returns the bytes of one token in the cache of one layer, at most."""
-    return max(one.layer_bytes for one in spec.kv_formats)
+    return max(kv_format.layer_bytes for kv_format in spec.kv_formats)
 
 
 def padded_tokens(count: int) -> int:
-    """Returns the prefill tokens of the CUDA graph that serves so many: at most half as
-    many again above 128.
+    """Returns the prefill tokens of the CUDA graph that serves `count` tokens: at most
+    1.5 times as many above 128.
     """
-    return -(-count // _quarter(count)) * _quarter(count)
+    return -(-count // _padding_step(count)) * _padding_step(count)
 
 
-def _quarter(count: int) -> int:
+def _padding_step(count: int) -> int:
     return max(64, (1 << (count - 1).bit_length()) // 4)
 
 
-def power_from(count: int) -> int:
+def next_power_of_two(count: int) -> int:
     """Returns the smallest power of two that is not below `count`, which is at least
     1.
     """
     return 1 << (count - 1).bit_length()
 
 
-def drafts_from(count: int) -> int:
-    """Returns the drafts of a row in the CUDA graph that serves so many: 1, 2, 3, 4, 6,
-    8, 12...
+def padded_drafts(count: int) -> int:
+    """Returns the drafts of a row in the CUDA graph that serves `count` drafts: 1, 2, 3,
+    4, 6, 8, 12...
     """
-    power = power_from(count)
+    power = next_power_of_two(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
-def most_drafts(sizes: EngineConfig) -> int:
+def max_step_drafts(sizes: EngineConfig) -> int:
     """Returns the drafts of the largest step of an engine, padding included.
 
     All rows have as many lines as the row with the most drafts. Together these are not
     more than the budget: no plan has more (`minfer.planning.plan_drafts`).
     """
-    how = sizes.speculation
-    if how is None:
+    spec_config = sizes.speculation
+    if spec_config is None:
         return 0
-    rows = power_from(min(how.rows or sizes.max_num_seqs, sizes.max_num_seqs))
+    rows = next_power_of_two(
+        min(spec_config.rows or sizes.max_num_seqs, sizes.max_num_seqs)
+    )
     budget = padded_tokens(sizes.max_num_batched_tokens)
-    return max(rows, min(rows * drafts_from(how.drafts), budget))
+    return max(rows, min(rows * padded_drafts(spec_config.drafts), budget))
 
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
@@ -108,8 +110,11 @@ def captured_tokens(spec: ModelSpec, budget: int) -> int:
     spec = spec.all_stages or spec
     active = sum(layer.active_parameters for layer in spec.layers)
     embeddings = parameter_count(spec) - sum(layer.parameters for layer in spec.layers)
-    most = int(CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
-    return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
+    max_tokens = int(MAX_CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
+    return min(
+        padded_tokens(budget),
+        max_tokens // _padding_step(max_tokens) * _padding_step(max_tokens),
+    )
 
 
 def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -125,11 +130,11 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 2 * _rope_bytes(spec, sizes)
-    drafts = most_drafts(sizes)
+    drafts = max_step_drafts(sizes)
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
-    return step + rejecting_bytes(spec, sizes) + dequantized_bytes(spec)
+    return step + rejection_bytes(spec, sizes) + dequantized_bytes(spec)
 
 
 def dequantized_bytes(spec: ModelSpec) -> int:
@@ -138,12 +143,12 @@ def dequantized_bytes(spec: ModelSpec) -> int:
     """
     if spec.quantization is None:
         return 0
-    sizes = (sum(one.outputs) * one.inputs for one in spec.matrices)
-    return min(max(sizes, default=0), PIECE) * (8 + 4)
+    counts = (sum(matrix.outputs) * matrix.inputs for matrix in spec.matrices)
+    return min(max(counts, default=0), MAX_DEQUANTIZED_NUMBERS) * (8 + 4)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
-    """Returns the bytes of the masks of that many tokens: each against a full context and
+    """Returns the bytes of the masks of `tokens` tokens: each against a full context and
     each sliding window, but of no more numbers than are made at once on the CPU, and
     those of padded decode rows.
 
@@ -156,8 +161,10 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
         for window, sinks in kinds
     )
     chunks = tokens * sum(min(count, sizes.max_model_len) for count in keys)
-    padded = len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, PADDED_NUMBERS)
-    return (4 + 1 + 4) * (min(chunks, MASK_NUMBERS) + padded)
+    padded = (
+        len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, MAX_PADDED_NUMBERS)
+    )
+    return (4 + 1 + 4) * (min(chunks, MAX_MASK_NUMBERS) + padded)
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
@@ -165,20 +172,23 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     besides drafts.
     """
     element = dtype_bytes(spec.dtype)
-    drafts = most_drafts(sizes)
+    drafts = max_step_drafts(sizes)
     tokens += drafts
     rows = max(64, sizes.max_num_seqs * 5 // 4) + 32 + drafts  # padding included
     attentions = [group.attention for group in spec.groups]
-    attention = max(one.cuda_activation_elements for one in attentions)
-    widest = max(attention, _widest_feed_forward(spec))
+    max_attention = max(attention.cuda_activation_elements for attention in attentions)
+    widest = max(max_attention, _widest_feed_forward(spec))
     token = element * (3 * spec.hidden_size + widest)
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = _rope_bytes(spec, sizes)
-    parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
-    step = tokens * token + rows * logits + 4 * tables + rope + parts
-    return step + rejecting_bytes(spec, sizes)
+    partials = max(
+        attention.cuda_partial_bytes(rows, sizes.max_model_len)
+        for attention in attentions
+    )
+    step = tokens * token + rows * logits + 4 * tables + rope + partials
+    return step + rejection_bytes(spec, sizes)
 
 
 def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -190,8 +200,12 @@ def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
         return 0
     element = dtype_bytes(spec.dtype)
     attentions = (group.attention for group in spec.groups)
-    pieces = [one.pieces(tokens, element) for one in attentions if isinstance(one, MLA)]
-    return max((one.bytes for one in pieces), default=0)
+    pieces = [
+        attention.pieces(tokens, element)
+        for attention in attentions
+        if isinstance(attention, MLA)
+    ]
+    return max((piece.bytes for piece in pieces), default=0)
 
 
 def dequantized_blocks(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -199,7 +213,7 @@ def dequantized_blocks(spec: ModelSpec, sizes: EngineConfig) -> int:
     those of a context of full length, and of a whole step beside it. 0: the cache is not
     of keys and values in 8 bits.
     """
-    latents = any(one.layout == "latents" for one in spec.kv_formats)
+    latents = any(kv_format.layout == "latents" for kv_format in spec.kv_formats)
     if latents or kv_dtype_bytes(spec.kv_dtype) > 1:
         return 0
     tokens = sizes.max_model_len + sizes.max_num_batched_tokens
@@ -214,26 +228,26 @@ def dequantized_context_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     if captured_tokens(spec, budget) >= budget:
         return 0
     tokens = dequantized_blocks(spec, sizes) * sizes.block_size
-    kept = max(group.attention.kv_elements for group in spec.groups)
-    return tokens * kept * dtype_bytes(spec.dtype)
+    num_elements = max(group.attention.kv_elements for group in spec.groups)
+    return tokens * num_elements * dtype_bytes(spec.dtype)
 
 
 def context_blocks(tokens: int, chunks: int, block_size: int) -> int:
-    """Returns the most blocks that the contexts of so many chunks take, which have so
-    many tokens in all.
+    """Returns the largest number of blocks that the contexts of `chunks` chunks take,
+    with `tokens` tokens in all.
     """
     return tokens // block_size + chunks
 
 
-def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+def rejection_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of rejection sampling, if it is used: the logits that a draft
     model sampled from, in float32 at most, and distributions.
     """
-    how = sizes.speculation
-    if how is None or how.rule != REJECTION:
+    spec_config = sizes.speculation
+    if spec_config is None or spec_config.rule != REJECTION:
         return 0
-    kept = 4 * most_drafts(sizes) if how.drafter == DEVICE else 0
-    return spec.vocab_size * (kept + REJECTING)
+    draft_logits = 4 * max_step_drafts(sizes) if spec_config.drafter == DEVICE else 0
+    return spec.vocab_size * (draft_logits + REJECTION_BYTES_PER_ID)
 
 
 def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -244,7 +258,7 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     return (sizes.max_num_seqs + 1) * row
 
 
-def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+def kept_logits_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of kept logits, one line for each row, if requests can have
     grammars.
     """
@@ -254,7 +268,7 @@ def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of cosines and sines, a table for each kind of rotation."""
-    tables = {(one.attention.rope, one.attention.rotated) for one in spec.groups}
+    tables = {(group.attention.rope, group.attention.rotated) for group in spec.groups}
     widths = sum(width for rope, width in tables if rope is not None)
     return sizes.max_model_len * widths * 4
 

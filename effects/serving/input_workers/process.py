@@ -46,7 +46,7 @@ class Process:
             self._child = spawn_child(
                 module or MODULE,
                 str(child_end.fileno()),
-                given=msgspec.json.encode(facts),
+                stdin_data=msgspec.json.encode(facts),
                 descriptors=[child_end.fileno()],
                 own_session=True,  # a terminal's interrupt is for the server to handle
             )

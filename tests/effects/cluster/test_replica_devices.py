@@ -12,7 +12,7 @@ from minfer.effects.cluster.processes.replica_devices import (
 )
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
-from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
+from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.values.checks import ConfigError
 
 
@@ -28,13 +28,13 @@ from minfer.values.checks import ConfigError
 def test_gpus_are_those_that_cuda_would_see(
     named: str, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VISIBLE, named)
+    monkeypatch.setenv(VISIBLE_VARIABLE, named)
     assert visible_gpus() == found
 
 
 def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VISIBLE, "5,3,4")
-    monkeypatch.setenv(devices.THREADS, "7")
+    monkeypatch.setenv(VISIBLE_VARIABLE, "5,3,4")
+    monkeypatch.setenv(devices.THREADS_VARIABLE, "7")
     first, second = replica_devices([EngineArgs(), EngineArgs()])
     assert (first.gpus, second.gpus) == ("5", "3")
     with pytest.raises(ConfigError, match="4 engines need 4 GPUs, and 3 can be seen"):
@@ -43,29 +43,29 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     first, second = replica_devices([wide, EngineArgs()])
     assert (first.gpus, second.gpus) == ("5,3", "4")
     args = second.take(EngineArgs(journal="runs"))
-    assert os.environ[VISIBLE] == "4"
-    assert os.environ[devices.THREADS] == "7", "as it was given"
+    assert os.environ[VISIBLE_VARIABLE] == "4"
+    assert os.environ[devices.THREADS_VARIABLE] == "7", "as it was given"
     assert (args.journal, args.gpu_memory_utilization) == (Path("runs/replica-1"), None)
 
 
 def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VISIBLE, "0")
-    monkeypatch.delenv(devices.THREADS, raising=False)
-    monkeypatch.setattr(devices, "_cores", lambda: 7)
+    monkeypatch.setenv(VISIBLE_VARIABLE, "0")
+    monkeypatch.delenv(devices.THREADS_VARIABLE, raising=False)
+    monkeypatch.setattr(devices, "_num_cores", lambda: 7)
     first, *_ = replica_devices([EngineArgs(device="cpu")] * 3)
     args = first.take(EngineArgs())
-    assert os.environ[devices.THREADS] == "2"
-    assert os.environ[VISIBLE] == "0"
+    assert os.environ[devices.THREADS_VARIABLE] == "2"
+    assert os.environ[VISIBLE_VARIABLE] == "0"
     assert args.gpu_memory_utilization == CPU_SHARE / 3
     given = EngineArgs(gpu_memory_utilization=0.4)
     assert first.take(given) == given
-    monkeypatch.setenv(VISIBLE, "")
+    monkeypatch.setenv(VISIBLE_VARIABLE, "")
     with pytest.raises(ConfigError, match="and 0 can be seen"):
         replica_devices([EngineArgs(device="cuda")] * 2)
 
 
 def test_the_only_engine_takes_all_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VISIBLE, "")
+    monkeypatch.setenv(VISIBLE_VARIABLE, "")
     (only,) = replica_devices([EngineArgs(device="cuda")])
     args = EngineArgs(journal="runs")
     before = dict(os.environ)

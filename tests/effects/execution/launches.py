@@ -31,9 +31,15 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.layout.shapes import captured_tokens
-from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place, Ranks
+from minfer.effects.models.ranks import (
+    SINGLE_RANK,
+    Communicator,
+    Parallel,
+    RankInfo,
+    SingleRank,
+)
 from minfer.kernels import fused_linear
-from minfer.kernels.compiling import compiled
+from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request, SamplingParams
@@ -55,7 +61,7 @@ HOPPER: Final = (9, 0)
 MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
 
 
-class FirstStage(Alone):
+class FirstStage(SingleRank):
     """Of two stages, of which there is no other."""
 
     def send(self, hidden: Tensor) -> None:
@@ -65,11 +71,11 @@ class FirstStage(Alone):
         return torch.zeros(lines, dtype=torch.int32)
 
 
-class FirstPart(Alone):
+class FirstPart(SingleRank):
     """Of two tensor parallel ranks, of which there is no other."""
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        return torch.cat((tensor, tensor), 1)
+    def gather(self, local_columns: Tensor) -> Tensor:
+        return torch.cat((local_columns, local_columns), 1)
 
 
 @frozen
@@ -85,7 +91,7 @@ class Case:
     draft: ModelSpec | None = None
     drafts: int = 0  # of a row
     rule: str = SAME_NOISE
-    ranks: Ranks = ALONE
+    ranks: Communicator = SINGLE_RANK
     captured: int | None = None  # prefill tokens of the largest graph; None: the model's
 
     @property
@@ -107,14 +113,14 @@ CASES: Final = {
         seqs=3,
         budget=40,
         crowds=(1, 2, 3, 12, 20),
-        ranks=FirstStage(Place(1, Parallel(pipeline=2))),
+        ranks=FirstStage(RankInfo(1, Parallel(pipeline=2))),
     ),
     "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
     "ranks": Case(
         seqs=3,
         budget=40,
         crowds=(1, 2, 3, 12, 20),
-        ranks=FirstPart(Place(0, Parallel(tensor=2))),
+        ranks=FirstPart(RankInfo(0, Parallel(tensor=2))),
     ),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
@@ -156,9 +162,9 @@ def executing(
     case: Case, config: EngineConfig
 ) -> Iterator[tuple[TorchExecutor, list[specialization.Specialization]]]:
     """An executor, and what it launches in here."""
-    place, captured = case.ranks.place, case.captured
-    weights = random_weights(case.spec, case.spec.dtype, 0, place=place)
-    spec = case.spec.for_rank(place)
+    rank_info, captured = case.ranks.rank_info, case.captured
+    weights = random_weights(case.spec, case.spec.dtype, 0, rank_info=rank_info)
+    spec = case.spec.for_rank(rank_info)
     with (
         patch.object(routes, "MIN_EXPAND_TOKENS", MIN_EXPAND_TOKENS),
         patch.object(routes, "MIN_DEQUANTIZE_TOKENS", MIN_EXPAND_TOKENS),
@@ -184,7 +190,9 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, launches), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None)
+        compile_launches(
+            lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None
+        )
     return launches
 
 

@@ -21,7 +21,7 @@ from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.architecture.rope_scaling import Rope
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
-from minfer.effects.models.layout.shapes import MASK_NUMBERS
+from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 from tests.effects.tiny_model import gqa_of, with_attention, with_windows
 
 SPEC = parse_spec(
@@ -160,7 +160,7 @@ def test_random_steps(block_size: int, seed: int) -> None:
 def test_masks_are_made_a_piece_after_another(
     windows: tuple[int | None, ...], numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_reads, "MASK_NUMBERS", numbers)
+    monkeypatch.setattr(attention_reads, "MAX_MASK_NUMBERS", numbers)
     spec = with_windows(SPEC, *windows)
     rows = [(0, 9), (40, 7), (3, 1), (17, 30), (5, 41)]
     planned = play(rows, 4, device=False, spec=spec)
@@ -184,7 +184,7 @@ def test_masks_of_long_contexts_are_not_kept() -> None:
         assert sum(len(range(1024)[piece.tokens]) for piece in pieces) == 1024
         for piece in pieces:
             assert piece.mask is not None
-            assert piece.mask.numel() <= MASK_NUMBERS
+            assert piece.mask.numel() <= MAX_MASK_NUMBERS
     [read] = reads([BatchRow([0] * 64, 10_000, tables[0])]).values()
     assert isinstance(read.chunks[0].rule, Tensor)
 

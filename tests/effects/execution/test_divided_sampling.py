@@ -16,7 +16,7 @@ from minfer.effects.execution.cuda.cuda_backend import CudaBackend
 from minfer.effects.execution.device.device_rows import DeviceRows, SamplingNeeds
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.ranks import ALONE, Parallel, Ranks
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, Parallel
 from minfer.kernels import plain, sample
 from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
@@ -48,11 +48,11 @@ class InTurn(ThreadRanks):
 
     columns: list[int]
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        self.columns.append(tensor.shape[1])
+    def gather(self, local_columns: Tensor) -> Tensor:
+        self.columns.append(local_columns.shape[1])
         TURN.release()
         try:
-            return ThreadRanks.gather(self, tensor)
+            return ThreadRanks.gather(self, local_columns)
         finally:
             TURN.acquire()
 
@@ -64,7 +64,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "interpreting", True)
 
 
-def sampler(hows: Sequence[dict[str, Any]], ranks: Ranks = ALONE) -> Sampler:
+def sampler(hows: Sequence[dict[str, Any]], ranks: Communicator = SINGLE_RANK) -> Sampler:
     """Of rows that are open; each second one is greedy."""
     rows = DeviceRows(len(hows), 4, VOCAB, CPU)
     new_sampler = Sampler(CudaBackend(CPU, Routes()), rows, 8, ranks=ranks)
@@ -92,7 +92,9 @@ def check(kind: str, work: Work) -> list[int]:
     def on_rank(ranks: ThreadRanks) -> tuple[Sampler, list[int]]:
         columns = list[int]()
         rank_ranks = InTurn(**asdict(ranks, recurse=False), columns=columns)
-        columns_part = padded[:, ranks.place.part * PART :][:, :PART].contiguous()
+        columns_part = padded[:, ranks.rank_info.tensor_rank * PART :][
+            :, :PART
+        ].contiguous()
         with TURN:
             rank_sampler = sampler(HOWS[kind], rank_ranks)
             work(rank_sampler, columns_part)

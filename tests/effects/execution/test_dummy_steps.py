@@ -50,7 +50,7 @@ def test_counts_stand_on_both_sides_of_each_bound() -> None:
         below = sum(bound < count for bound in BOUNDS)
         assert below in {sum(bound < size for bound in BOUNDS) for size in sizes}
     assert counts(3) == [1, 2, 3]
-    assert max(counts(pdl.MOST)) == pdl.MOST
+    assert max(counts(pdl.MAX_EARLY_ROWS)) == pdl.MAX_EARLY_ROWS
 
 
 def test_kinds_keep_to_the_sizes_of_the_engine() -> None:

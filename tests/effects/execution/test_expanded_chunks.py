@@ -61,7 +61,9 @@ LITE = mla_of(parse_spec(PUBLISHED["DeepSeek-V2-Lite"], dtype="bfloat16"))
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two or three heads at a time, and few tokens of the history."""
     mla = mla_of(SPEC)
-    monkeypatch.setattr(sizes, "EXPANDED", 3 * 4 * (mla.plain_dim + mla.value_dim) * 9)
+    monkeypatch.setattr(
+        sizes, "MAX_EXPANDED_BYTES", 3 * 4 * (mla.plain_dim + mla.value_dim) * 9
+    )
 
 
 def with_expanded(batch: Batch, extra_slots: int = 0, *, by_flash: bool = False) -> Batch:
@@ -218,7 +220,7 @@ def test_pieces_of_deepseeks_sizes() -> None:
     ):
         pieces = spec.pieces(tokens, 2)
         assert (pieces.heads, pieces.tokens) == (heads, size)
-        assert pieces.bytes < 4 * sizes.EXPANDED or tokens == 1 << 20
+        assert pieces.bytes < 4 * sizes.MAX_EXPANDED_BYTES or tokens == 1 << 20
     assert expansion_bytes(SPEC, CONFIG) == 0  # all steps are captured
 
 

@@ -593,7 +593,7 @@ def test_bfloat16_distributions_are_those_of_float32(
     chunk, splits, package = WAYS[way]
     if package and (reason := missing(package, torch.bfloat16, torch.device(DEVICE))):
         pytest.skip(reason)
-    monkeypatch.setattr(fused_linear, "pays", lambda *_: True)
+    monkeypatch.setattr(fused_linear, "is_gated_faster", lambda *_: True)
     with (
         LLM(dtype="bfloat16", **SMALL) as llm,
         patch.object(fused_linear, "gated", wraps=gated) as used,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minfer.effects.execution.tiers.head_slices import HeadSlices, holders
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 SIZES = (1, 2, 3, 4, 6, 8)
 
@@ -31,7 +31,7 @@ def test_each_rank_gets_its_heads_and_each_slice_is_sent_once(
     heads: int, sizes: tuple[int, int]
 ) -> None:
     prefill, decode = (
-        [HeadSlices.of(Place(r, Parallel(n)), heads, sizes) for r in range(n)]
+        [HeadSlices.of(RankInfo(r, Parallel(n)), heads, sizes) for r in range(n)]
         for n in sizes
     )
     count = prefill[0].count
@@ -46,10 +46,10 @@ def test_each_rank_gets_its_heads_and_each_slice_is_sent_once(
 
 
 def test_a_slice_has_a_key_of_its_own_unless_it_is_the_block() -> None:
-    slices = HeadSlices.of(Place(1, Parallel(2)), 8, (2, 4))
+    slices = HeadSlices.of(RankInfo(1, Parallel(2)), 8, (2, 4))
     assert slices == HeadSlices(4, (2, 3), (2, 3))
     assert slices.number(slices.key(b"key", 3)) == 3
-    whole_latents = HeadSlices.of(Place(1, Parallel(2)), 1, (1, 2))  # latents
+    whole_latents = HeadSlices.of(RankInfo(1, Parallel(2)), 1, (1, 2))  # latents
     assert whole_latents == HeadSlices(1, (0,), ())
     assert whole_latents.key(b"key", 0) == b"key"
     assert torch.arange(8).chunk(4)[2].tolist() == [4, 5], "as caches are cut"

@@ -9,7 +9,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, max_draws, max_lines
 from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, max_words
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.models.layout.shapes import most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
@@ -411,7 +411,7 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
         speculation=spec_config,
     )
     packs = packer(pad=True)
-    packs.drafts = most_drafts(config)
+    packs.drafts = max_step_drafts(config)
     for rows in range(1, 7):
         for deepest in range(1, min(64, budget // rows - 1) + 1):
             [forward] = packs.forwards(uneven(rows, deepest))

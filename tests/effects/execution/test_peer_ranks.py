@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from minfer.effects.execution.ranks.peer_ranks import PeerRanks, with_peer_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 
 class Warmed(TorchRanks):
@@ -29,9 +29,11 @@ def test_all_ranks_sum_through_memory_or_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def of(ranks: TorchRanks) -> Warmed:
-        if ranks.place.rank == unable:
+        if ranks.rank_info.rank == unable:
             raise RuntimeError("no peer access\nand where that was found")
-        return Warmed(ranks.place, ranks.device, ranks.hidden, ranks.dtype, ranks.tensor)
+        return Warmed(
+            ranks.rank_info, ranks.device, ranks.hidden, ranks.dtype, ranks.tensor
+        )
 
     monkeypatch.setattr(PeerRanks, "of", of)
     torch_ranks: Any = dist  # its stores are public, but not said to be
@@ -41,8 +43,8 @@ def test_all_ranks_sum_through_memory_or_none(
     def on_rank(rank: int) -> TorchRanks:
         threading.current_thread().name = names[rank]
         group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
-        place = Place(rank, Parallel(tensor=2))
-        plain = TorchRanks(place, torch.device("cpu"), 8, torch.float32, group)
+        rank_info = RankInfo(rank, Parallel(tensor=2))
+        plain = TorchRanks(rank_info, torch.device("cpu"), 8, torch.float32, group)
         return with_peer_memory(plain)
 
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(2) as pool:

@@ -398,7 +398,7 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
 def test_senders_are_taken_again_after_there_were_no_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_PAUSE", 0.01)
+    monkeypatch.setattr(listener, "_ERROR_PAUSE_SECONDS", 0.01)
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many files")]
 
     def flaky(sock: socket.socket) -> Any:

@@ -150,7 +150,7 @@ def test_few_logits_are_there_at_once(
             rows.append(len(logits))
             requested.take(first, logits)
 
-        return evolve(requested, few=5, take=seen), logprobs
+        return evolve(requested, chunk_size=5, take=seen), logprobs
 
     monkeypatch.setattr(Scorer, "scored", noted)
     with LLM(llama.folder, **PLAIN) as llm:

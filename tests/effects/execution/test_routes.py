@@ -55,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     def activation(*, bias: bool = False) -> str:
         model_routes = made(with_feed_forward(QWEN_05B, bias=bias))
-        monkeypatch.setattr(routes, "pays", lambda *_: True)
+        monkeypatch.setattr(routes, "is_gated_faster", lambda *_: True)
         assert model_routes.fuses(100) == (not model_routes.no_quack)
         return dict(model_routes.described())["gate, up and SiLU"]
 
@@ -63,7 +63,7 @@ def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(routes, "missing", lambda *_: "")
     assert "quack where" in activation()
     assert "biases" in activation(bias=True)
-    monkeypatch.setattr(routes, "pays", lambda *_: False)
+    monkeypatch.setattr(routes, "is_gated_faster", lambda *_: False)
     assert not made().fuses(100)
 
 

@@ -161,7 +161,7 @@ def test_a_package_that_fails_is_done_without(
     serve_by_packages(executor.runner, monkeypatch, flash_from=8)
     ways = executor.runner.shortcuts
     ways.flash, ways.fused = package == FLASH, package == QUACK
-    monkeypatch.setattr(routes, "pays", lambda tokens, _: tokens >= 8)
+    monkeypatch.setattr(routes, "is_gated_faster", lambda tokens, _: tokens >= 8)
     monkeypatch.setattr(shortcuts, "load", lambda _: missing)
     monkeypatch.setattr(cuda_attention, "flash_attention", failing)
     for module in (fused_linear, plain):

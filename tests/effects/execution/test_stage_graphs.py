@@ -24,7 +24,7 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import captured_tokens
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 from minfer.records.config import EngineConfig
 from minfer.records.plan import LAST
 from minfer.records.request import Request
@@ -82,11 +82,14 @@ class FirstStage:
 
 def rank_executor(model: Model, ranks: ThreadRanks, **settings: Any) -> TorchExecutor:
     """One rank's, which does as on a GPU."""
-    place, sizes = ranks.place, evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES)
-    held_layers = place.layers(len(model.spec.layers))
+    rank_info, sizes = (
+        ranks.rank_info,
+        evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES),
+    )
+    held_layers = rank_info.layers(len(model.spec.layers))
     layers = model.weights.layers[held_layers.start : held_layers.stop]
     weights = evolve(model.weights, layers=layers)
-    spec = model.spec.for_rank(place)
+    spec = model.spec.for_rank(rank_info)
     executor = TorchExecutor(
         sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **settings
     )
@@ -136,7 +139,7 @@ class StandIn:
 
     @property
     def rank(self) -> int:
-        return self.ends.ranks.place.rank
+        return self.ends.ranks.rank_info.rank
 
     def replay(self) -> None:
         replays.append(self)
@@ -157,7 +160,7 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
         ends: StageBuffers = step.model.ends
         assert ends.is_held  # else the graph would exchange, and replays, too
         step(shape)  # as a capture does, but that nothing runs
-        if ends.ranks.place.rank == rank:
+        if ends.ranks.rank_info.rank == rank:
             raise RuntimeError("no graph")
         self.add(shape, StandIn(step, ends, shape))
         self.forget(shape)
@@ -233,7 +236,7 @@ def test_all_stages_pad_the_same_steps(layers: int) -> None:
     sizes = {"hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151_936}
     spec = parse_spec({**CONFIG, **sizes, "num_hidden_layers": layers})
     padded_steps = {
-        captured_tokens(spec.for_rank(Place(rank, Parallel(2, 2))), 8192)
+        captured_tokens(spec.for_rank(RankInfo(rank, Parallel(2, 2))), 8192)
         for rank in range(4)
     }
     assert len(padded_steps) == 1

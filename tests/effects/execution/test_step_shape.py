@@ -14,7 +14,7 @@ from minfer.effects.execution.device.step_shape import (
     max_lines,
     mixed_bucket_of,
 )
-from minfer.effects.models.layout.shapes import most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import HOST, Speculation
 
@@ -102,7 +102,7 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
             max_num_batched_tokens=budget,
             speculation=spec_config,
         )
-        room, lines = most_drafts(config), max_lines(config)
+        room, lines = max_step_drafts(config), max_lines(config)
         for decode_rows in range(
             1, min(seqs, rows or seqs) + 1
         ):  # in more there are none

@@ -67,13 +67,13 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
 
     def compiled(
         launch: Callable[[], None], report: Callable[[int], None]
-    ) -> kernels.Compiled:
+    ) -> kernels.CompileResult:
         launch()
         for num_done in (1, 2):
             report(num_done)
-        return kernels.Compiled(2, 1, 0.5, failed)
+        return kernels.CompileResult(2, 1, 0.5, failed)
 
-    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "compile_launches", compiled)
     monkeypatch.setattr(module, "launch_dummy_steps", lambda _: None)
 
 
@@ -145,7 +145,7 @@ def test_kernels_that_cannot_be_compiled_ahead_are_logged(
         "2 kernels are left to their first use: product: no room",
     ]
     caplog.clear()
-    monkeypatch.setattr(kernels, "compiled", None)
+    monkeypatch.setattr(kernels, "compile_launches", None)
     work.prepare()
     assert len(caplog.messages) == 1
     assert "compiled one by one, as they are needed: TypeError" in caplog.messages[0]

@@ -11,7 +11,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 Result = TypeVar("Result")
 LIMIT = 60  # seconds that a rank waits for others
@@ -30,21 +30,21 @@ class Stage:
         self.parts = [torch.empty(0)] * self.count
         self.barrier = Barrier(self.count, timeout=LIMIT)
 
-    def all(self, part: int, mine: Tensor) -> list[Tensor]:
+    def all(self, index: int, tensor: Tensor) -> list[Tensor]:
         """The parts of all ranks."""
-        self.parts[part] = mine.clone()
+        self.parts[index] = tensor.clone()
         self.barrier.wait()
-        found = [*self.parts]
-        self.calls += part == 0
+        parts = [*self.parts]
+        self.calls += index == 0
         self.barrier.wait()
-        return found
+        return parts
 
 
 @frozen(eq=False)
 class ThreadRanks:
     """One of the ranks."""
 
-    place: Place
+    rank_info: RankInfo
     stage: Stage
     entering: SimpleQueue[Tensor]  # from the stage before
     leaving: SimpleQueue[Tensor]  # to the next one
@@ -56,15 +56,15 @@ class ThreadRanks:
     def leave(self) -> None:
         pass
 
-    def sum(self, part: Tensor) -> Tensor:
-        found = self.stage.all(self.place.part, part)
-        return torch.stack(found).sum(0)
+    def sum(self, partial: Tensor) -> Tensor:
+        partials = self.stage.all(self.rank_info.tensor_rank, partial)
+        return torch.stack(partials).sum(0)
 
-    def add_sum(self, residual: Tensor, part: Tensor) -> None:
-        residual.add_(self.sum(part))
+    def add_sum(self, residual: Tensor, partial: Tensor) -> None:
+        residual.add_(self.sum(partial))
 
-    def gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self.stage.all(self.place.part, part), 1)
+    def gather(self, local_columns: Tensor) -> Tensor:
+        return torch.cat(self.stage.all(self.rank_info.tensor_rank, local_columns), 1)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         hidden = self.entering.get(timeout=LIMIT)
@@ -75,12 +75,12 @@ class ThreadRanks:
         self.leaving.put(hidden.clone())
 
     def send_tokens(self, tokens: Tensor) -> None:
-        tensor = self.place.parallel.tensor
-        for queue in self.tokens[self.place.rank + tensor :: tensor]:
+        tensor = self.rank_info.parallel.tensor
+        for queue in self.tokens[self.rank_info.rank + tensor :: tensor]:
             queue.put(tokens.clone())
 
     def receive_tokens(self, lines: int) -> Tensor:
-        tokens = self.tokens[self.place.rank].get(timeout=LIMIT)
+        tokens = self.tokens[self.rank_info.rank].get(timeout=LIMIT)
         assert len(tokens) == lines
         return tokens
 
@@ -92,7 +92,7 @@ def thread_ranks(parallel: Parallel) -> tuple[list[ThreadRanks], list[Stage]]:
     tokens = [SimpleQueue[Tensor]() for _ in range(parallel.ranks)]
     ranks = [
         ThreadRanks(
-            Place(rank, parallel),
+            RankInfo(rank, parallel),
             stages[rank // parallel.tensor],
             # Of rank 2 and above, the next stage is that of 2 ranks before, and so on.
             queues[rank + parallel.tensor],

@@ -43,9 +43,9 @@ WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
 class Pair(BesideTheirs):
     folder: Path = field(kw_only=True)
 
-    def run(self, held: KVCache, rows: list[BatchRow] | Batch) -> Tensor:
+    def run(self, cache: KVCache, rows: list[BatchRow] | Batch) -> Tensor:
         batch = rows if isinstance(rows, Batch) else make_batch(rows, BLOCK)
-        return forward(self.spec, self.weights, batch, held)
+        return forward(self.spec, self.weights, batch, cache)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: str, name: str) -> Pair:
         folder = tmp_path_factory.mktemp("model")
-        theirs = save(str(folder), family, VARIANTS[family, name])
+        hf_model = save(str(folder), family, VARIANTS[family, name])
         spec = read_spec(folder)
         weights = load_weights(folder, spec, "float32")
-        return Pair(spec, weights, theirs, folder=folder)
+        return Pair(spec, weights, hf_model, folder=folder)
 
     return make
 
@@ -65,20 +65,20 @@ def sequence(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(160), k=length)
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
+def close(logits: Tensor, expected: Tensor) -> None:
     # Experts amplify the rounding of what they are chosen by.
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=4e-4)
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=4e-4)
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-def forget(spec: ModelSpec, held: KVCache, table: list[int], position: int) -> None:
+def forget(spec: ModelSpec, cache: KVCache, table: list[int], position: int) -> None:
     """What the engine does to blocks that no query from `position` on reads: others get
     them.
     """
     if None not in spec.windows:
         for i in range(max(0, position + 1 - WINDOW) // BLOCK):
             if table[i] >= 0:
-                held.data[:, table[i]] = torch.nan
+                cache.data[:, table[i]] = torch.nan
                 table[i] = -1
 
 
@@ -96,21 +96,26 @@ def test_chunks_and_decodes_give_transformers_logits(
     ids = list(range(60))
     random.Random(0).shuffle(ids)
     tables = [[ids.pop() for _ in range(-(-length // BLOCK))] for length in lengths]
-    held = make_cache(model.spec, 60, BLOCK, "float32", max_model_len=80)
-    wanted = [model.logits(text) for text in texts]
-    done = [0] * len(texts)
-    while any(at < len(text) for at, text in zip(done, texts, strict=True)):
-        rows, want = [], []
+    kv_cache = make_cache(model.spec, 60, BLOCK, "float32", max_model_len=80)
+    text_logits = [model.logits(text) for text in texts]
+    computed = [0] * len(texts)
+    while any(
+        num_computed < len(text)
+        for num_computed, text in zip(computed, texts, strict=True)
+    ):
+        rows, expected = [], []
         for i, text in enumerate(texts):
-            if done[i] < len(text):
-                forget(model.spec, held, tables[i], done[i])
-                end = next((cut for cut in cuts[i] if cut > done[i]), done[i] + 1)
+            if computed[i] < len(text):
+                forget(model.spec, kv_cache, tables[i], computed[i])
+                end = next((cut for cut in cuts[i] if cut > computed[i]), computed[i] + 1)
                 rows.append(
-                    BatchRow(text[done[i] : end], done[i], tables[i], end - done[i])
+                    BatchRow(
+                        text[computed[i] : end], computed[i], tables[i], end - computed[i]
+                    )
                 )
-                want.append(wanted[i][done[i] : end])
-                done[i] = end
-        close(model.run(held, rows), torch.cat(want))
+                expected.append(text_logits[i][computed[i] : end])
+                computed[i] = end
+        close(model.run(kv_cache, rows), torch.cat(expected))
 
 
 @pytest.mark.long
@@ -122,18 +127,20 @@ def test_device_rows_decode_far_past_their_windows(
     lengths, steps = [3, 25, 50], 45
     texts = [sequence(length, 9 + seed) for seed, length in enumerate(lengths)]
     tables = [list(range(30 * i, 30 * i + 30)) for i in range(3)]
-    held = make_cache(model.spec, 90, BLOCK, "float32", max_model_len=120)
+    kv_cache = make_cache(model.spec, 90, BLOCK, "float32", max_model_len=120)
     rows = [BatchRow(text, 0, table) for text, table in zip(texts, tables, strict=True)]
-    made = [model.run(held, rows).argmax(-1)]
+    tokens_by_step = [model.run(kv_cache, rows).argmax(-1)]
     for step in range(steps):
         positions = torch.tensor(lengths) + step
         for table, position in zip(tables, positions.tolist(), strict=True):
-            forget(model.spec, held, table, position)
-        decode = decode_batch(made[-1], positions, torch.tensor(tables), BLOCK)
-        made.append(model.run(held, decode).argmax(-1))
-    for text, ours in zip(texts, torch.stack(made, 1).tolist(), strict=True):
-        whole = model.logits(text + ours)
-        assert ours == whole[len(text) - 1 : -1].argmax(-1).tolist()
+            forget(model.spec, kv_cache, table, position)
+        decode = decode_batch(tokens_by_step[-1], positions, torch.tensor(tables), BLOCK)
+        tokens_by_step.append(model.run(kv_cache, decode).argmax(-1))
+    for text, generated in zip(
+        texts, torch.stack(tokens_by_step, 1).tolist(), strict=True
+    ):
+        expected = model.logits(text + generated)
+        assert generated == expected[len(text) - 1 : -1].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("key", WINDOWED, ids=" ".join)
@@ -146,29 +153,32 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
         for _, kind in zip(layers, kinds, strict=True)
     )
     ids, table = sequence(60, 1), list(range(15))
-    held = make_cache(model.spec, 15, BLOCK, "float32")
-    [ours] = model.run(held, [BatchRow(ids, 0, table)])
+    kv_cache = make_cache(model.spec, 15, BLOCK, "float32")
+    [windowed] = model.run(kv_cache, [BatchRow(ids, 0, table)])
     full = evolve(model, spec=with_windows(model.spec, None, None, None))
-    [other] = full.run(
+    [unwindowed] = full.run(
         make_cache(full.spec, 15, BLOCK, "float32"), [BatchRow(ids, 0, table)]
     )
-    assert (ours - other).abs().max() > 0.1
+    assert (windowed - unwindowed).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("key", OPTIONS, ids=" ".join)
 def test_weights_follow_from_the_table(key: tuple[str, str], pair: Any) -> None:
     model: Pair = pair(*key)
-    theirs = load_file(model.folder / "model.safetensors")
-    ours = {part.name: part for part in checkpoint_parts(model.spec, model.weights)}
-    assert set(ours) == set(theirs)
-    for name, part in ours.items():
-        stored = theirs[name]
-        arranged = stored if part.arrange is None else part.arrange(stored)
-        assert torch.equal(part.place, arranged), name
-        assert part.shape == tuple(stored.shape)
-    assert parameter_count(model.spec) == sum(p.numel() for p in theirs.values())
+    tensors = load_file(model.folder / "model.safetensors")
+    weight_parts = {
+        weight_part.name: weight_part
+        for weight_part in checkpoint_parts(model.spec, model.weights)
+    }
+    assert set(weight_parts) == set(tensors)
+    for name, weight_part in weight_parts.items():
+        stored = tensors[name]
+        arranged = stored if weight_part.arrange is None else weight_part.arrange(stored)
+        assert torch.equal(weight_part.target, arranged), name
+        assert weight_part.shape == tuple(stored.shape)
+    assert parameter_count(model.spec) == sum(p.numel() for p in tensors.values())
     random_ones = dict(named_parts(model.spec, random_weights(model.spec, "float32")))
-    assert set(random_ones) == set(theirs)
+    assert set(random_ones) == set(tensors)
     assert all(t.eq(1).all() for n, t in random_ones.items() if n.endswith("norm.weight"))
 
 
@@ -177,17 +187,17 @@ def test_half_precision_stays_near_float32(
     tmp_path: Path, dtype: str, worst: float
 ) -> None:
     config = VARIANTS["Qwen3", "biases, windows"] | {"initializer_range": 0.05}
-    theirs = save(str(tmp_path), "Qwen3", config)
+    hf_model = save(str(tmp_path), "Qwen3", config)
     spec = read_spec(tmp_path)
-    model = Pair(spec, load_weights(tmp_path, spec, dtype), theirs, folder=tmp_path)
+    model = Pair(spec, load_weights(tmp_path, spec, dtype), hf_model, folder=tmp_path)
     ids, table = sequence(60, 4), list(range(15))
-    held = make_cache(spec, 15, BLOCK, dtype)
-    parts = [
-        model.run(held, [BatchRow(ids[a:b], a, table, b - a)])
+    kv_cache = make_cache(spec, 15, BLOCK, dtype)
+    chunk_logits = [
+        model.run(kv_cache, [BatchRow(ids[a:b], a, table, b - a)])
         for a, b in ((0, 37), (37, 59))
     ]
-    parts.append(model.run(held, [BatchRow(ids[59:], 59, table)]))
-    ours = torch.cat(parts).float().log_softmax(-1)
-    want = model.logits(ids).log_softmax(-1)
-    assert parts[0].dtype is getattr(torch, dtype)
-    assert (want.exp() * (want - ours)).sum(-1).mean().item() < worst
+    chunk_logits.append(model.run(kv_cache, [BatchRow(ids[59:], 59, table)]))
+    logprobs = torch.cat(chunk_logits).float().log_softmax(-1)
+    expected = model.logits(ids).log_softmax(-1)
+    assert chunk_logits[0].dtype is getattr(torch, dtype)
+    assert (expected.exp() * (expected - logprobs)).sum(-1).mean().item() < worst

@@ -8,7 +8,7 @@ import transformers
 
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
-from minfer.effects.models.families import OF_TYPE
+from minfer.effects.models.families import BY_MODEL_TYPE
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
 from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.published_configs import BILLIONS, PUBLISHED
@@ -67,8 +67,10 @@ def raw(family: str) -> dict[str, Any]:
 
 
 def fields_of(family: str) -> set[str]:
-    own: dict[str, Any] = class_of(family)().to_dict()
-    return {name for name in own if name not in transformers.PretrainedConfig().to_dict()}
+    fields: dict[str, Any] = class_of(family)().to_dict()
+    return {
+        name for name in fields if name not in transformers.PretrainedConfig().to_dict()
+    }
 
 
 def inert_of(family: str) -> frozenset[str]:
@@ -123,11 +125,11 @@ def test_inert_fields_change_nothing_in_transformers_either(family: str) -> None
             changed[name] = value  # MLA's own
     with torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(0)
-        theirs = kind(class_of(family)(**config)).eval()
-        wanted = theirs(ids).logits
-        again = kind(class_of(family)(**{**config, **changed})).eval()
-        again.load_state_dict(theirs.state_dict())
-        assert torch.equal(again(ids).logits, wanted)
+        hf_model = kind(class_of(family)(**config)).eval()
+        expected = hf_model(ids).logits
+        changed_model = kind(class_of(family)(**{**config, **changed})).eval()
+        changed_model.load_state_dict(hf_model.state_dict())
+        assert torch.equal(changed_model(ids).logits, expected)
     assert parse_spec(raw(family) | {"initializer_range": 0.3}) == parse_spec(
         {**raw(family), **changed, "initializer_range": 0.3}
     )
@@ -149,8 +151,8 @@ def test_what_would_change_the_logits_is_refused_by_name(
     spec = parse_spec({name: v for name, v in config.items() if name != key})
     for value in (None, *neutral):
         if (key, value) != ("topk_method", "greedy"):  # which is without groups
-            known = {**config, key: value} if value is not None else config
-            assert parse_spec(known) == spec or family == "DeepseekV2"
+            accepted = {**config, key: value} if value is not None else config
+            assert parse_spec(accepted) == spec or family == "DeepseekV2"
     asking = "best" if key == "topk_method" else ASKING.get(key, 0.37)
     with pytest.raises(UnsupportedModelError, match=key):
         parse_spec({**config, key: asking})
@@ -164,8 +166,8 @@ def test_fields_that_transformers_does_not_have_are_ignored() -> None:
 
 
 def test_families_of_the_lists_exist() -> None:
-    assert OF_TYPE.keys() >= NEUTRAL_OF.keys() | INERT_OF.keys()
-    assert OF_TYPE.keys() == {class_of(family).model_type for family in RICH}
+    assert BY_MODEL_TYPE.keys() >= NEUTRAL_OF.keys() | INERT_OF.keys()
+    assert BY_MODEL_TYPE.keys() == {class_of(family).model_type for family in RICH}
     assert not INERT & NEUTRAL.keys()
 
 
@@ -173,8 +175,8 @@ def test_families_of_the_lists_exist() -> None:
 def test_published_configs_are_read(name: str) -> None:
     """Parameters in billions, to the digits that their authors give."""
     spec = parse_spec(PUBLISHED[name], dtype="bfloat16")
-    found = parameter_count(spec) / 1e9
-    assert found == pytest.approx(BILLIONS[name], rel=2e-3)
+    billions = parameter_count(spec) / 1e9
+    assert billions == pytest.approx(BILLIONS[name], rel=2e-3)
     unknown = {**PUBLISHED[name], "quantization_config": {"quant_method": "quip"}}
     with pytest.raises(UnsupportedModelError, match=r"'quip'.*--quantization"):
         parse_spec(unknown)
@@ -183,8 +185,10 @@ def test_published_configs_are_read(name: str) -> None:
 def test_what_transformers_writes_is_read_as_what_it_was_made_of() -> None:
     for family in RICH:
         config = rich(family) | {"max_window_layers": 1}
-        whole = written(family, config)
-        whole.pop("num_nextn_predict_layers", None)  # are in no checkpoint of these
-        assert parse_spec(whole) == parse_spec(
+        written_config = written(family, config)
+        written_config.pop(
+            "num_nextn_predict_layers", None
+        )  # are in no checkpoint of these
+        assert parse_spec(written_config) == parse_spec(
             {"architectures": [f"{family}ForCausalLM"], **config}
         )

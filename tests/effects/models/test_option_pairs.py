@@ -29,31 +29,33 @@ def check(folder: Path, family: str, config: dict[str, Any]) -> None:
     """No token of a continuation is another one than transformers' best, but for
     ties.
     """
-    theirs: Any = save(str(folder), family, config)
+    hf_model: Any = save(str(folder), family, config)
     spec = read_spec(folder)
     weights = load_weights(folder, spec, "float32")
     draw, blocks = random.Random(0), -(-(PROMPT + NEW) // BLOCK)
     texts = [draw.choices(range(160), k=PROMPT) for _ in range(TEXTS)]
     table = torch.arange(TEXTS * blocks).view(TEXTS, blocks)
-    held = make_cache(spec, TEXTS * blocks, BLOCK, "float32", max_model_len=64)
+    cache = make_cache(spec, TEXTS * blocks, BLOCK, "float32", max_model_len=64)
     rows = [
         BatchRow(text, 0, line) for text, line in zip(texts, table.tolist(), strict=True)
     ]
     with torch.inference_mode():
-        made = [forward(spec, weights, make_batch(rows, BLOCK), held).argmax(-1)]
+        tokens_by_step = [
+            forward(spec, weights, make_batch(rows, BLOCK), cache).argmax(-1)
+        ]
         for step in range(NEW - 1):
-            at = torch.full((TEXTS,), PROMPT + step)
-            decode = decode_batch(made[-1], at, table, BLOCK)
-            made.append(forward(spec, weights, decode, held).argmax(-1))
-        ours = torch.stack(made, 1)
-        whole = torch.cat((torch.tensor(texts), ours), 1)
-        logits = theirs(whole).logits[:, PROMPT - 1 : -1]
-    behind = logits.amax(-1) - logits.gather(-1, ours[..., None])[..., 0]
+            positions = torch.full((TEXTS,), PROMPT + step)
+            decode = decode_batch(tokens_by_step[-1], positions, table, BLOCK)
+            tokens_by_step.append(forward(spec, weights, decode, cache).argmax(-1))
+        generated = torch.stack(tokens_by_step, 1)
+        ids = torch.cat((torch.tensor(texts), generated), 1)
+        logits = hf_model(ids).logits[:, PROMPT - 1 : -1]
+    behind = logits.amax(-1) - logits.gather(-1, generated[..., None])[..., 0]
     assert behind.max() <= ROUNDING, config
 
 
 @pytest.mark.parametrize(
-    "family", ["Qwen3", *long(one for one in OPTIONS if one != "Qwen3")]
+    "family", ["Qwen3", *long(family for family in OPTIONS if family != "Qwen3")]
 )
 def test_continuations_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     check(tmp_path, family, pairs(family)[0])

@@ -24,11 +24,11 @@ from minfer.effects.models.checkpoint.weight_files import TensorPlace
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.ranks import (
-    ALONE,
-    WHOLE,
+    SINGLE_RANK,
+    WHOLE_MODEL,
+    Communicator,
     Parallel,
-    Place,
-    Ranks,
+    RankInfo,
     whole_logits,
 )
 from minfer.kernels.sample import SIZES
@@ -53,24 +53,27 @@ WAYS = [
 ]
 
 
-def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
+def run(spec: ModelSpec, weights: Weights, communicator: Communicator) -> Tensor:
     """A prompt in two chunks, then a decode step; all logits."""
     ids, table = random.Random(1).choices(range(160), k=31), list(range(8))
     cache = make_cache(spec, 8, BLOCK, "float32")
     cuts = ((0, 19), (19, 30), (30, 31))
     rows = (BatchRow(ids[a:b], a, table, b - a) for a, b in cuts)
-    parts = [
-        forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows
+    chunk_logits = [
+        forward(spec, weights, make_batch([row], BLOCK), cache, communicator)
+        for row in rows
     ]
-    if not spec.place.is_last_stage:
-        return torch.cat(parts)
-    return torch.cat([whole_logits(part, spec.vocab_size, ranks) for part in parts])
+    if not spec.rank_info.is_last_stage:
+        return torch.cat(chunk_logits)
+    return torch.cat(
+        [whole_logits(logits, spec.vocab_size, communicator) for logits in chunk_logits]
+    )
 
 
 def fits(spec: ModelSpec, parallel: Parallel) -> bool:
     """Whether a model can be divided so."""
     try:
-        spec.for_rank(Place(0, parallel))
+        spec.for_rank(RankInfo(0, parallel))
     except UnsupportedModelError:
         return False
     return True
@@ -81,7 +84,7 @@ def use_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hardly matters.
     """
     file = folder / "model.safetensors"
-    save_file({name: one.double() for name, one in load_file(file).items()}, file)
+    save_file({name: tensor.double() for name, tensor in load_file(file).items()}, file)
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(Tensor, "float", Tensor.double)
 
@@ -99,20 +102,20 @@ def test_ranks_compute_what_one_computes(
     if not fits(spec, parallel):
         pytest.skip("it cannot be divided so")
     use_float64(tmp_path, monkeypatch)
-    wanted = run(spec, load_weights(tmp_path, spec, "float32"), ALONE)
+    expected = run(spec, load_weights(tmp_path, spec, "float32"), SINGLE_RANK)
 
     def on_rank(ranks: ThreadRanks) -> Tensor:
-        own = spec.for_rank(ranks.place)
-        weights = load_weights(tmp_path, spec, "float32", place=ranks.place)
-        return run(own, weights, ranks)
+        rank_spec = spec.for_rank(ranks.rank_info)
+        weights = load_weights(tmp_path, spec, "float32", rank_info=ranks.rank_info)
+        return run(rank_spec, weights, ranks)
 
-    found, stages = on_ranks(parallel, on_rank)
-    last = found[: parallel.tensor]
-    assert all(len(one) == 0 for one in found[parallel.tensor :])
-    assert all(one.equal(last[0]) for one in last)
-    assert wanted.dtype is torch.float64
-    torch.testing.assert_close(last[0], wanted, rtol=1e-9, atol=1e-9)
-    assert last[0].argmax(1).equal(wanted.argmax(1))
+    results, stages = on_ranks(parallel, on_rank)
+    last = results[: parallel.tensor]
+    assert all(len(result) == 0 for result in results[parallel.tensor :])
+    assert all(result.equal(last[0]) for result in last)
+    assert expected.dtype is torch.float64
+    torch.testing.assert_close(last[0], expected, rtol=1e-9, atol=1e-9)
+    assert last[0].argmax(1).equal(expected.argmax(1))
     if parallel.tensor > 1:  # steps: of each layer two sums, embedding and logits
         calls = sum(stage.calls for stage in stages)
         assert calls == 3 * (2 * len(spec.layers) + 2)
@@ -121,29 +124,36 @@ def test_ranks_compute_what_one_computes(
 def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)  # 4 heads, 2 key heads
     spec = read_spec(tmp_path)
-    whole = dict(named_parts(spec, load_weights(tmp_path, spec, "float32")))
+    tensors = dict(named_parts(spec, load_weights(tmp_path, spec, "float32")))
     name = "model.layers.0.self_attn.k_proj.weight"
-    halves = whole[name].chunk(2)
+    halves = tensors[name].chunk(2)
     for rank in range(4):
-        place = Place(rank, Parallel(tensor=4))
-        own = load_weights(tmp_path, spec, "float32", place=place)
-        assert dict(named_parts(spec.for_rank(place), own))[name].equal(halves[rank // 2])
+        rank_info = RankInfo(rank, Parallel(tensor=4))
+        weights = load_weights(tmp_path, spec, "float32", rank_info=rank_info)
+        assert dict(named_parts(spec.for_rank(rank_info), weights))[name].equal(
+            halves[rank // 2]
+        )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_vocabulary_need_not_be_divisible(ranks: int) -> None:
     spec = evolve(SPEC, vocab_size=161, tie_word_embeddings=False)
-    whole = random_weights(spec, "float32", 1)
-    parts = [
-        random_weights(spec, "float32", 1, place=Place(rank, Parallel(tensor=ranks)))
+    model_weights = random_weights(spec, "float32", 1)
+    rank_weights = [
+        random_weights(
+            spec, "float32", 1, rank_info=RankInfo(rank, Parallel(tensor=ranks))
+        )
         for rank in range(ranks)
     ]
     for name in ("embed", "head"):
-        rows = [one.embed if name == "embed" else one.lm_head.weight for one in parts]
-        assert len({len(one) for one in rows}) == 1
-        joined, all_rows = torch.cat(rows), whole.embed
+        rows = [
+            weights.embed if name == "embed" else weights.lm_head.weight
+            for weights in rank_weights
+        ]
+        assert len({len(matrix) for matrix in rows}) == 1
+        joined, all_rows = torch.cat(rows), model_weights.embed
         if name == "head":
-            all_rows = whole.lm_head.weight
+            all_rows = model_weights.lm_head.weight
         assert joined[:161].equal(all_rows)
         assert not joined[161:].any()
 
@@ -154,28 +164,30 @@ def test_parts_of_large_vocabularies_are_chunks_of_the_sampler(
     ranks: int, vocab: int
 ) -> None:
     spec = evolve(SPEC, vocab_size=vocab)
-    places = [Place(rank, Parallel(tensor=ranks)) for rank in range(ranks)]
-    parts = [evolve(spec, place=place).vocab_rows for place in places]
-    assert not any(len(part) % SIZES.chunk for part in parts)
-    assert [part.start for part in parts] == [
-        rank * len(parts[0]) for rank in range(ranks)
+    infos = [RankInfo(rank, Parallel(tensor=ranks)) for rank in range(ranks)]
+    ranges = [evolve(spec, rank_info=rank_info).vocab_rows for rank_info in infos]
+    assert not any(len(rows) % SIZES.chunk for rows in ranges)
+    assert [rows.start for rows in ranges] == [
+        rank * len(ranges[0]) for rank in range(ranks)
     ]
-    assert parts[-1].start < vocab <= parts[-1].stop
+    assert ranges[-1].start < vocab <= ranges[-1].stop
     assert spec.vocab_rows == range(vocab)
 
 
 def test_random_weights_of_a_rank_are_a_part_of_the_model_s() -> None:
     spec = parse_spec(written("Qwen3Moe", VARIANTS["Qwen3Moe", "dense layers"]))
-    whole = dict(named_parts(spec, random_weights(spec, "float32", 3)))
+    tensors = dict(named_parts(spec, random_weights(spec, "float32", 3)))
     for by_expert in (False, True):
         for rank in range(2):
-            place = Place(rank, Parallel(tensor=2, by_expert=by_expert))
-            own = random_weights(spec, "float32", 3, place=place)
-            for name, tensor in named_parts(spec.for_rank(place), own):
-                there = whole[name]
-                dims = [d for d, n in enumerate(tensor.shape) if n != there.shape[d]]
-                part = there.chunk(2, dims[0])[rank] if dims else there
-                assert tensor.equal(part), name
+            rank_info = RankInfo(rank, Parallel(tensor=2, by_expert=by_expert))
+            weights = random_weights(spec, "float32", 3, rank_info=rank_info)
+            for name, tensor in named_parts(spec.for_rank(rank_info), weights):
+                model_tensor = tensors[name]
+                dims = [
+                    d for d, n in enumerate(tensor.shape) if n != model_tensor.shape[d]
+                ]
+                expected = model_tensor.chunk(2, dims[0])[rank] if dims else model_tensor
+                assert tensor.equal(expected), name
 
 
 def test_planned_bytes_are_those_of_the_weights() -> None:
@@ -187,10 +199,12 @@ def test_planned_bytes_are_those_of_the_weights() -> None:
         for parallel in (Parallel(tensor=2), Parallel(tensor=2, by_expert=True)):
             if not fits(spec, parallel):
                 continue
-            own = spec.for_rank(Place(1, parallel))
-            weights = empty_weights(own, spec.dtype, "meta")
-            held = sum(tensor.nbytes for _, tensor in named_parts(own, weights))
-            assert weight_bytes(own, cuda=True) == held
+            rank_spec = spec.for_rank(RankInfo(1, parallel))
+            weights = empty_weights(rank_spec, spec.dtype, "meta")
+            num_bytes = sum(
+                tensor.nbytes for _, tensor in named_parts(rank_spec, weights)
+            )
+            assert weight_bytes(rank_spec, cuda=True) == num_bytes
 
 
 def test_a_rank_reads_its_part_alone(
@@ -201,15 +215,19 @@ def test_a_rank_reads_its_part_alone(
     real = TensorPlace.tensor
 
     def counted(place: TensorPlace, *index: Any) -> Any:
-        found = real(place, *index)
-        read.append(found.numel())
-        return found
+        tensor = real(place, *index)
+        read.append(tensor.numel())
+        return tensor
 
     monkeypatch.setattr(TensorPlace, "tensor", counted)
     sizes = []
-    for place in (WHOLE, Place(0, Parallel(tensor=2)), Place(1, Parallel(tensor=2))):
+    for rank_info in (
+        WHOLE_MODEL,
+        RankInfo(0, Parallel(tensor=2)),
+        RankInfo(1, Parallel(tensor=2)),
+    ):
         read.clear()
-        load_weights(tmp_path, spec, "float32", place=place)
+        load_weights(tmp_path, spec, "float32", rank_info=rank_info)
         sizes.append(sum(read))
     assert sizes[1] == sizes[2]
     assert sizes[1] < 0.52 * sizes[0]
@@ -233,4 +251,4 @@ def test_what_cannot_be_divided_is_refused(
 ) -> None:
     spec = parse_spec({**CONFIG, **changes})
     with pytest.raises(UnsupportedModelError, match=says):
-        spec.for_rank(Place(0, parallel))
+        spec.for_rank(RankInfo(0, parallel))

@@ -8,11 +8,11 @@ import os
 import sys
 import time
 
-from minfer.effects.net.child import PARENT, begin_as_child
+from minfer.effects.net.child import PARENT_VARIABLE, begin_as_child
 
 if __name__ == "__main__":
     heartbeat = begin_as_child()
-    assert PARENT not in os.environ, "its own children have another parent"
+    assert PARENT_VARIABLE not in os.environ, "its own children have another parent"
     secret = os.environ.get("MINFER_CACHE_SECRET", "")
     os.write(int(sys.argv[1]), sys.stdin.buffer.read() + secret.encode() + b"|")
     while True:

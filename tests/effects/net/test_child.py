@@ -41,7 +41,7 @@ def until_ended(process: int) -> None:
 def spawned(given: bytes = b"", limit: float = 0.0) -> Iterator[tuple[Child, bytes]]:
     """A child that runs, and what it said."""
     ours, its = os.pipe()
-    made = spawn_child(MODULE, str(its), given=given, descriptors=[its], limit=limit)
+    made = spawn_child(MODULE, str(its), stdin_data=given, descriptors=[its], limit=limit)
     os.close(its)
     try:
         yield made, os.read(ours, 100)
@@ -152,6 +152,6 @@ def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
 
 def test_a_child_whose_parent_has_ended_before_it_looks_ends() -> None:
     code = "from minfer.effects.net.child import begin_as_child; begin_as_child()"
-    gone = {**os.environ, child.PARENT: "1 -1"}  # not this process's id
+    gone = {**os.environ, child.PARENT_VARIABLE: "1 -1"}  # not this process's id
     done = subprocess.run([sys.executable, "-c", code], env=gone, check=False)
     assert done.returncode == 1

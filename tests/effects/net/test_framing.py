@@ -100,7 +100,7 @@ def test_an_end_that_stalls_is_waited_for_until_a_moment() -> None:
         there.sendall(frame(b"whole")[:-1])
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            read_frame(here, LARGEST, end=began + 0.05)
+            read_frame(here, LARGEST, deadline=began + 0.05)
         assert time.monotonic() < began + 1
 
 

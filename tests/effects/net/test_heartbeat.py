@@ -7,7 +7,13 @@ import tempfile
 
 import pytest
 
-from minfer.effects.net.heartbeat import LOADING, SIZE, STOPPED, Heartbeat, Watch
+from minfer.effects.net.heartbeat import (
+    HEARTBEAT_BYTES,
+    LOADING_FACTOR,
+    STOPPED_SECONDS,
+    Heartbeat,
+    Watch,
+)
 
 LIMIT = 10.0
 LOOK = 0.5  # seconds from one look to the next
@@ -46,8 +52,8 @@ def test_a_process_with_a_heartbeat_does_not_hang() -> None:
 
 
 def test_a_loading_process_has_more_time() -> None:
-    silent = watched(begun(), 100.0, 2 * LOADING * LIMIT, ready=False)
-    assert silent == LOADING * LIMIT
+    silent = watched(begun(), 100.0, 2 * LOADING_FACTOR * LIMIT, ready=False)
+    assert silent == LOADING_FACTOR * LIMIT
 
 
 def test_time_without_checks_does_not_count() -> None:
@@ -65,12 +71,12 @@ def test_a_stopped_process_hangs_sooner() -> None:
         stopped = watched(begun(60.0, process=process.pid), 100.0, 50.0)
         process.kill()
     assert running == float("inf"), "it may be in a long step"
-    assert stopped == STOPPED
+    assert stopped == STOPPED_SECONDS
 
 
 def test_a_heartbeat_is_shared_through_a_file() -> None:
     with tempfile.TemporaryFile() as file:
-        file.truncate(SIZE)
+        file.truncate(HEARTBEAT_BYTES)
         sender, seen = Heartbeat(file.fileno()), Heartbeat(file.fileno())
     sender.beat()
     assert seen.count == 1

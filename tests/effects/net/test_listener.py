@@ -35,7 +35,7 @@ from minfer.effects.net.handshake import (
     Hello,
     Proven,
     Terms,
-    introduce,
+    initiate_handshake,
     secret_key,
 )
 from minfer.effects.net.listener import Listener
@@ -68,7 +68,7 @@ class Opened:
 
     def come(self, terms: Terms = TERMS, name: str = "a") -> None:
         with self.dial() as sock:
-            introduce(sock, terms, name)
+            initiate_handshake(sock, terms, name)
             assert sock.recv(2) == b"in"
 
 
@@ -141,7 +141,7 @@ def test_one_that_comes_when_the_listener_closes_is_not_let_in() -> None:
     listening.close()
     own.settimeout(5)
     with own, pytest.raises((PeerError, OSError)):
-        introduce(own, TERMS, "a")
+        initiate_handshake(own, TERMS, "a")
     assert not names
 
 
@@ -163,7 +163,7 @@ def test_the_next_process_of_the_same_socket_lets_in_after_a_close() -> None:
             second = Listener(kept.dup(), TERMS, enter, "x")
             second.start()
             with dial(at) as sock:
-                introduce(sock, TERMS, "a")
+                initiate_handshake(sock, TERMS, "a")
                 assert sock.recv(1) == b""
             second.close()
     assert names == ["a"] * TIMES
@@ -201,7 +201,7 @@ def test_who_listens_without_the_secret_is_not_trusted() -> None:
     thread = threading.Thread(target=listen)
     thread.start()
     with here, there, pytest.raises(PeerError, match="does not know the secret"):
-        introduce(here, TERMS, "a")
+        initiate_handshake(here, TERMS, "a")
     thread.join()
 
 
@@ -230,16 +230,16 @@ def test_nonsense_is_cut_off(opened: Opened, said: bytes) -> None:
 def test_who_says_nothing_or_dribbles_keeps_nobody_out(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "MOST", 8)
+    monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 8)
     crowd = [opened.dial() for _ in range(30)]
     for one in crowd:
         with suppress(OSError):
             one.sendall(b"\x20")
     opened.come()
     end = time.monotonic() + 3
-    while len(opened.listening._strangers) > 8 and time.monotonic() < end:
+    while len(opened.listening._unauthenticated) > 8 and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(opened.listening._strangers) <= 8
+    assert len(opened.listening._unauthenticated) <= 8
     for one in crowd:
         one.close()
 
@@ -247,7 +247,7 @@ def test_who_says_nothing_or_dribbles_keeps_nobody_out(
 def test_a_greeting_has_an_end_however_it_comes(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "GREETING", 0.3)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.3)
     began = time.monotonic()
     with opened.dial() as sock, suppress(OSError):
         sock.sendall(b"\x00\x10\x00\x00")  # 4,096 bytes follow
@@ -302,7 +302,7 @@ def test_another_user_is_refused_at_a_local_socket(
     read = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert read == "b''\n", "it gets nothing"
     with dial(path) as sock:
-        introduce(sock, TERMS, "own")
+        initiate_handshake(sock, TERMS, "own")
         assert sock.recv(1) == b"", "its end, after `enter`"
     listening.close()
     assert names == ["own"]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from minfer.effects.net.secret_variables import (
-    SECRETS,
+    SECRET_VARIABLES,
     environment_without_secrets,
     remove_secrets,
 )
@@ -32,13 +32,13 @@ else:
 
 @pytest.fixture(autouse=True)
 def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SECRETS:
+    for name in SECRET_VARIABLES:
         monkeypatch.setenv(name, f"secret-{name}")
 
 
 def test_secrets_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(os.environ) - set(environment_without_secrets()) == set(SECRETS)
-    monkeypatch.delenv(SECRETS[0])
+    assert set(os.environ) - set(environment_without_secrets()) == set(SECRET_VARIABLES)
+    monkeypatch.delenv(SECRET_VARIABLES[0])
     remove_secrets()
     assert set(os.environ) == set(environment_without_secrets())
 
@@ -49,7 +49,7 @@ def test_forked_processes_do_not_show_them() -> None:
     assert done.returncode == 0, done.stderr
     assert "PATH" in done.stdout
     assert "secret-" not in done.stdout
-    assert not any(name in done.stdout.splitlines()[1] for name in SECRETS)
+    assert not any(name in done.stdout.splitlines()[1] for name in SECRET_VARIABLES)
 
 
 def family(number: int) -> Iterator[int]:
@@ -82,5 +82,5 @@ def test_no_process_of_a_server_has_a_secret(
             assert b"secret-" not in environment, processes()[number]
         url = f"{served.url}/v1/models"
         assert httpx.get(url).status_code == 401
-        head = {"authorization": f"Bearer secret-{SECRETS[0]}"}
+        head = {"authorization": f"Bearer secret-{SECRET_VARIABLES[0]}"}
         assert httpx.get(url, headers=head).status_code == 200

@@ -21,7 +21,7 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.cluster.link.crash_rule import MAX_SOLO_DEATHS, SUSPECT_DEATHS
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.net.heartbeat import STOPPED
+from minfer.effects.net.heartbeat import STOPPED_SECONDS
 from minfer.journal.routing_journal import RoutingJournal
 from minfer.routing.router import Routed
 from tests.circles import claimed, long
@@ -186,7 +186,7 @@ def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> No
             async with load.clients(10):
                 await load.flows(time.monotonic())
                 served.kill(FRONTS[0], signal.SIGSTOP)
-                await asyncio.sleep(STOPPED / 2)
+                await asyncio.sleep(STOPPED_SECONDS / 2)
                 served.kill(FRONTS[0], signal.SIGCONT)
                 await load.flows(time.monotonic())
                 assert served.children() == before
@@ -247,7 +247,7 @@ LIMITED = {"max_tokens": 200, "ignore_eos": True}
 WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started again"
 
 
-@pytest.mark.claimed  # test_remote and test_placement ask it of links in one process
+@pytest.mark.claimed  # test_remote_engine and test_placement ask it in one process
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", CRASHING_REQUESTS)
 def test_a_request_that_kills_engines_fails_after_few_deaths(

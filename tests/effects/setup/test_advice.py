@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.models.json_files import CorruptFileError
-from minfer.effects.setup.advice import NOT_APPLIED, advised_params, not_applied
+from minfer.effects.setup.advice import NOT_APPLIED, recommended_params, unapplied_fields
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare, prepare_elsewhere
 from minfer.sampling.params import ADVISED
@@ -43,7 +43,7 @@ def test_what_is_taken(
     found: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    taken = advised_params(write(tmp_path, **advice))
+    taken = recommended_params(write(tmp_path, **advice))
     assert taken == found
     assert {n: type(v) for n, v in taken.items()} == {
         n: type(v) for n, v in found.items()
@@ -62,7 +62,7 @@ def test_what_cannot_be_used_is_left_out_with_one_warning(
 ) -> None:
     fits = name == "temperature" and value == 50.5
     path = write(tmp_path, **{name: value, "do_sample": True})
-    assert advised_params(path) == ({name: value} if fits else {})
+    assert recommended_params(path) == ({name: value} if fits else {})
     assert len(caplog.messages) == (not fits)
     for message in caplog.messages:
         assert f"{path}: left out what cannot be used: {name}: must be" in message
@@ -87,15 +87,15 @@ def test_one_warning_names_all_and_comes_once_for_a_deployment(
 
 def test_a_file_that_is_not_json_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "generation_config.json"
-    assert advised_params(path) == {}
+    assert recommended_params(path) == {}
     path.write_text("{")
     with pytest.raises(CorruptFileError, match="JSON"):
-        advised_params(path)
+        recommended_params(path)
 
 
 def test_fields_that_change_texts_elsewhere_are_named(tmp_path: Path) -> None:
     idle = {name: values[0] for name, values in NOT_APPLIED.items() if values}
-    assert not_applied(write(tmp_path, **idle, top_k=3)) == []
-    assert not_applied(write(tmp_path, no_repeat_ngram_size=3)) == [
+    assert unapplied_fields(write(tmp_path, **idle, top_k=3)) == []
+    assert unapplied_fields(write(tmp_path, no_repeat_ngram_size=3)) == [
         "no_repeat_ngram_size"
     ]

@@ -10,7 +10,7 @@ from attrs import evolve
 from minfer.effects.cli.main import main
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.engine_config import BATCHED_TOKENS
+from minfer.effects.setup.engine_config import DEFAULT_BATCHED_TOKENS
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.prepare import prepare
@@ -143,7 +143,7 @@ def test_a_gpu_too_small_for_the_weights_or_for_one_sequence(gpu: dict[str, Any]
     gpu.update(free=100 * GIB, total=140 * GIB)
     made = prepare(EngineArgs(device="cuda", gpu_memory_utilization=0.5))
     assert made.memory.limit == 70 * GIB - 40 * GIB
-    assert made.config.max_num_batched_tokens == BATCHED_TOKENS["cuda"]
+    assert made.config.max_num_batched_tokens == DEFAULT_BATCHED_TOKENS["cuda"]
     with pytest.raises(NotEnoughMemoryError, match="--max-model-len"):
         prepare(EngineArgs(device="cuda", num_gpu_blocks_override=1))
 

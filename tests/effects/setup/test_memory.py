@@ -20,7 +20,7 @@ from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
-    kept_bytes,
+    kept_logits_bytes,
     kv_bytes_per_token,
     padded_tokens,
     shaping_bytes,
@@ -215,7 +215,7 @@ def test_logits_of_rows_under_a_grammar_are_kept(cuda: bool) -> None:
     sampler.keep(logits, torch.zeros(1, dtype=torch.int32))
     assert sampler.kept_logits is not None
     held = sampler.kept_logits.numel() * sampler.kept_logits.element_size()
-    assert held == kept_bytes(SPEC, sizes)
+    assert held == kept_logits_bytes(SPEC, sizes)
     with_them = plan_memory(SPEC, sizes, None, num_blocks=40, cuda=cuda).activations
     assert with_them == held + plan(num_blocks=40, cuda=cuda).activations
 

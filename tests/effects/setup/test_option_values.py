@@ -6,11 +6,11 @@ import pytest
 
 from minfer.effects.setup.option_values import (
     LENGTH,
-    policy_of,
     read_bytes,
     read_json_object,
     read_length,
-    whole,
+    resolve_policy,
+    whole_number,
 )
 from minfer.policies.builtin import Priority
 from minfer.records.policy import FirstCome
@@ -53,31 +53,31 @@ def test_what_is_no_size_is_reported(text: str) -> None:
 )
 def test_lengths_are_read_as_vllm_reads_them(text: str, length: int) -> None:
     assert read_length(text) == length
-    assert LENGTH.right(length)
+    assert LENGTH.is_valid(length)
 
 
 @pytest.mark.parametrize("text", ["", "k", "4KB", "4KiB", "4.5.1k", "all", "-2", "-1k"])
 def test_what_is_no_length_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"write 4096, 4k .*or auto"):
         read_length(text)
-    assert [LENGTH.right(value) for value in (None, 2)] == [True] * 2
-    assert [LENGTH.right(value) for value in (1, 0, -2, True, "4k")] == [False] * 5
+    assert [LENGTH.is_valid(value) for value in (None, 2)] == [True] * 2
+    assert [LENGTH.is_valid(value) for value in (1, 0, -2, True, "4k")] == [False] * 5
 
 
 def test_whole_numbers_are_neither_flags_nor_too_large() -> None:
-    right = whole(2).right
-    assert [right(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
-    assert [right(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
+    is_valid = whole_number(2).is_valid
+    assert [is_valid(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
+    assert [is_valid(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
 
 
 def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
-    assert policy_of("priority") == Priority()
+    assert resolve_policy("priority") == Priority()
     mine = FirstCome()
-    assert policy_of(mine) is mine
+    assert resolve_policy(mine) is mine
     with pytest.raises(ConfigError, match="is a class: make one of it"):
-        policy_of(FirstCome)  # type: ignore[arg-type]  # what is tested
+        resolve_policy(FirstCome)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match="lacks "):
-        policy_of(object())  # type: ignore[arg-type]  # what is tested
+        resolve_policy(object())  # type: ignore[arg-type]  # what is tested
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.setup.speculation_settings import (
-    HOST_ROWS,
+    MAX_HOST_DRAFT_ROWS,
     SpeculativeConfig,
     speculative_config,
 )
@@ -31,13 +31,17 @@ def test_a_request_looks_in_itself_or_in_others_too() -> None:
     assert config(method="suffix").proposer == Lookup()
     few = config(method="ngram", prompt_lookup_min=2, prompt_lookup_max=5)
     assert few.proposer == Lookup(least=2, longest=5, others=0)
-    assert config(method="suffix", prompt_lookup_max=2).lookups == (2, 2)
-    assert config(method="suffix", prompt_lookup_min=50).lookups == (50, 50)
+    assert config(method="suffix", prompt_lookup_max=2).lookup_lengths == (2, 2)
+    assert config(method="suffix", prompt_lookup_min=50).lookup_lengths == (50, 50)
 
 
 def test_the_engine_gets_the_drafter_and_the_number_of_drafts() -> None:
     by_host = config(method="suffix", num_speculative_tokens=7).speculation
-    assert (by_host.drafter, by_host.drafts, by_host.rows) == (HOST, 7, HOST_ROWS)
+    assert (by_host.drafter, by_host.drafts, by_host.rows) == (
+        HOST,
+        7,
+        MAX_HOST_DRAFT_ROWS,
+    )
     model = config(model="org/small", disable_by_batch_size=9)
     assert model.proposer is None
     reported = model.speculation

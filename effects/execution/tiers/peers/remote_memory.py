@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, field
 
 from minfer.effects.execution.tiers.peers.peer_messages import RemoteMemory, copy_bytes
-from minfer.effects.net.addresses import CUT
+from minfer.effects.net.addresses import DEAD_PEER_SECONDS
 from minfer.effects.net.framing import PeerError
 
 PACKAGE: Final = "nixl-cu13"
@@ -114,7 +114,7 @@ class RemoteWriter:
     def write(self, slot: int, contents: Sequence[memoryview]) -> None:
         """Write a block to a slot. Raises WriteError."""
         try:
-            buffer, address = self._buffers.get(timeout=CUT)
+            buffer, address = self._buffers.get(timeout=DEAD_PEER_SECONDS)
         except queue.Empty:
             raise WriteError("NIXL has failed: all blocks are on their way") from None
         length = 0
@@ -132,7 +132,7 @@ class RemoteWriter:
         self._buffers.put((buffer, address))
 
     def _write(self, source: int, target: int, length: int) -> None:
-        agent, end = self._agent, time.monotonic() + CUT
+        agent, end = self._agent, time.monotonic() + DEAD_PEER_SECONDS
         with self._lock:
             local_regions = agent.get_xfer_descs(
                 [(source, length, 0)], mem_type=_MEMORY_TYPE

@@ -24,9 +24,9 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     terms_of,
 )
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, WriteError
-from minfer.effects.net.addresses import Address, where
+from minfer.effects.net.addresses import Address, address_text
 from minfer.effects.net.framing import PeerError, Socket, framed
-from minfer.effects.net.handshake import GREETING
+from minfer.effects.net.handshake import HANDSHAKE_SECONDS
 from minfer.effects.net.listener import connect
 
 # A block waits for a slot, before `Starved` and again after it.
@@ -176,7 +176,7 @@ class Sender:
             self._plain = self._plain or isinstance(error, WriteError)
             if not isinstance(error, NoSlotError):
                 self._fail(str(error))
-            raise PeerError(f"{where(self.address)}: {error}") from None
+            raise PeerError(f"{address_text(self.address)}: {error}") from None
         with self._counting:
             self.sent += 1
             self.sent_bytes += length
@@ -213,7 +213,9 @@ class Sender:
             if time.monotonic() >= self._failed + RETRY_SECONDS:
                 self._failed, self._reason = time.monotonic(), reason
                 _log.warning(
-                    "KV blocks cannot be sent to %s: %s", where(self.address), reason
+                    "KV blocks cannot be sent to %s: %s",
+                    address_text(self.address),
+                    reason,
                 )
             if self._connected is not None:
                 self._connected.end(reason)
@@ -222,7 +224,7 @@ class Sender:
         """Open a connection. Raises PeerError and OSError."""
         sock = connect(self.address, terms_of(self.layout, self.secret), self.name)
         try:
-            sock.settimeout(GREETING)
+            sock.settimeout(HANDSHAKE_SECONDS)
             connected = self._read_welcome(sock)
         except BaseException:
             sock.close()

@@ -18,8 +18,8 @@ from minfer.kernels import quantized as products
 from tests.circles import claimed, long
 from tests.effects.checkpoints.formats_made import FORMATS, quantized
 from tests.effects.cli.verify.test_command import checked, rewrite
+from tests.effects.models.formats.test_formats import blocks_of
 from tests.effects.models.gguf.written import add_tokenizer, write
-from tests.effects.models.test_formats import blocks_of
 from tests.effects.tiny_fallback import save as save_fallback
 from tests.effects.tiny_families import VARIANTS, save
 

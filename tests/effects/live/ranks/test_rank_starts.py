@@ -77,12 +77,14 @@ def test_what_ranks_cannot_do_is_refused_before_they_start(
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(DeviceError, match="4 ranks need a GPU each"):
-        device._least_free(4)
+        device._min_free_memory(4)
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ranks.about
-    monkeypatch.setattr(ranks, "about", lambda of: {**about(of), "model or weights": "x"})
+    about = ranks.shared_facts
+    monkeypatch.setattr(
+        ranks, "shared_facts", lambda of: {**about(of), "model or weights": "x"}
+    )
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +92,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ranks.settings_to
+    known = ranks.encode_settings
     monkeypatch.setattr(
-        ranks, "settings_to", lambda of: {**known(of), "model": "/nowhere"}
+        ranks, "encode_settings", lambda of: {**known(of), "model": "/nowhere"}
     )
 
 

@@ -41,8 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def reaching(length: int, window: int, sinks: int) -> torch.Tensor:
     """transformers' mask [1, 1, length, length] of a window beside sink tokens."""
     query, key = torch.arange(length)[:, None], torch.arange(length)
-    seen = (key <= query) & ((key > query - window) | (key < sinks))
-    return torch.where(seen, 0.0, -torch.inf)[None, None]
+    visible = (key <= query) & ((key > query - window) | (key < sinks))
+    return torch.where(visible, 0.0, -torch.inf)[None, None]
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -58,12 +58,14 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
-def check(theirs: Any, mask: Any, prompt: list[int], made: list[int]) -> None:
-    """Check that `made` are transformers' greedy tokens after `prompt`."""
+def check(hf_model: Any, mask: Any, prompt: list[int], tokens: list[int]) -> None:
+    """Check that `tokens` are transformers' greedy tokens after `prompt`."""
     with torch.inference_mode():
-        ids = torch.tensor([prompt + made])
-        logits = theirs(ids, attention_mask=mask(len(ids[0])), use_cache=False).logits[0]
-    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == made
+        ids = torch.tensor([prompt + tokens])
+        logits = hf_model(ids, attention_mask=mask(len(ids[0])), use_cache=False).logits[
+            0
+        ]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
 
 
 ROOMY = 400  # blocks; fewer are enough for two rows
@@ -82,24 +84,24 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "window", "sinks", "blocks", "more"), CASES)
+@pytest.mark.parametrize(("key", "window", "sinks", "blocks", "extra_settings"), CASES)
 def test_greedy_tokens_are_transformers_with_this_mask(
     model: Any,
     key: tuple[str, str],
     window: int,
     sinks: int,
     blocks: int,
-    more: dict[str, Any],
+    extra_settings: dict[str, Any],
 ) -> None:
     """Chunked prefill, two steps in flight, and the same prompts again: prefix hits."""
-    folder, theirs = model(*key)
-    own = {"sliding_attention": WINDOW} if key not in FULL else {}
+    folder, hf_model = model(*key)
+    own_windows = {"sliding_attention": WINDOW} if key not in FULL else {}
     masks: dict[str, tuple[int, int]] = {"full_attention": (window, sinks)}
-    masks |= {kind: (reach, 0) for kind, reach in own.items()}
+    masks |= {kind: (reach, 0) for kind, reach in own_windows.items()}
 
     def mask(length: int) -> Any:
-        made = {kind: reaching(length, *reads) for kind, reads in masks.items()}
-        return made if own else made["full_attention"]
+        by_kind = {kind: reaching(length, *reads) for kind, reads in masks.items()}
+        return by_kind if own_windows else by_kind["full_attention"]
 
     settings: dict[str, Any] = {
         "dtype": "float32",
@@ -111,13 +113,13 @@ def test_greedy_tokens_are_transformers_with_this_mask(
         "max_num_seqs": 4,
         "num_gpu_blocks_override": blocks,
     }
-    given = prompts(8)
-    with LLM(folder, **settings | more) as llm:
+    requested = prompts(8)
+    with LLM(folder, **settings | extra_settings) as llm:
         turns = Watched(llm)
         for _ in range(2):
-            outputs = llm.generate(given, GREEDY, use_tqdm=False)
-            for prompt, output in zip(given, outputs, strict=True):
-                check(theirs, mask, prompt, list(output.outputs[0].token_ids))
+            outputs = llm.generate(requested, GREEDY, use_tqdm=False)
+            for prompt, output in zip(requested, outputs, strict=True):
+                check(hf_model, mask, prompt, list(output.outputs[0].token_ids))
     reasons = [reason for turn in turns for reason in turn.reasons]
     preempted = any(isinstance(reason, Preempted) for reason in reasons)
     assert preempted == (blocks != ROOMY)
@@ -148,11 +150,13 @@ def test_an_answer_can_be_longer_than_the_cache_and_the_plan_says_so(
 def test_another_window_is_another_fingerprint(tmp_path: Any) -> None:
     write_checkpoint(tmp_path)
     reads = ((None, 0), (16, 0), (16, 4), (20, 4))
-    found = {
-        planned(tmp_path, attention_window=one, attention_sink_tokens=sinks).fingerprint
-        for one, sinks in reads
+    fingerprints = {
+        planned(
+            tmp_path, attention_window=window, attention_sink_tokens=sinks
+        ).fingerprint
+        for window, sinks in reads
     }
-    assert len(found) == len(reads)
+    assert len(fingerprints) == len(reads)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +195,12 @@ def test_layers_with_a_window_keep_it_in_a_group_of_their_own() -> None:
     config = VARIANTS["Qwen3", "windows alternate"]
     spec = parse_spec({"architectures": ["Qwen3ForCausalLM"], **config})
     for window in (16, WINDOW):
-        made = with_attention_window(spec, window, 4)
-        groups = {(one.window, one.sink_tokens) for one in cache_layout(made).groups}
+        windowed = with_attention_window(spec, window, 4)
+        groups = {
+            (group.window, group.sink_tokens) for group in cache_layout(windowed).groups
+        }
         assert groups == {(WINDOW, 0), (window, 4)}
-        assert one_group(made).groups == (CacheGroup(WINDOW, sink_tokens=4),)
+        assert one_group(windowed).groups == (CacheGroup(WINDOW, sink_tokens=4),)
     assert with_attention_window(spec, None, 0) is spec
 
 
@@ -215,13 +221,13 @@ def test_memory_is_flat_over_a_long_run(tmp_path: Any, prompt: int, output: int)
         "enable_prefix_caching": False,
     }
     ids = random.Random(0).choices(range(256), k=prompt)
-    how = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     with LLM(str(tmp_path), skip_tokenizer_init=True, **settings) as llm:
         turns = Watched(llm)
-        [made] = llm.generate([ids], how, use_tqdm=False)
-    assert len(made.outputs[0].token_ids) == output
-    each = (turn.state.blocks for turn in turns)
-    most = max(blocks.pool.total - blocks.available for blocks in each)
-    print(f"{prompt + output} tokens held {most} blocks at most")
+        [result] = llm.generate([ids], sampling, use_tqdm=False)
+    assert len(result.outputs[0].token_ids) == output
+    states = (turn.state.blocks for turn in turns)
+    max_blocks = max(blocks.pool.total - blocks.available for blocks in states)
+    print(f"{prompt + output} tokens held {max_blocks} blocks at most")
     ahead = budget * 5 // 4  # of a prompt, with two steps in flight
-    assert most <= -(-sinks // size) + -(-window // size) + -(-ahead // size) + 1
+    assert max_blocks <= -(-sinks // size) + -(-window // size) + -(-ahead // size) + 1

@@ -25,7 +25,7 @@ def test_groups_are_layers_of_one_attention() -> None:
         LayerGroup(three, (4,)),
     )
     assert [group.attention.window for group in spec.groups] == [None, 7, 3]
-    assert [one.token_bytes for one in spec.kv_formats] == [256, 256, 128]
+    assert [kv_format.token_bytes for kv_format in spec.kv_formats] == [256, 256, 128]
     assert full.kv_shape == (2, 2, 8)
 
 
@@ -34,13 +34,16 @@ def test_sizes_are_those_of_the_weights() -> None:
     for family, name in options:
         spec = parse_spec(written(family, VARIANTS[family, name]))
         weights = empty_weights(spec, "float32", "meta")
-        for layer, its in zip(spec.layers, weights.layers, strict=True):
-            parts = {part.name: part.place for part in layer_parts(layer, its)}
-            assert layer.parameters == sum(part.numel() for part in parts.values())
+        for layer, layer_weights in zip(spec.layers, weights.layers, strict=True):
+            targets = {
+                weight_part.name: weight_part.target
+                for weight_part in layer_parts(layer, layer_weights)
+            }
+            assert layer.parameters == sum(tensor.numel() for tensor in targets.values())
             if isinstance(layer.feed_forward, Dense):
-                matrices = [part for part in parts.values() if part.dim() == 2]
+                matrices = [tensor for tensor in targets.values() if tensor.dim() == 2]
                 elements = sum(sizes.matrix_elements for sizes in layer.matrices)
-                assert elements == sum(part.numel() for part in matrices)
+                assert elements == sum(matrix.numel() for matrix in matrices)
 
 
 def test_axes_alternate_so_that_a_sublayer_needs_one_sum() -> None:

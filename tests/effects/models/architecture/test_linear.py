@@ -10,64 +10,64 @@ from torch import Tensor
 from minfer.effects.models.architecture import linear as linear_module
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
+    WeightMaker,
     bias_parts,
     weight_parts,
 )
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import PLAIN, Linear, Shard
 
 
-def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
+def placed(weight_parts: Iterable[WeightPart]) -> dict[str, Tensor]:
     """The places of tensors, by their names."""
-    return {part.name: part.place for part in parts}
+    return {weight_part.name: weight_part.target for weight_part in weight_parts}
 
 
 SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
-MAKE = Maker(dtype="float32", device="cpu")
+MAKE = WeightMaker(dtype="float32", device="cpu")
 
 
 def filled(sizes: LinearSizes) -> Linear:
     """A Linear of random numbers."""
-    made = MAKE.linear(sizes)
-    made.weight.normal_()
-    if made.bias is not None:
-        made.bias.normal_()
-    return made
+    leaf = MAKE.linear(sizes)
+    leaf.weight.normal_()
+    if leaf.bias is not None:
+        leaf.bias.normal_()
+    return leaf
 
 
 def test_elements_are_those_of_the_tensors() -> None:
-    made = filled(SIZES)
-    assert made.bias is not None
-    assert SIZES.matrix_elements == made.weight.numel() == 72
-    assert SIZES.elements == made.weight.numel() + made.bias.numel() == 84
+    leaf = filled(SIZES)
+    assert leaf.bias is not None
+    assert SIZES.matrix_elements == leaf.weight.numel() == 72
+    assert SIZES.elements == leaf.weight.numel() + leaf.bias.numel() == 84
     assert evolve(SIZES, bias=False).elements == 72
 
 
 def test_parts_are_views_by_the_names_of_a_checkpoint() -> None:
-    made = filled(SIZES)
-    weights, biases = placed(weight_parts(SIZES, made)), placed(bias_parts(SIZES, made))
-    assert {name: part.shape for name, part in weights.items()} == {
+    leaf = filled(SIZES)
+    weights, biases = placed(weight_parts(SIZES, leaf)), placed(bias_parts(SIZES, leaf))
+    assert {name: weight.shape for name, weight in weights.items()} == {
         "q.weight": (8, 6),
         "k.weight": (4, 6),
     }
-    assert {name: len(part) for name, part in biases.items()} == {
+    assert {name: len(bias) for name, bias in biases.items()} == {
         "q.bias": 8,
         "k.bias": 4,
     }
     weights["k.weight"].fill_(7)
     biases["q.bias"].fill_(5)
-    assert made.weight[8:].eq(7).all()
-    assert not made.weight[:8].eq(7).any()
-    assert made.bias is not None
-    assert made.bias[:8].eq(5).all()
+    assert leaf.weight[8:].eq(7).all()
+    assert not leaf.weight[:8].eq(7).any()
+    assert leaf.bias is not None
+    assert leaf.bias[:8].eq(5).all()
     assert placed(bias_parts(SIZES, MAKE.linear(evolve(SIZES, bias=False)))) == {}
 
 
 def test_large_matrices_with_more_outputs_are_stored_by_column(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear_module, "BY_COLUMN", 64)
+    monkeypatch.setattr(linear_module, "MIN_BY_COLUMN_ELEMENTS", 64)
     assert MAKE.matrix(12, 6).stride() == (1, 12)
     assert MAKE.matrix(6, 12).stride() == (12, 1)
     assert MAKE.matrix(8, 6).stride() == (6, 1)  # small
@@ -79,7 +79,7 @@ def test_large_matrices_with_more_outputs_are_stored_by_column(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_matrices_in_the_type_of_activations_are_plain(dtype: str) -> None:
-    made = evolve(MAKE, dtype=dtype).linear(SIZES)
-    assert (made.scheme, made.scales) == (PLAIN, None)
-    assert made.bias is not None
-    assert made.weight.dtype is made.bias.dtype is getattr(torch, dtype)
+    leaf = evolve(MAKE, dtype=dtype).linear(SIZES)
+    assert (leaf.scheme, leaf.scales) == (PLAIN, None)
+    assert leaf.bias is not None
+    assert leaf.weight.dtype is leaf.bias.dtype is getattr(torch, dtype)

@@ -48,13 +48,13 @@ def build(folder: Path, dtype: str = "float32", **config: Any) -> Model:
         "initializer_range": 0.1,
         **config,
     }
-    theirs: Any = Qwen2ForCausalLM(Qwen2Config(**sizes)).train(False)
-    for name, parameter in theirs.named_parameters():
+    hf_model: Any = Qwen2ForCausalLM(Qwen2Config(**sizes)).train(False)
+    for name, parameter in hf_model.named_parameters():
         if "bias" in name or "norm" in name:
             torch.nn.init.normal_(parameter, 0.5, 0.3)
-    theirs.save_pretrained(folder)
+    hf_model.save_pretrained(folder)
     spec = read_spec(folder)
-    return Model(spec, load_weights(folder, spec, dtype), theirs)
+    return Model(spec, load_weights(folder, spec, dtype), hf_model)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def shuffled(block_size: int, lengths: list[int], seed: int = 0) -> list[list[in
     return [[ids.pop() for _ in range(need)] for need in needs]
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+def close(logits: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-5)
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,22 @@ def test_any_chunking_over_any_table(
     table = shuffled(block_size, [75])[0]
     table = sorted(table) if order == "consecutive" else table
     cache = make_cache(model.spec, 80, block_size, "float32")
-    parts = [
+    chunk_logits = [
         model.run(
             cache,
-            [BatchRow(ids[at : at + chunk], at, table, len(ids[at : at + chunk]))],
+            [
+                BatchRow(
+                    ids[start : start + chunk],
+                    start,
+                    table,
+                    len(ids[start : start + chunk]),
+                )
+            ],
             block_size,
         )
-        for at in range(0, 75, chunk)
+        for start in range(0, 75, chunk)
     ]
-    close(torch.cat(parts), model.logits(ids))
+    close(torch.cat(chunk_logits), model.logits(ids))
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])
@@ -131,7 +138,7 @@ def test_mixed_batches(model: Model, block_size: int) -> None:
     order.
     """
     lengths = [40, 21, 33, 9, 64, 5, 18]
-    cuts = [39, 0, 12, 8, 30, 0, 17]  # computed before the step under test
+    computed = [39, 0, 12, 8, 30, 0, 17]  # computed before the step under test
     sample = [1, 21, 0, 1, 2, 1, 0]
     tables = shuffled(block_size, lengths)
     cache = make_cache(model.spec, sum(map(len, tables)), block_size, "float32")
@@ -140,20 +147,20 @@ def test_mixed_batches(model: Model, block_size: int) -> None:
         cache,
         [
             BatchRow(t[:c], 0, b, 0)
-            for t, c, b in zip(texts, cuts, tables, strict=True)
+            for t, c, b in zip(texts, computed, tables, strict=True)
             if c
         ],
         block_size,
     )
     rows = [
         BatchRow(t[c:], c, b, s)
-        for t, c, b, s in zip(texts, cuts, tables, sample, strict=True)
+        for t, c, b, s in zip(texts, computed, tables, sample, strict=True)
     ]
-    got = model.run(cache, rows, block_size)
-    want = [
+    logits = model.run(cache, rows, block_size)
+    expected = [
         model.logits(text)[len(text) - s :] for text, s in zip(texts, sample, strict=True)
     ]
-    close(got, torch.cat(want))
+    close(logits, torch.cat(expected))
     # What the step wrote is read by the next.
     for text, table in zip(texts, tables, strict=True):
         last = model.run(cache, [BatchRow(text[-1:], len(text) - 1, table)], block_size)
@@ -180,14 +187,16 @@ def test_device_rows_decode_greedily_like_generate(
     table = torch.full((len(lengths), 64), 1 << 20)
     for i, row in enumerate(tables):
         table[i, : len(row)] = torch.tensor(row)
-    made = [tokens]
+    tokens_by_step = [tokens]
     for _ in range(steps):
         logits = model.run(cache, decode_batch(tokens, positions, table, block_size))
         tokens, positions = logits.argmax(-1), positions + 1
-        made.append(tokens)
-    for text, ours in zip(texts, torch.stack(made, 1).tolist(), strict=True):
-        whole = model.logits(text + ours)
-        assert ours == whole[len(text) - 1 : -1].argmax(-1).tolist()
+        tokens_by_step.append(tokens)
+    for text, generated in zip(
+        texts, torch.stack(tokens_by_step, 1).tolist(), strict=True
+    ):
+        expected = model.logits(text + generated)
+        assert generated == expected[len(text) - 1 : -1].argmax(-1).tolist()
 
 
 def test_device_rows_beside_chunks(model: Model) -> None:
@@ -205,8 +214,8 @@ def test_device_rows_beside_chunks(model: Model) -> None:
     )
     rows = [BatchRow(texts[i][-1:], 29 + i, tables[i]) for i in range(2)]
     rows += [BatchRow(texts[2][44:], 44, tables[2]), BatchRow(texts[3], 0, tables[3])]
-    got = model.run(cache, rows, 16)
-    close(got, torch.cat([model.logits(text)[-1:] for text in texts]))
+    logits = model.run(cache, rows, 16)
+    close(logits, torch.cat([model.logits(text)[-1:] for text in texts]))
 
 
 def test_nothing_sampled(model: Model) -> None:
@@ -232,8 +241,8 @@ def test_copied_blocks_serve_a_fork(model: Model) -> None:
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
     model.run(cache, [BatchRow(ids[:18], 0, [5, 3], 0)], 16)
     cache.data[:, 9] = cache.data[:, 3]
-    got = model.run(cache, [BatchRow(ids[18:], 18, [5, 9], 2)], 16)
-    close(got, model.logits(ids)[18:])
+    logits = model.run(cache, [BatchRow(ids[18:], 18, [5, 9], 2)], 16)
+    close(logits, model.logits(ids)[18:])
 
 
 @pytest.mark.parametrize(("dtype", "worst"), [("bfloat16", 0.02), ("float16", 0.002)])
@@ -244,43 +253,46 @@ def test_half_precision_stays_near_float32(
     ids = sequence(60)
     cache = make_cache(model.spec, BLOCKS, 16, dtype)
     [table] = shuffled(16, [60])
-    parts = [
+    chunk_logits = [
         model.run(cache, [BatchRow(ids[:40], 0, table, 40)], 16),
         model.run(cache, [BatchRow(ids[40:59], 40, table, 19)], 16),
         model.run(cache, [BatchRow(ids[59:], 59, table)], 16),
     ]
-    ours = torch.cat(parts).float().log_softmax(-1)
-    want = model.logits(ids).log_softmax(-1)
-    kl = (want.exp() * (want - ours)).sum(-1)
-    assert parts[0].dtype is getattr(torch, dtype)
+    logprobs = torch.cat(chunk_logits).float().log_softmax(-1)
+    expected = model.logits(ids).log_softmax(-1)
+    kl = (expected.exp() * (expected - logprobs)).sum(-1)
+    assert chunk_logits[0].dtype is getattr(torch, dtype)
     assert kl.mean().item() < worst
-    assert (ours.argmax(-1) == want.argmax(-1)).float().mean().item() > 0.9
+    assert (logprobs.argmax(-1) == expected.argmax(-1)).float().mean().item() > 0.9
 
 
 def test_the_cache_may_have_a_type_of_its_own(model: Model) -> None:
     spec = evolve(model.spec, kv_dtype="bfloat16")
     cache, ids = make_cache(spec, BLOCKS, 16), sequence(40)
     assert cache.data.dtype is torch.bfloat16
-    parts = [
+    chunk_logits = [
         forward(spec, model.weights, make_batch([row], 16), cache)
         for row in (
             BatchRow(ids[:30], 0, [3, 1, 2], 30),
             BatchRow(ids[30:], 30, [3, 1, 2], 10),
         )
     ]
-    got, want = torch.cat(parts).log_softmax(-1), model.logits(ids).log_softmax(-1)
-    assert got.dtype is torch.float32
-    assert 0 < (want.exp() * (want - got)).sum(-1).mean().item() < 0.01
+    logprobs, expected = (
+        torch.cat(chunk_logits).log_softmax(-1),
+        model.logits(ids).log_softmax(-1),
+    )
+    assert logprobs.dtype is torch.float32
+    assert 0 < (expected.exp() * (expected - logprobs)).sum(-1).mean().item() < 0.01
 
 
 def by_column(weights: FeedForwardWeights) -> DenseWeights:
     assert isinstance(weights, DenseWeights)
-    turned = weights.gate_up.weight.t().contiguous().t()
-    return evolve(weights, gate_up=evolve(weights.gate_up, weight=turned))
+    weight = weights.gate_up.weight.t().contiguous().t()
+    return evolve(weights, gate_up=evolve(weights.gate_up, weight=weight))
 
 
 def test_weights_by_column_give_the_same(model: Model) -> None:
-    turned = evolve(
+    weights = evolve(
         model.weights,
         embed=model.weights.embed.t().contiguous().t(),
         layers=tuple(
@@ -290,10 +302,10 @@ def test_weights_by_column_give_the_same(model: Model) -> None:
     )
     ids = sequence(20)
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
-    got = forward(
-        model.spec, turned, make_batch([BatchRow(ids, 0, [1, 0], 20)], 16), cache
+    logits = forward(
+        model.spec, weights, make_batch([BatchRow(ids, 0, [1, 0], 20)], 16), cache
     )
-    close(got, model.logits(ids))
+    close(logits, model.logits(ids))
 
 
 def test_norm_agrees_with_torch() -> None:

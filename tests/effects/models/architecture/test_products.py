@@ -10,7 +10,7 @@ from torch import Tensor
 from minfer.effects.models.architecture.linear import LinearSizes
 from minfer.effects.models.architecture.products import add_product, feed, norm_linear
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place
+from minfer.effects.models.ranks import SINGLE_RANK, Parallel, RankInfo, SingleRank
 from minfer.kernels import plain
 from minfer.kernels.leaves import PLAIN, Norm, Shard
 from tests.effects.models.architecture.test_linear import filled
@@ -20,24 +20,24 @@ X, NORM = torch.randn(5, 24), Norm(torch.rand(24), 1e-6)
 
 
 @frozen(eq=False)
-class Twice(Alone):
+class Twice(SingleRank):
     """A rank beside another one with equal parts."""
 
-    place: Place
+    rank_info: RankInfo
 
-    def sum(self, part: Tensor) -> Tensor:
-        return 2 * part
+    def sum(self, partial: Tensor) -> Tensor:
+        return 2 * partial
 
 
 def test_products_are_the_kernels_own() -> None:
     linear = filled(SIZES)
-    got = norm_linear(X, NORM, linear)
-    assert got.equal(plain.norm_linear(X, NORM, linear))
+    product = norm_linear(X, NORM, linear)
+    assert product.equal(plain.norm_linear(X, NORM, linear))
     down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
-    got, want = X.clone(), X.clone()
-    feed(got, NORM, linear, down, "silu", ALONE, fused=False)
-    plain.linear_add(want, plain.norm_gated(X, NORM, linear), down)
-    assert got.equal(want)
+    residual, expected = X.clone(), X.clone()
+    feed(residual, NORM, linear, down, "silu", SINGLE_RANK, fused=False)
+    plain.linear_add(expected, plain.norm_gated(X, NORM, linear), down)
+    assert residual.equal(expected)
 
 
 def test_on_one_rank_the_product_is_added_within_the_kernel(
@@ -45,31 +45,31 @@ def test_on_one_rank_the_product_is_added_within_the_kernel(
 ) -> None:
     calls: list[Any] = []
     linear, residual = filled(SIZES), torch.randn(5, 16)
-    want = residual.clone()
-    plain.linear_add(want, X, linear)
+    expected = residual.clone()
+    plain.linear_add(expected, X, linear)
     real = plain.linear_add
 
-    def kept(*given: Any) -> None:
-        calls.append(given)
-        real(*given)
+    def recorded(*args: Any) -> None:
+        calls.append(args)
+        real(*args)
 
-    monkeypatch.setattr(plain, "linear_add", kept)
-    add_product(residual, X, linear, ALONE)
-    [given] = calls
-    for passed, own in zip(given, (residual, X, linear), strict=True):
-        assert passed is own
-    assert residual.equal(want)
+    monkeypatch.setattr(plain, "linear_add", recorded)
+    add_product(residual, X, linear, SINGLE_RANK)
+    [arguments] = calls
+    for passed, argument in zip(arguments, (residual, X, linear), strict=True):
+        assert passed is argument
+    assert residual.equal(expected)
 
 
 def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
     linear = filled(SIZES)
     down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
-    part = torch.zeros_like(X)
+    partial = torch.zeros_like(X)
     feed_of_x = plain.norm_gated(X, NORM, linear)
-    plain.linear_add(part, feed_of_x, down)
-    got, twice = X.clone(), Twice(Place(0, Parallel(tensor=2)))
-    feed(got, NORM, linear, down, "silu", twice, NORM, fused=False)
-    torch.testing.assert_close(got, X + plain.rms_norm(2 * part, NORM))
+    plain.linear_add(partial, feed_of_x, down)
+    residual, twice = X.clone(), Twice(RankInfo(0, Parallel(tensor=2)))
+    feed(residual, NORM, linear, down, "silu", twice, NORM, fused=False)
+    torch.testing.assert_close(residual, X + plain.rms_norm(2 * partial, NORM))
 
 
 def test_schemes_without_kernels_are_refused_by_name() -> None:
@@ -77,6 +77,6 @@ def test_schemes_without_kernels_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="no kernels for fp8"):
         norm_linear(X, NORM, linear)
     with pytest.raises(UnsupportedModelError, match="fp8"):
-        feed(X, NORM, linear, linear, "silu", ALONE, fused=False)
+        feed(X, NORM, linear, linear, "silu", SINGLE_RANK, fused=False)
     with pytest.raises(UnsupportedModelError, match="fp8"):
-        add_product(torch.zeros(5, 16), X, linear, ALONE)
+        add_product(torch.zeros(5, 16), X, linear, SINGLE_RANK)

@@ -15,7 +15,7 @@ from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
 )
-from minfer.effects.models.families import FAMILIES, OF_TYPE
+from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.published_configs import PUBLISHED
@@ -114,22 +114,22 @@ def test_kinds_of_models_are_named(
 
 
 def test_no_kind_that_works_is_refused() -> None:
-    assert not KINDS.keys() & OF_TYPE.keys()
+    assert not KINDS.keys() & BY_MODEL_TYPE.keys()
 
 
-@pytest.mark.parametrize(("name", "how", "scheme"), QUANTIZED)
+@pytest.mark.parametrize(("name", "quantization", "scheme"), QUANTIZED)
 def test_published_quantized_checkpoints_are_read(
-    name: str, how: dict[str, Any], scheme: str
+    name: str, quantization: dict[str, Any], scheme: str
 ) -> None:
-    spec = parse_spec({**PUBLISHED[name], "quantization_config": how})
+    spec = parse_spec({**PUBLISHED[name], "quantization_config": quantization})
     assert spec.quantization is not None
     assert spec.quantization.format.scheme.name == scheme
 
 
 def test_other_ways_to_quantize_are_named_with_what_works() -> None:
-    how = {"quant_method": "bitsandbytes"}
+    quantization = {"quant_method": "bitsandbytes"}
     with pytest.raises(UnsupportedModelError, match="bitsandbytes") as caught:
-        parse_spec({**PUBLISHED["gemma-3-4b-it"], "quantization_config": how})
+        parse_spec({**PUBLISHED["gemma-3-4b-it"], "quantization_config": quantization})
     assert "awq" in str(caught.value)
     assert "--quantization" in str(caught.value)
 
@@ -201,10 +201,12 @@ def test_the_log_says_why_transformers_model_runs(
     (tmp_path / "config.json").write_text(json.dumps(config))
     args = EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20)
     prepare(args, warns=warns)
-    logged = [one.getMessage() for one in caplog.records if one.name == "minfer.model"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.name == "minfer.model"
+    ]
     assert len(logged) == warns
-    assert all("LlamaForCausalLM of transformers runs" in one for one in logged)
-    assert all("hidden_act 'gelu' is not supported" in one for one in logged)
+    assert all("LlamaForCausalLM of transformers runs" in message for message in logged)
+    assert all("hidden_act 'gelu' is not supported" in message for message in logged)
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,17 @@ def test_the_rotary_table_is_transformers_own(name: str, head_dim: int) -> None:
     scaling = ROPES[name] | {"original_max_position_embeddings": 8192}
     if name in ("default", "linear"):
         scaling.pop("original_max_position_embeddings")
-    theirs = transformers.LlamaConfig(**sizes, rope_parameters=dict(scaling))
-    module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
+    config = transformers.LlamaConfig(**sizes, rope_parameters=dict(scaling))
+    module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     spec = parse_spec(
         sizes | {"architectures": ["LlamaForCausalLM"], "rope_parameters": scaling}
     )
     rope = gqa_of(spec).rope
     assert rope is not None
     assert torch.equal(inverse_frequencies(rope, head_dim), module.inv_freq)
-    at = torch.tensor([0, 1, 7, 100, 8191, 8192, 20000, 32767])
-    cos, sin = module(torch.zeros(1), at[None])
-    table = rope_table(rope, head_dim, 32768)[at, :, 0]
+    positions = torch.tensor([0, 1, 7, 100, 8191, 8192, 20000, 32767])
+    cos, sin = module(torch.zeros(1), positions[None])
+    table = rope_table(rope, head_dim, 32768)[positions, :, 0]
     torch.testing.assert_close(table[:, 0], cos[0], rtol=0, atol=2e-7)
     signs = torch.tensor([-1.0, 1.0]).repeat_interleave(
         head_dim // 2
@@ -57,8 +57,8 @@ def test_rope_at_the_edges_of_its_range(original: int | None, factor: float) -> 
         scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, **extra}
         if original:
             scaling["original_max_position_embeddings"] = original
-        theirs = transformers.LlamaConfig(**SIZES, rope_parameters=dict(scaling))
-        module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
+        config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(scaling))
+        module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
         rope = gqa_of(parse_spec(config_of(rope_parameters=scaling))).rope
         assert rope is not None
         assert torch.equal(inverse_frequencies(rope, 16), module.inv_freq)
@@ -105,8 +105,8 @@ def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
     new = {"rope_theta": 5e5, **ROPES[name]}
     old: dict[str, Any] = dict(new)
     theta = old.pop("rope_theta")
-    wanted = parse_spec(config_of(rope_parameters=new))
-    rope = gqa_of(wanted).rope
+    expected = parse_spec(config_of(rope_parameters=new))
+    rope = gqa_of(expected).rope
     assert rope is not None
     assert rope.theta == theta
     for kind in ("rope_type", "type"):
@@ -114,12 +114,12 @@ def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
             kind: old["rope_type"],
             **{k: v for k, v in old.items() if k != "rope_type"},
         }
-        found = parse_spec(
+        spec = parse_spec(
             config_of(rope_parameters=..., rope_scaling=scaling, rope_theta=theta)
         )
-        assert found == wanted
+        assert spec == expected
     nested = parse_spec(config_of(rope_parameters=old, rope_theta=theta))
-    assert nested == wanted
+    assert nested == expected
 
 
 def test_rope_scaling_has_precedence_as_in_transformers() -> None:
@@ -128,9 +128,9 @@ def test_rope_scaling_has_precedence_as_in_transformers() -> None:
     assert rope_of(config_of(**changes)) == Rope("linear", 10000.0, 2.0)
     assert rope_of(config_of(rope_parameters=None, rope_scaling={})) == Rope()
     outer = config_of(rope_parameters=ROPES["yarn"], original_max_position_embeddings=32)
-    found = rope_of(outer)
-    assert found is not None
-    assert found.original == 32
+    rope = rope_of(outer)
+    assert rope is not None
+    assert rope.original == 32
 
 
 @pytest.mark.parametrize(

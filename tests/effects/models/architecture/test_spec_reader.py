@@ -44,26 +44,28 @@ def test_what_a_config_leaves_out_is_transformers_default(
         "num_attention_heads": 32,
         **config,
     }
-    made = getattr(transformers, f"{family}Config")(**sizes)
+    hf_config = getattr(transformers, f"{family}Config")(**sizes)
     spec = parse_spec(sizes | {"architectures": [f"{family}ForCausalLM"]})
     with torch.device("meta"):
-        theirs = getattr(transformers, f"{family}ForCausalLM")(made)
-    attention = [layer.self_attn for layer in theirs.model.layers]
+        hf_model = getattr(transformers, f"{family}ForCausalLM")(hf_config)
+    attention = [layer.self_attn for layer in hf_model.model.layers]
     windows = tuple(
-        getattr(a, "sliding_window", made.to_dict().get("sliding_window"))
+        getattr(a, "sliding_window", hf_config.to_dict().get("sliding_window"))
         for a in attention
     )
     assert spec.windows == windows
     assert (gqa_of(spec).head_dim, gqa_of(spec).kv_heads) == (
         attention[0].head_dim,
-        made.num_key_value_heads,
+        hf_config.num_key_value_heads,
     )
-    assert spec.max_position_embeddings == made.max_position_embeddings
-    assert spec.norms.eps == made.rms_norm_eps
-    assert spec.eos_ids == (() if made.eos_token_id is None else (made.eos_token_id,))
-    assert spec.tie_word_embeddings == made.tie_word_embeddings
+    assert spec.max_position_embeddings == hf_config.max_position_embeddings
+    assert spec.norms.eps == hf_config.rms_norm_eps
+    assert spec.eos_ids == (
+        () if hf_config.eos_token_id is None else (hf_config.eos_token_id,)
+    )
+    assert spec.tie_word_embeddings == hf_config.tie_word_embeddings
     assert expected_tensors(spec) == {
-        name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()
+        name: tuple(tensor.shape) for name, tensor in hf_model.named_parameters()
     }
 
 

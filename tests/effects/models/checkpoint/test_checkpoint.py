@@ -73,12 +73,12 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]
 def check_equal(folder: Path, model: Any, dtype: str) -> None:
     spec = read_spec(folder)
     weights = load_weights(folder, spec, dtype)
-    theirs = dict(model.named_parameters())
-    ours = dict(named_parts(spec, weights))
-    assert set(ours) == set(theirs)
-    for name, tensor in ours.items():
+    expected = dict(model.named_parameters())
+    loaded = dict(named_parts(spec, weights))
+    assert set(loaded) == set(expected)
+    for name, tensor in loaded.items():
         assert tensor.dtype is getattr(torch, dtype)
-        assert torch.equal(tensor, theirs[name].detach().to(tensor.dtype)), name
+        assert torch.equal(tensor, expected[name].detach().to(tensor.dtype)), name
     assert (weights.lm_head.weight is weights.embed) == spec.tie_word_embeddings
 
 
@@ -105,7 +105,9 @@ def test_loads_half_checkpoints_as_they_are_and_widened(
 
 
 def test_large_matrices_by_column_hold_the_same(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("minfer.effects.models.architecture.linear.BY_COLUMN", 64)
+    monkeypatch.setattr(
+        "minfer.effects.models.architecture.linear.MIN_BY_COLUMN_ELEMENTS", 64
+    )
     model = save(tmp_path)
     assert load_weights(tmp_path, read_spec(tmp_path), "float32").embed.stride() == (
         1,
@@ -251,9 +253,9 @@ def test_forms_of_a_config_that_say_the_same(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     save(tmp_path, eos_token_id=[3, 4])
-    wanted = read_spec(tmp_path)
+    expected = read_spec(tmp_path)
     edit(tmp_path, **changes)
-    assert read_spec(tmp_path) == wanted
+    assert read_spec(tmp_path) == expected
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_the_local_cache_serves_without_a_network(cache: Path) -> None:
 
 def test_a_folder_here_comes_first(cache: Path, tmp_path: Path) -> None:
     put(cache)
-    here = write_checkpoint(tmp_path / "org" / "tiny")
-    assert model_folder("org/tiny").resolve() == here
+    local = write_checkpoint(tmp_path / "org" / "tiny")
+    assert model_folder("org/tiny").resolve() == local
 
 
 @pytest.mark.parametrize("name", ["org/tiny", "org/tiny@v2", "tiny"])
@@ -91,10 +91,10 @@ class Response:
 
 def http(kind: Any) -> Exception:
     try:
-        made: Exception = kind("refused", response=Response())
+        error: Exception = kind("refused", response=Response())
     except TypeError:
-        made = kind("refused", Response())
-    return made
+        error = kind("refused", Response())
+    return error
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_every_refusal_of_the_hub_is_one_line_with_a_remedy(
 def test_only_data_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {}
 
-    def download(name: str, **how: Any) -> str:
-        arguments.update(how, name=name)
+    def download(name: str, **options: Any) -> str:
+        arguments.update(options, name=name)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -163,5 +163,5 @@ def test_only_data_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "weights.pkl",
         "README.md",
     ]
-    how = {key: arguments[key] for key in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(files, **how)) == files[:7]
+    patterns = {key: arguments[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(files, **patterns)) == files[:7]

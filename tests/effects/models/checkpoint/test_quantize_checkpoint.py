@@ -27,7 +27,7 @@ from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize
 from tests.circles import long
 from tests.effects.families import SMALL
-from tests.effects.models.test_formats import leaves
+from tests.effects.models.formats.test_formats import leaves
 from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.schemes import CASES
 from tests.effects.tiny_families import VARIANTS, save
@@ -62,7 +62,7 @@ PROMPTS: Final = [[1, 2, 3, 4, 5], [7, 100, 12] * 9]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_checkpoint(tmp_path_factory.mktemp("source") / "tiny", **SIZES)
     tensors = load_file(folder / "model.safetensors")
-    narrow = {name: one.bfloat16() for name, one in tensors.items()}
+    narrow = {name: tensor.bfloat16() for name, tensor in tensors.items()}
     save_file(narrow, folder / "model.safetensors", {"format": "pt"})
     config = read_config(folder) | {"torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -82,16 +82,16 @@ def write(source: Path, level: str, output: Path) -> Path:
 def matrices(folder: Path, level: str | None = None) -> list[Linear]:
     """The leaves of a checkpoint, quantized as it is loaded if there is a level."""
     spec = parse_spec(read_config(folder), str(folder))
-    how = requested(level, spec.quantization)
-    spec = as_stored(evolve(spec, quantization=how), folder)
+    quantization = requested(level, spec.quantization)
+    spec = as_stored(evolve(spec, quantization=quantization), folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "prepared", lambda by: by)  # not packed by a library
+        patch.setattr(layers, "prepared", lambda leaf: leaf)  # not packed by a library
         return leaves(load_weights(folder, spec))
 
 
 def check_same(folder: Path, level: str, output: Path) -> None:
     pairs = [*zip(matrices(folder, level), matrices(output), strict=True)]
-    assert any(not mine.scheme.is_plain for mine, _ in pairs)
+    assert any(not loaded.scheme.is_plain for loaded, _ in pairs)
     for loaded, written in pairs:
         assert loaded.scheme == written.scheme
         assert loaded.weight.dtype == written.weight.dtype
@@ -131,7 +131,7 @@ def test_a_tensor_that_the_index_leaves_out_is_written(
     ("key", "level"),
     long(
         (key, WRITTEN[i % len(WRITTEN)])
-        for i, key in enumerate(one for one in CASES if one[0] not in STACKED)
+        for i, key in enumerate(case for case in CASES if case[0] not in STACKED)
     ),
 )
 def test_every_family_is_read_back(
@@ -148,11 +148,11 @@ def test_every_family_is_read_back(
 @pytest.mark.parametrize("level", long(["fp8", "int4-g32"]))
 def test_tokens_are_those_of_the_level_at_load(tmp_path: Path, level: str) -> None:
     family(tmp_path / "source", READ_BY_THEM[2], BLOCKS)
-    made = write(tmp_path / "source", level, tmp_path / "made")
-    wanted, _ = serve_twice(
+    written = write(tmp_path / "source", level, tmp_path / "made")
+    expected, _ = serve_twice(
         str(tmp_path / "source"), PROMPTS, 12, quantization=level, **SMALL
     )
-    assert serve_twice(str(made), PROMPTS, 12, **SMALL)[0] == wanted
+    assert serve_twice(str(written), PROMPTS, 12, **SMALL)[0] == expected
 
 
 @pytest.mark.parametrize(("level", "preset"), long(PRESETS.items()))
@@ -165,18 +165,18 @@ def test_configs_are_the_schemes_that_compressed_tensors_names(
         preset_name_to_scheme,
     )
 
-    how = QuantizationConfig.model_validate(quantization_config(LEVELS[level], []))
-    found, wanted = (
-        how.config_groups["group_0"],
+    config = QuantizationConfig.model_validate(quantization_config(LEVELS[level], []))
+    scheme, expected = (
+        config.config_groups["group_0"],
         preset_name_to_scheme(preset, ["Linear"]),
     )
-    for one in (found.weights, wanted.weights, found.input_activations):
-        if one is not None:  # how scales are found in training: not used by readers
-            one.observer = None
-    if wanted.input_activations is not None:
-        wanted.input_activations.observer = None
-    assert found.weights == wanted.weights
-    assert found.input_activations == wanted.input_activations
+    for arguments in (scheme.weights, expected.weights, scheme.input_activations):
+        if arguments is not None:  # how scales are found in training: not used by readers
+            arguments.observer = None
+    if expected.input_activations is not None:
+        expected.input_activations.observer = None
+    assert scheme.weights == expected.weights
+    assert scheme.input_activations == expected.input_activations
 
 
 @pytest.mark.parametrize("level", long(WRITTEN))
@@ -185,11 +185,13 @@ def test_compressed_tensors_reads_the_same_numbers(tmp_path: Path, level: str) -
     from tests.effects.formats_by_others import decompress
 
     family(tmp_path / "source", READ_BY_THEM[2], BLOCKS)
-    made = write(tmp_path / "source", level, tmp_path / "made")
-    decompress(made, tmp_path / "copy")
-    for mine, its in zip(matrices(made), matrices(tmp_path / "copy"), strict=True):
-        assert its.scheme.is_plain
-        assert dequantize(mine).equal(its.weight)
+    written = write(tmp_path / "source", level, tmp_path / "made")
+    decompress(written, tmp_path / "copy")
+    for quantized, dequantized in zip(
+        matrices(written), matrices(tmp_path / "copy"), strict=True
+    ):
+        assert dequantized.scheme.is_plain
+        assert dequantize(quantized).equal(dequantized.weight)
 
 
 # Experts that are not in FP8 by outputs, or in 4 bits, transformers does not read itself.
@@ -211,21 +213,23 @@ def test_transformers_has_the_same_matrices_and_tokens(
     import transformers
 
     family(tmp_path / "source", key, BLOCKS)
-    made = write(tmp_path / "source", level, tmp_path / "made")
+    written = write(tmp_path / "source", level, tmp_path / "made")
     read: Any = transformers.AutoModelForCausalLM.from_pretrained
-    how = transformers.CompressedTensorsConfig(dequantize=True)
-    model = read(made, dtype=torch.float32, quantization_config=how)
+    quantization = transformers.CompressedTensorsConfig(dequantize=True)
+    model = read(written, dtype=torch.float32, quantization_config=quantization)
     model.save_pretrained(tmp_path / "copy")
     config = read_config(tmp_path / "source")
     (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
-    for mine, its in zip(matrices(made), matrices(tmp_path / "copy"), strict=True):
-        assert dequantize(mine).equal(its.weight)
+    for quantized, dequantized in zip(
+        matrices(written), matrices(tmp_path / "copy"), strict=True
+    ):
+        assert dequantize(quantized).equal(dequantized.weight)
     if LEVELS[level].activations == "as they are":
-        wanted = [their_tokens(model, [prompt], 12)[0] for prompt in PROMPTS]
-        assert serve_twice(str(made), PROMPTS, 12, **SMALL)[0][0] == wanted
+        expected = [their_tokens(model, [prompt], 12)[0] for prompt in PROMPTS]
+        assert serve_twice(str(written), PROMPTS, 12, **SMALL)[0][0] == expected
 
 
-@pytest.mark.parametrize("key", long([(one,) for one in READ_BY_THEM[:2]]))
+@pytest.mark.parametrize("key", long([(key,) for key in READ_BY_THEM[:2]]))
 def test_transformers_logits_with_rounded_activations(
     tmp_path: Path, key: tuple[str, str]
 ) -> None:
@@ -237,15 +241,15 @@ def test_transformers_logits_with_rounded_activations(
     import transformers
 
     family(tmp_path / "source", key, BLOCKS)
-    made = write(tmp_path / "source", "fp8", tmp_path / "made")
+    written = write(tmp_path / "source", "fp8", tmp_path / "made")
     read: Any = transformers.AutoModelForCausalLM.from_pretrained
-    model = read(made, dtype=torch.float32)
+    model = read(written, dtype=torch.float32)
     settings: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, **SMALL}
-    with LLM(str(made), **settings) as llm:
-        mine = packed_logits(llm, PROMPTS[1:])[0]
+    with LLM(str(written), **settings) as llm:
+        logits = packed_logits(llm, PROMPTS[1:])[0]
     with torch.inference_mode():
-        its = model(torch.tensor(PROMPTS[1:])).logits[0]
-    distances = (mine - its).abs().amax(-1) / its.std()
+        expected = model(torch.tensor(PROMPTS[1:])).logits[0]
+    distances = (logits - expected).abs().amax(-1) / expected.std()
     assert float(distances.median()) < 1e-4
     assert float(distances.max()) < 0.3
 
@@ -254,10 +258,10 @@ def test_large_checkpoints_are_in_several_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40_000
-    monkeypatch.setattr(quantize_checkpoint, "SHARD", limit)
-    made = write(source, "int8", tmp_path / "made")
-    index = json.loads((made / "model.safetensors.index.json").read_text())
-    files = sorted(made.glob("*.safetensors"))
+    monkeypatch.setattr(quantize_checkpoint, "MAX_SHARD_BYTES", limit)
+    written = write(source, "int8", tmp_path / "made")
+    index = json.loads((written / "model.safetensors.index.json").read_text())
+    files = sorted(written.glob("*.safetensors"))
     assert len(files) > 2
     assert {path.name for path in files} == {*index["weight_map"].values()}
     total = 0
@@ -269,7 +273,7 @@ def test_large_checkpoints_are_in_several_files(
                 total += file.get_tensor(name).nbytes
         assert path.stat().st_size < limit + 8_000  # and the header
     assert total == index["metadata"]["total_size"]
-    check_same(source, "int8", made)
+    check_same(source, "int8", written)
 
 
 def test_other_files_are_copied_and_other_weights_are_not(
@@ -284,8 +288,8 @@ def test_other_files_are_copied_and_other_weights_are_not(
     template = Path("additional_chat_templates", "tools.jinja")
     (folder / template).parent.mkdir()
     (folder / template).write_text("text")
-    made = write(folder, "fp8", tmp_path / "made" / "deeper")
-    assert sorted(path.name for path in made.iterdir()) == [
+    written = write(folder, "fp8", tmp_path / "made" / "deeper")
+    assert sorted(path.name for path in written.iterdir()) == [
         "LICENSE",
         "additional_chat_templates",
         "config.json",
@@ -294,10 +298,10 @@ def test_other_files_are_copied_and_other_weights_are_not(
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-    assert (made / template).read_text() == "text"
+    assert (written / template).read_text() == "text"
     tokenizer = "tokenizer.json"
-    assert (made / tokenizer).read_bytes() == (folder / tokenizer).read_bytes()
-    check_same(folder, "fp8", made)
+    assert (written / tokenizer).read_bytes() == (folder / tokenizer).read_bytes()
+    check_same(folder, "fp8", written)
 
 
 def test_what_is_not_quantized_is_named(source: Path, tmp_path: Path) -> None:
@@ -306,12 +310,12 @@ def test_what_is_not_quantized_is_named(source: Path, tmp_path: Path) -> None:
     norm = tensors["model.layers.1.input_layernorm.weight"]
     norm[0] = 100 * norm.float().median()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    made = write(folder, "int8", tmp_path / "made")
-    how = read_config(made)["quantization_config"]
-    assert how["format"] == "int-quantized"
-    qkv = [f"model.layers.1.self_attn.{one}_proj" for one in "qkv"]
-    assert sorted(how["ignore"]) == sorted(["re:.*lm_head$", *qkv])
-    check_same(folder, "int8", made)
+    written = write(folder, "int8", tmp_path / "made")
+    quantization = read_config(written)["quantization_config"]
+    assert quantization["format"] == "int-quantized"
+    qkv = [f"model.layers.1.self_attn.{letter}_proj" for letter in "qkv"]
+    assert sorted(quantization["ignore"]) == sorted(["re:.*lm_head$", *qkv])
+    check_same(folder, "int8", written)
 
 
 def test_an_interrupted_run_leaves_nothing(
@@ -394,9 +398,9 @@ def test_files_in_the_format_of_llama_cpp(
 def test_checkpoints_that_are_quantized_already(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = write(source, "fp8", tmp_path / "made")
+    written = write(source, "fp8", tmp_path / "made")
     capsys.readouterr()
-    assert "quantized already" in refused(capsys, made, "fp8", tmp_path / "again")
+    assert "quantized already" in refused(capsys, written, "fp8", tmp_path / "again")
 
 
 def test_a_tied_model_with_another_output_head(

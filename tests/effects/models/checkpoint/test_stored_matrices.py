@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from minfer.effects.models.architecture.quantization import LEVELS, requested
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.checkpoint.stored_matrices import OUTLIER, as_stored
+from minfer.effects.models.checkpoint.stored_matrices import MAX_NORM_RATIO, as_stored
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
@@ -31,9 +31,9 @@ def stored(folder: Path, level: str) -> ModelSpec:
 
 
 def plain(folder: Path, level: str) -> set[str]:
-    how = stored(folder, level).quantization
-    assert how is not None
-    return {*how.plain}
+    quantization = stored(folder, level).quantization
+    assert quantization is not None
+    return {*quantization.plain}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -44,12 +44,12 @@ def test_only_int8_leaves_out_matrices_that_read_outliers(
     assert plain(folder, level) == set()
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    tensors[NORM][5] = 1.01 * OUTLIER
-    tensors[FIRST][3] = -0.99 * OUTLIER
+    tensors[NORM][5] = 1.01 * MAX_NORM_RATIO
+    tensors[FIRST][3] = -0.99 * MAX_NORM_RATIO
     save_file(tensors, file, {"format": "pt"})
     readers = {f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")}
     assert plain(folder, level) == (readers if level == "int8" else set())
-    tensors[FIRST][3] = -1.01 * OUTLIER
+    tensors[FIRST][3] = -1.01 * MAX_NORM_RATIO
     save_file(tensors, file, {"format": "pt"})
     readers |= {f"model.layers.0.self_attn.{name}_proj" for name in "qkv"}
     assert plain(folder, level) == (readers if level == "int8" else set())
@@ -58,7 +58,7 @@ def test_only_int8_leaves_out_matrices_that_read_outliers(
 def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     file = folder / "model.safetensors"
-    whole, deep = file.read_bytes(), b"[" * 100_000
+    intact, deep = file.read_bytes(), b"[" * 100_000
     tensors = load_file(file)
     save_file(tensors | {FIRST: tensors[FIRST][:0]}, file, {"format": "pt"})
     assert plain(folder, "int8") == set()
@@ -71,9 +71,9 @@ def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
         deep,
         b'{"%b": 1}' % FIRST.encode(),
     )
-    damaged = [len(one).to_bytes(8, "little") + one for one in headers]
+    damaged = [len(header).to_bytes(8, "little") + header for header in headers]
     no_sense = b"damaged, and its length makes no sense"
-    for content in (no_sense, b"", whole[: len(whole) // 2], *damaged):
+    for content in (no_sense, b"", intact[: len(intact) // 2], *damaged):
         file.write_bytes(content)
         assert plain(folder, "int8") == set()
     file.unlink()
@@ -95,9 +95,11 @@ def test_no_two_levels_share_keys(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", **WIDE)
     args = EngineArgs(model=str(folder), kv_cache_memory_bytes=1 << 24, device="cpu")
     levels = (None, *(name for name in LEVELS if name != "int4"))
-    made = {prepare(evolve(args, quantization=level)).fingerprint for level in levels}
-    assert len(made) == len(levels)
-    same = [prepare(evolve(args, quantization=one)) for one in ("int4", "int4-g128")]
+    fingerprints = {
+        prepare(evolve(args, quantization=level)).fingerprint for level in levels
+    }
+    assert len(fingerprints) == len(levels)
+    same = [prepare(evolve(args, quantization=level)) for level in ("int4", "int4-g128")]
     assert same[0].fingerprint == same[1].fingerprint
     assert same[0].memory.weights == same[1].memory.weights
 
@@ -109,14 +111,14 @@ def test_a_scheme_of_the_cache_is_named_once(
     args = EngineArgs(model=str(folder), kv_cache_memory_bytes=1 << 24, device="cpu")
     config = json.loads((folder / "config.json").read_text())
     for scheme in (None, {"num_bits": 8, "type": "float"}, "static"):
-        how = FORMATS["fp8 rows"][0] | {"kv_cache_scheme": scheme}
-        config["quantization_config"] = how
+        quantization = FORMATS["fp8 rows"][0] | {"kv_cache_scheme": scheme}
+        config["quantization_config"] = quantization
         (folder / "config.json").write_text(json.dumps(config))
         caplog.clear()
         prepare(args)
-        said = [text for text in caplog.messages if "kv_cache_scheme" in text]
-        assert len(said) == (scheme is not None)
-        assert all("the KV cache is in float32" in text for text in said)
+        warnings = [text for text in caplog.messages if "kv_cache_scheme" in text]
+        assert len(warnings) == (scheme is not None)
+        assert all("the KV cache is in float32" in text for text in warnings)
 
 
 def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
@@ -126,10 +128,10 @@ def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = FORMATS["awq"][0]
     (folder / "config.json").write_text(json.dumps(config))
-    how = read_spec(folder).quantization
-    assert how is not None
-    assert requested("awq", how) == requested(None, how) == how
+    quantization = read_spec(folder).quantization
+    assert quantization is not None
+    assert requested("awq", quantization) == requested(None, quantization) == quantization
     with pytest.raises(ConfigError, match=r"quantized already \(AWQ\)"):
-        requested("int8", how)
+        requested("int8", quantization)
     with pytest.raises(ConfigError, match=r"not quantized, and .* can be to fp8"):
         requested("awq", None)

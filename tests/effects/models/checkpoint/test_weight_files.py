@@ -80,11 +80,11 @@ def test_one_file_beside_an_index_that_cannot_be_used_is_read_as_by_transformers
 
 def test_one_file_beside_a_whole_set_of_others_is_refused(tmp_path: Path) -> None:
     save(tmp_path, shard="8KB")
-    whole = {
+    tensors = {
         name: torch.zeros(shape)
         for name, shape in expected_tensors(read_spec(tmp_path)).items()
     }
-    save_file(whole, tmp_path / SINGLE_NAME)
+    save_file(tensors, tmp_path / SINGLE_NAME)
     says = rf"both {SINGLE_NAME} and {INDEX_NAME} .*model-00001-of-.*remove one"
     with pytest.raises(CheckpointError, match=says):
         load_weights(tmp_path, read_spec(tmp_path))
@@ -105,10 +105,10 @@ def test_one_file_beside_a_whole_set_of_others_is_refused(tmp_path: Path) -> Non
 )
 def test_weights_under_other_names(tmp_path: Path, files: list[str], says: str) -> None:
     save(tmp_path)
-    whole = (tmp_path / SINGLE_NAME).read_bytes()
+    content = (tmp_path / SINGLE_NAME).read_bytes()
     (tmp_path / SINGLE_NAME).unlink()
     for name in files:
-        (tmp_path / name).write_bytes(whole)
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(CorruptFileError, match=says):
         load_weights(tmp_path, read_spec(tmp_path))
 
@@ -157,8 +157,8 @@ def test_shards_that_differ_from_their_index(
     save_file({**shards[1], **shards[0]}, tmp_path / files[1])
     check_equal(tmp_path, model, "float32")
     says = f"{files[1]}: tensor {name} differs from {name} of {files[0]}.*remove"
-    for other in (tensor + 1, tensor.double()):
-        save_file({**shards[1], name: other}, tmp_path / files[1])
+    for changed in (tensor + 1, tensor.double()):
+        save_file({**shards[1], name: changed}, tmp_path / files[1])
         with pytest.raises(CheckpointError, match=says):
             load_weights(tmp_path, read_spec(tmp_path))
 
@@ -189,9 +189,9 @@ def test_names_that_transformers_takes(
         with pytest.raises(TensorMismatchError, match="missing tensor model"):
             load_weights(tmp_path, read_spec(tmp_path))
         return
-    theirs = Qwen2ForCausalLM.from_pretrained(tmp_path)
-    check_equal(tmp_path, theirs, "float32")
-    assert torch.equal(theirs.model.embed_tokens.weight, tensors[EMBED])
+    hf_model = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    check_equal(tmp_path, hf_model, "float32")
+    assert torch.equal(hf_model.model.embed_tokens.weight, tensors[EMBED])
 
 
 def test_a_missing_output_head_says_what_helps(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from torch import Tensor
 from minfer.effects.models.checkpoint.write_safetensors import size_of, write_file
 
 
-def write(path: Path, planned: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> int:
-    """Write `made` where `planned` was expected; returns the bytes that are told."""
-    told: list[int] = []
-    sizes = [size_of(*one) for one in planned.items()]
-    write_file(path, sizes, iter(made.items()), told.append)
-    return sum(told)
+def write(
+    path: Path, planned: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> int:
+    """Write `tensors` where `planned` was expected; returns the bytes that are told."""
+    written: list[int] = []
+    sizes = [size_of(*named) for named in planned.items()]
+    write_file(path, sizes, iter(tensors.items()), written.append)
+    return sum(written)
 
 
 def test_tensors_of_all_sizes_are_read_back(tmp_path: Path) -> None:
@@ -32,13 +34,13 @@ def test_tensors_of_all_sizes_are_read_back(tmp_path: Path) -> None:
     }
     path = tmp_path / "a.safetensors"
     total = write(path, tensors, dict(reversed(tensors.items())))
-    assert total == sum(one.nbytes for one in tensors.values())
-    found = load_file(path)
-    assert found.keys() == tensors.keys()
+    assert total == sum(tensor.nbytes for tensor in tensors.values())
+    loaded = load_file(path)
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert found[name].float().equal(tensor.float())
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert loaded[name].float().equal(tensor.float())
     content = path.read_bytes()
     base = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:base])
@@ -49,11 +51,11 @@ def test_tensors_of_all_sizes_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "named"),
+    ("tensors", "named"),
     [({"a": torch.zeros(3)}, "tensor a is "), ({}, "tensors a are missing")],
 )
 def test_other_tensors_than_planned(
-    tmp_path: Path, made: dict[str, Tensor], named: str
+    tmp_path: Path, tensors: dict[str, Tensor], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        write(tmp_path / "a.safetensors", {"a": torch.zeros(2)}, made)
+        write(tmp_path / "a.safetensors", {"a": torch.zeros(2)}, tensors)

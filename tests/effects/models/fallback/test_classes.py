@@ -183,14 +183,14 @@ LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_att
     ],
 )
 def test_the_class_is_that_of_auto_model(config: dict[str, Any], tmp_path: Path) -> None:
-    whole = {key: int(v) if isinstance(v, float) else v for key, v in config.items()}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    wanted: Any = transformers.AutoConfig.from_pretrained(tmp_path)
-    found = resolve(ConfigReader(config, "config.json"))
-    assert type(found.config) is type(wanted)
-    assert found.model is transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(wanted)]
-    assert getattr(found.config, "layer_types", None) == getattr(
-        wanted, "layer_types", None
+    written = {key: int(v) if isinstance(v, float) else v for key, v in config.items()}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    expected: Any = transformers.AutoConfig.from_pretrained(tmp_path)
+    hf_model = resolve(ConfigReader(config, "config.json"))
+    assert type(hf_model.config) is type(expected)
+    assert hf_model.model is transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(expected)]
+    assert getattr(hf_model.config, "layer_types", None) == getattr(
+        expected, "layer_types", None
     )
 
 
@@ -214,8 +214,8 @@ def test_rotary_scalings_of_kinds_of_layers_without_such_are_named() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_is_refused_by_name_before_weights_are_read(name: str) -> None:
-    kind, architecture, more, message = REFUSED[name]
-    config = {"model_type": kind, "architectures": [architecture], **more}
+    kind, architecture, changes, message = REFUSED[name]
+    config = {"model_type": kind, "architectures": [architecture], **changes}
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         fallback_spec(config, "somewhere/config.json")
     assert str(caught.value).startswith("somewhere/config.json: ")
@@ -241,19 +241,19 @@ def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_flo
     neox: Path,
 ) -> None:
     config = read_config(neox)
-    wanted = fallback_spec(config)
+    expected = fallback_spec(config)
     sizes = ("hidden_size", "num_attention_heads", "vocab_size")
     floats = {name: float(config[name]) for name in sizes}
     names: list[Any] = [None, [], config["architectures"][0]]
     for architectures in names:
         emitted = {**config, **floats, "architectures": architectures}
-        assert fallback_spec(emitted) == wanted
+        assert fallback_spec(emitted) == expected
     with pytest.raises(
         ModelConfigError, match=r"dtype must be one of .* found 'float64'"
     ):
         fallback_spec({**config, "dtype": "float64"})
     for odd in ("float64", "auto", "torch.float16", 16):
         for key in ("dtype", "torch_dtype"):
-            assert fallback_spec({**config, key: odd}, dtype="float32") == wanted
+            assert fallback_spec({**config, key: odd}, dtype="float32") == expected
     del config["dtype"]
-    assert fallback_spec({**config, "torch_dtype": "torch.float32"}) == wanted
+    assert fallback_spec({**config, "torch_dtype": "torch.float32"}) == expected

@@ -29,13 +29,13 @@ SMALL: dict[str, Any] = {
 def generated(model: Any, prompt: list[int], count: int) -> list[int]:
     """transformers' greedy continuation."""
     ids = torch.tensor([prompt])
-    how = {
+    options = {
         "do_sample": False,
         "max_new_tokens": count,
         "pad_token_id": 0,
         "eos_token_id": None,
     }
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens
 
@@ -48,14 +48,14 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     prompts = [
         [rng.randrange(1, VOCAB) for _ in range(n)] for n in (1, 3, 9, 14, 21, 30, 5, 17)
     ]
-    wanted = [generated(model, prompt, 12) for prompt in prompts]
+    expected = [generated(model, prompt, 12) for prompt in prompts]
     with LLM(str(tmp_path), **SMALL) as llm:
         count = sum(p.numel() for p in model.parameters())
         assert parameter_count(llm.setup.spec) == count
         for turn in range(2):
             params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            assert [list(output.outputs[0].token_ids) for output in outputs] == wanted
+            assert [list(output.outputs[0].token_ids) for output in outputs] == expected
             assert turn == 0 or any(output.num_cached_tokens for output in outputs)
 
 
@@ -69,8 +69,8 @@ LONGROPE = {
 
 
 def long_rope(folder: Path) -> Any:
-    more = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
-    return save(folder, "phi3", **more)
+    changes = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
+    return save(folder, "phi3", **changes)
 
 
 @pytest.mark.long
@@ -103,13 +103,13 @@ def test_longrope_has_its_long_factors_in_a_longer_context(
         params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
         for _ in range(2):
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            made = [list(output.outputs[0].token_ids) for output in outputs]
-            for prompt, tokens in zip(prompts, made, strict=True):
-                whole = torch.tensor([[*prompt, *tokens]])
+            generated_tokens = [list(output.outputs[0].token_ids) for output in outputs]
+            for prompt, tokens in zip(prompts, generated_tokens, strict=True):
+                ids = torch.tensor([[*prompt, *tokens]])
                 with torch.inference_mode():
-                    wanted = model(whole, use_cache=False).logits[0].argmax(-1).tolist()
-                assert tokens == wanted[len(prompt) - 1 : -1]
-    for prompt, tokens in zip(prompts[3:], made[3:], strict=True):
+                    expected = model(ids, use_cache=False).logits[0].argmax(-1).tolist()
+                assert tokens == expected[len(prompt) - 1 : -1]
+    for prompt, tokens in zip(prompts[3:], generated_tokens[3:], strict=True):
         assert tokens == generated(model, prompt, 50)
     assert "its long factors hold for sequences of all lengths" in caplog.text
 

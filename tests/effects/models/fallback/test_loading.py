@@ -132,7 +132,7 @@ def test_random_weights_come_only_from_the_seed(neox: Path) -> None:
         load_fallback(neox, read_config(neox), spec, make_cache, seed)
         for seed in (1, 1, 2)
     ]
-    made = [model(batch, make_cache(spec, 1, 4)) for model in models]
-    assert made[0].equal(made[1])
-    assert not made[0].equal(made[2])
+    logits = [model(batch, make_cache(spec, 1, 4)) for model in models]
+    assert logits[0].equal(logits[1])
+    assert not logits[0].equal(logits[2])
     assert torch.random.get_rng_state().equal(state)

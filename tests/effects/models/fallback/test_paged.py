@@ -23,8 +23,8 @@ from minfer.effects.models.fallback.paged import paged_attention
 def test_attention_refuses_what_it_does_not_know(
     extras: dict[str, Any], message: str
 ) -> None:
-    part = torch.zeros(1, 4, 1, 8)
+    heads = torch.zeros(1, 4, 1, 8)
     with pytest.raises(UnsupportedModelError, match=message):
-        paged_attention(object(), part, part, part, None, **extras)
+        paged_attention(object(), heads, heads, heads, None, **extras)
     with pytest.raises(UnsupportedModelError, match="masks attention"):
-        paged_attention(object(), part, part, part, torch.zeros(1, 1, 1, 1))
+        paged_attention(object(), heads, heads, heads, torch.zeros(1, 1, 1, 1))

@@ -73,29 +73,29 @@ def made_of(kind: str, name: str, folder: Path, **changes: Any) -> tuple[Path, P
 def test_tokens_are_those_of_the_numbers_that_a_checkpoint_means(
     kind: str, name: str, tmp_path: Path
 ) -> None:
-    made, copy = made_of(kind, name, tmp_path)
+    folder, copy = made_of(kind, name, tmp_path)
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_pretrained(copy, dtype=torch.float32, attn_implementation="eager")
     params = SamplingParams(temperature=0, max_tokens=LENGTH, logprobs=3, ignore_eos=True)
-    with LLM(str(made), **SMALL) as llm:
+    with LLM(str(folder), **SMALL) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-        how = llm.setup.spec.quantization
-    assert how is not None
-    assert how.plain == frozenset()
-    is_exact = how.format.scheme.activations == "as they are"
-    names = frozenset(f"{one.names[0]}.weight" for one in llm.setup.spec.linears)
-    rounding: Any = RoundedProducts(model, names, how.format.scheme)
+        quantization = llm.setup.spec.quantization
+    assert quantization is not None
+    assert quantization.plain == frozenset()
+    is_exact = quantization.format.scheme.activations == "as they are"
+    names = frozenset(f"{sizes.names[0]}.weight" for sizes in llm.setup.spec.linears)
+    rounding: Any = RoundedProducts(model, names, quantization.format.scheme)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         tokens = list(output.outputs[0].token_ids)
-        whole = torch.tensor([[*prompt, *tokens]])
+        ids = torch.tensor([[*prompt, *tokens]])
         with torch.inference_mode(), nullcontext() if is_exact else rounding:
-            logits = model(whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        wanted = logits.log_softmax(-1)
-        found = output.outputs[0].logprobs
-        assert found is not None
-        for row, listed, token in zip(wanted, found, tokens, strict=True):
-            ours = torch.tensor([one.logprob for one in listed.values()])
-            gaps = (row[[*listed]] - ours).abs()
+            logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1)
+        logprobs = output.outputs[0].logprobs
+        assert logprobs is not None
+        for row, listed, token in zip(expected, logprobs, tokens, strict=True):
+            reported = torch.tensor([entry.logprob for entry in listed.values()])
+            gaps = (row[[*listed]] - reported).abs()
             assert float(gaps.max()) < (EXACT if is_exact else ROUNDED)
             assert int(row.argmax()) == token or not is_exact
 
@@ -105,16 +105,16 @@ def test_weights_take_the_planned_memory(name: str, tmp_path: Path) -> None:
     folders = made_of("gpt_neox", name, tmp_path)
     specs = [spec_of(folder, dtype="bfloat16") for folder in folders]
     planned = [weight_bytes(spec, cuda=False) for spec in specs]
-    held = [
+    num_bytes = [
         held_bytes(load_fallback(folder, read_config(folder), spec, make_cache))
         for folder, spec in zip(folders, specs, strict=True)
     ]
-    assert held[1] - held[0] == planned[1] - planned[0] > 0
+    assert num_bytes[1] - num_bytes[0] == planned[1] - planned[0] > 0
 
 
 def test_a_move_to_another_device_takes_the_matrices_along(tmp_path: Path) -> None:
-    made, _ = made_of("gpt_neox", "awq", tmp_path)
-    spec = spec_of(made)
+    folder, _ = made_of("gpt_neox", "awq", tmp_path)
+    spec = spec_of(folder)
     moved = [QuantizedLinear(leaf).to("meta") for leaf in empty_leaves(spec).values()]
     assert len(moved) == len(spec.linears) == 8
     for module in moved:
@@ -122,49 +122,49 @@ def test_a_move_to_another_device_takes_the_matrices_along(tmp_path: Path) -> No
         assert leaf.zeros is not None
         assert leaf.bias is not None
         tensors = (leaf.weight, leaf.scaled, leaf.zeros, leaf.bias)
-        assert all(one.is_meta for one in tensors)
+        assert all(tensor.is_meta for tensor in tensors)
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"),
+    ("kind", "unquantized"),
     [("phi3", "layers.1.mlp.down_proj"), *long([("olmoe", "mlp.experts")])],
 )
 def test_matrices_that_files_leave_as_they_are_are_read(
-    kind: str, kept: str, tmp_path: Path
+    kind: str, unquantized: str, tmp_path: Path
 ) -> None:
     save(tmp_path, kind, **WIDE)
-    folders = quantized(tmp_path, tmp_path, "awq", lambda name: kept in name)
+    folders = quantized(tmp_path, tmp_path, "awq", lambda name: unquantized in name)
     spec = spec_of(folders[0])
     assert spec.quantization is not None
-    names = {one.names[0] for one in spec.linears}
-    assert spec.quantization.plain == {name for name in names if kept in name}
-    made, copy = map(greedy, folders)
-    assert made == copy
+    names = {sizes.names[0] for sizes in spec.linears}
+    assert spec.quantization.plain == {name for name in names if unquantized in name}
+    tokens, expected = map(greedy, folders)
+    assert tokens == expected
 
 
 def test_how_matrices_are_stored_is_in_the_keys_of_blocks(tmp_path: Path) -> None:
-    made, _ = made_of("phi3", "awq", tmp_path)
-    setup = prepare(EngineArgs(model=str(made)))
+    folder, _ = made_of("phi3", "awq", tmp_path)
+    setup = prepare(EngineArgs(model=str(folder)))
     assert setup.spec.quantization is not None
-    config = read_config(made)
+    config = read_config(folder)
     for spec in (setup.spec, evolve(setup.spec, quantization=None)):
-        same = fingerprint(setup.args, config, spec, made) == setup.fingerprint
+        same = fingerprint(setup.args, config, spec, folder) == setup.fingerprint
         assert same == (spec is setup.spec)
 
 
 @pytest.mark.long
 def test_random_weights_are_quantized_as_the_config_says(tmp_path: Path) -> None:
-    made, _ = made_of("gpt_neox", "fp8 rows", tmp_path)
-    (made / WEIGHTS).unlink()
-    assert greedy(made, load_format="dummy") == greedy(made, load_format="dummy")
-    spec, config = spec_of(made, load_format="dummy"), read_config(made)
+    folder, _ = made_of("gpt_neox", "fp8 rows", tmp_path)
+    (folder / WEIGHTS).unlink()
+    assert greedy(folder, load_format="dummy") == greedy(folder, load_format="dummy")
+    spec, config = spec_of(folder, load_format="dummy"), read_config(folder)
     plain = evolve(spec, quantization=None)
-    held = [
-        held_bytes(load_fallback(made, config, one, make_cache, seed=1))
-        for one in (plain, spec)
+    num_bytes = [
+        held_bytes(load_fallback(folder, config, model_spec, make_cache, seed=1))
+        for model_spec in (plain, spec)
     ]
-    planned = [weight_bytes(one, cuda=False) for one in (plain, spec)]
-    assert held[0] - held[1] == planned[0] - planned[1] > 0
+    planned = [weight_bytes(model_spec, cuda=False) for model_spec in (plain, spec)]
+    assert num_bytes[0] - num_bytes[1] == planned[0] - planned[1] > 0
 
 
 @pytest.mark.long
@@ -172,21 +172,21 @@ def test_rounded_activations_do_not_fail_the_self_check(tmp_path: Path) -> None:
     """With them, differences grow with each layer: to 2 % of the logits' spread here."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
     save(tmp_path, "gpt_neox", **sizes, initializer_range=0.1)
-    made, _ = quantized(tmp_path, tmp_path, "fp8 blocks")
-    load_fallback(made, read_config(made), spec_of(made), make_cache)
+    folder, _ = quantized(tmp_path, tmp_path, "fp8 blocks")
+    load_fallback(folder, read_config(folder), spec_of(folder), make_cache)
 
 
 def test_a_bias_of_zeros_that_the_model_has_not_is_harmless(tmp_path: Path) -> None:
     """AutoGPTQ gives every matrix one."""
-    made, _ = made_of("phi3", "gptq", tmp_path)
-    tensors = load_file(made / WEIGHTS)
+    folder, _ = made_of("phi3", "gptq", tmp_path)
+    tensors = load_file(folder / WEIGHTS)
     name = "model.layers.0.self_attn.o_proj.bias"
-    wanted = greedy(made)
-    save_file({**tensors, name: torch.zeros(64)}, made / WEIGHTS, PT)
-    assert greedy(made) == wanted
-    save_file({**tensors, name: torch.ones(64)}, made / WEIGHTS, PT)
+    expected = greedy(folder)
+    save_file({**tensors, name: torch.zeros(64)}, folder / WEIGHTS, PT)
+    assert greedy(folder) == expected
+    save_file({**tensors, name: torch.ones(64)}, folder / WEIGHTS, PT)
     with pytest.raises(TensorMismatchError, match=f"unexpected tensor {name}"):
-        greedy(made)
+        greedy(folder)
 
 
 MISSING: Final = "gpt_neox.layers.1.mlp.dense_4h_to_h"
@@ -205,12 +205,14 @@ MISSING: Final = "gpt_neox.layers.1.mlp.dense_4h_to_h"
     ],
 )
 def test_damaged_matrices_are_named(change: Any, message: str, tmp_path: Path) -> None:
-    made, _ = made_of("gpt_neox", "gptq", tmp_path)
-    tensors = load_file(made / WEIGHTS)
+    folder, _ = made_of("gpt_neox", "gptq", tmp_path)
+    tensors = load_file(folder / WEIGHTS)
     change(tensors)
-    save_file({k: one.contiguous() for k, one in tensors.items()}, made / WEIGHTS, PT)
+    save_file(
+        {k: tensor.contiguous() for k, tensor in tensors.items()}, folder / WEIGHTS, PT
+    )
     with pytest.raises(CheckpointError, match=message):
-        greedy(made)
+        greedy(folder)
 
 
 @pytest.mark.parametrize(
@@ -224,48 +226,51 @@ def test_damaged_matrices_are_named(change: Any, message: str, tmp_path: Path) -
 def test_other_quantized_modules_are_refused(
     kind: str, stem: str, name: str, tmp_path: Path
 ) -> None:
-    made, _ = made_of(kind, "awq", tmp_path)
-    tensors = load_file(made / WEIGHTS)
-    tensors = {k: one for k, one in tensors.items() if not k.startswith(f"{stem}.")}
-    save_file({**tensors, f"{stem}.qweight": torch.zeros(1)}, made / WEIGHTS, PT)
+    folder, _ = made_of(kind, "awq", tmp_path)
+    tensors = load_file(folder / WEIGHTS)
+    tensors = {k: tensor for k, tensor in tensors.items() if not k.startswith(f"{stem}.")}
+    save_file({**tensors, f"{stem}.qweight": torch.zeros(1)}, folder / WEIGHTS, PT)
     message = rf"module {stem} is quantized \(AWQ, tensor {stem}.qweight\), but {name}"
     with pytest.raises(UnsupportedModelError, match=message):
-        spec_of(made)
-    assert spec_of(made, executor="dry")  # which reads no weights
+        spec_of(folder)
+    assert spec_of(folder, executor="dry")  # which reads no weights
 
 
 def test_what_is_not_done_with_quantized_matrices_is_refused(tmp_path: Path) -> None:
-    made, copy = made_of("phi3", "awq", tmp_path)
+    quantized_folder, copy = made_of("phi3", "awq", tmp_path)
     with pytest.raises(UnsupportedModelError, match="cannot be divided among ranks"):
-        spec_of(made, tensor_parallel_size=2)
-    for folder, level in ((made, "fp8"), (copy, "fp8"), (copy, "awq")):
+        spec_of(quantized_folder, tensor_parallel_size=2)
+    for folder, level in ((quantized_folder, "fp8"), (copy, "fp8"), (copy, "awq")):
         with pytest.raises(SettingError, match=f"quantization '{level}'"):
             spec_of(folder, quantization=level)
-    assert spec_of(made, quantization="awq") == spec_of(made)
-    rewrite(made / "config.json", quantization_config={"quant_method": "awq", "bits": 8})
+    assert spec_of(quantized_folder, quantization="awq") == spec_of(quantized_folder)
+    rewrite(
+        quantized_folder / "config.json",
+        quantization_config={"quant_method": "awq", "bits": 8},
+    )
     with pytest.raises(UnsupportedModelError, match=r"\(awq\): 8 bits are not"):
-        spec_of(made)
+        spec_of(quantized_folder)
 
 
 def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
-    made, _ = made_of("phi3", "awq", tmp_path)
-    how = {"quant_method": "awq", "bits": 4, "group_size": 128}
-    rewrite(made / "config.json", quantization_config=how)
+    folder, _ = made_of("phi3", "awq", tmp_path)
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    rewrite(folder / "config.json", quantization_config=quantization)
     with pytest.raises(UnsupportedModelError, match="o_proj: groups of 128 do not"):
-        spec_of(made)
+        spec_of(folder)
 
 
-def spec_of(folder: Path, **how: Any) -> ModelSpec:
+def spec_of(folder: Path, **settings: Any) -> ModelSpec:
     """The spec of a checkpoint, as an engine has it."""
-    return prepare(EngineArgs(model=str(folder), device="cpu", **how)).spec
+    return prepare(EngineArgs(model=str(folder), device="cpu", **settings)).spec
 
 
-def greedy(folder: Path, **how: Any) -> list[list[int]]:
+def greedy(folder: Path, **settings: Any) -> list[list[int]]:
     """Greedy tokens."""
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
-    with LLM(str(folder), **SMALL, **how) as llm:
+    with LLM(str(folder), **SMALL, **settings) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    return [list(one.outputs[0].token_ids) for one in outputs]
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def rewrite(path: Path, **changes: Any) -> None:

@@ -28,11 +28,11 @@ def test_half_precision_is_checked_in_float32_and_left_as_it_was(
 ) -> None:
     save(tmp_path, kind)
     setup = prepare(EngineArgs(model=str(tmp_path), dtype=dtype, executor="dry"))
-    kept: list[Any] = []
+    models: list[Any] = []
     real = self_check
 
     def check(spec: Any, model: Any, make_cache: Any) -> float:
-        kept.append(model)
+        models.append(model)
         error = real(spec, model, make_cache)
         assert error < 1e-4  # far below what roundings of half precision do
         return error
@@ -40,7 +40,7 @@ def test_half_precision_is_checked_in_float32_and_left_as_it_was(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "self_check", check)
         load_fallback(tmp_path, read_config(tmp_path), setup.spec, make_cache)
-    assert {str(p.dtype) for p in kept[0].parameters()} == {f"torch.{dtype}"}
+    assert {str(p.dtype) for p in models[0].parameters()} == {f"torch.{dtype}"}
 
 
 def test_windows_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
@@ -55,15 +55,15 @@ def test_windows_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
             attention = spec.layers[1].attention
             assert isinstance(attention, GQA)
             changed = evolve(spec.layers[1], attention=evolve(attention, window=wrong))
-            other = evolve(spec, layers=(spec.layers[0], changed, *spec.layers[2:]))
+            wrong_spec = evolve(spec, layers=(spec.layers[0], changed, *spec.layers[2:]))
             with pytest.raises(UnsupportedModelError, match="its logits differ"):
-                load_fallback(folder, read_config(folder), other, make_cache)
+                load_fallback(folder, read_config(folder), wrong_spec, make_cache)
 
 
 def ignore_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *given: Any, position_ids: Any = None, **more: Any) -> Any:
+    def call(self: Any, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
         del position_ids
-        return forward(self, *given, **more)
+        return forward(self, *args, **kwargs)
 
     return call
 
@@ -71,8 +71,8 @@ def ignore_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
 def mix_neighbours(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Every token also sees its predecessor in the packed batch, past attention."""
 
-    def call(self: Any, ids: Any, *given: Any, **more: Any) -> Any:
-        out = forward(self, ids, *given, **more)
+    def call(self: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, ids, *args, **kwargs)
         return out + out.roll(1, -2)
 
     return call

@@ -39,8 +39,8 @@ def array(kind: int, count: int, values: bytes = b"") -> bytes:
 
 
 def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
-    how = f"<I{len(sizes)}QIQ"
-    return text(name) + struct.pack(how, len(sizes), *sizes, kind, offset)
+    layout = f"<I{len(sizes)}QIQ"
+    return text(name) + struct.pack(layout, len(sizes), *sizes, kind, offset)
 
 
 @frozen(kw_only=True)
@@ -168,10 +168,10 @@ def test_faults_of_the_container_are_named(tmp_path: Path, case: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(file if isinstance(file, bytes) else file.raw())
     start = time.monotonic()
-    with pytest.raises((GgufError, UnsupportedModelError)) as found:
+    with pytest.raises((GgufError, UnsupportedModelError)) as caught:
         read_gguf(path)
-    assert error in str(found.value)
-    assert str(found.value).startswith(str(path))
+    assert error in str(caught.value)
+    assert str(caught.value).startswith(str(path))
     assert time.monotonic() - start < FAST
 
 
@@ -181,7 +181,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path.write_bytes(GOOD.given(pair("k", ARRAY, numbers)).raw())
     file = read_gguf(path)
     assert file.metadata["k"].numbers() == (7, 8)  # type: ignore[union-attr]
-    assert {name: one.shape for name, one in file.tensors.items()} == {
+    assert {name: stored.shape for name, stored in file.tensors.items()} == {
         "a": (2, 4),
         "b": (8,),
     }
@@ -192,13 +192,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A model with a tokenizer, its head larger than its tensors."""
     folder = tmp_path_factory.mktemp("whole")
     small = {"num_hidden_layers": 1, "vocab_size": 64}
     model = save(str(folder), "Llama", VARIANTS["Llama", "plain"] | small)
 
-    def more(writer: gguf.GGUFWriter) -> None:
+    def add_more(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_token_list([f"t{i}" for i in range(64)])
         writer.add_token_scores(np.linspace(0, -1, 64).tolist())
@@ -207,12 +207,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         writer.add_chat_template("{{ messages }}")
 
     kind = gguf.GGMLQuantizationType.Q8_0
-    path = write(folder / "model.gguf", "Llama", model, {}, kind, more)
+    path = write(folder / "model.gguf", "Llama", model, {}, kind, add_more)
     return path.read_bytes()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def changed_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("changed") / "model.gguf"
 
 
@@ -230,20 +230,23 @@ CHANGES: Final = st.tuples(
 )
 @example(changes=[], length=None)
 def test_a_changed_file_is_read_or_refused_by_name(
-    whole: bytes, place: Path, changes: list[tuple[int, int]], length: int | None
+    model_bytes: bytes,
+    changed_path: Path,
+    changes: list[tuple[int, int]],
+    length: int | None,
 ) -> None:
-    data = bytearray(whole)
-    for at, value in changes:
-        data[at] = value
-    place.unlink(missing_ok=True)  # so that it is another file
-    place.write_bytes(data[:length])
+    data = bytearray(model_bytes)
+    for offset, value in changes:
+        data[offset] = value
+    changed_path.unlink(missing_ok=True)  # so that it is another file
+    changed_path.write_bytes(data[:length])
     start = time.monotonic()
     try:
-        config = read_config(place)
-        spec = parse_spec(config, str(place))
+        config = read_config(changed_path)
+        spec = parse_spec(config, str(changed_path))
         if len(spec.layers) == 1:  # else it is refused as it is loaded, after a while
-            load_weights(place, spec, "float32")
-        Tokenizer(place).encode("t1 t2")
+            load_weights(changed_path, spec, "float32")
+        Tokenizer(changed_path).encode("t1 t2")
     except CheckpointError as error:
         assert str(error)  # noqa: PT017 - it may also be read
     assert time.monotonic() - start < FAST
@@ -349,7 +352,7 @@ def test_faults_of_the_metadata_are_named(tmp_path: Path, case: str) -> None:
     model = save(str(tmp_path), "Llama", VARIANTS["Llama", "plain"] | small)
     kind = gguf.GGMLQuantizationType.F16
     path = write(tmp_path / "model.gguf", "Llama", model, {}, kind, change)
-    with pytest.raises(CheckpointError) as found:
+    with pytest.raises(CheckpointError) as caught:
         load_weights(path, parse_spec(read_config(path), str(path)), "float32")
-    assert error in str(found.value)
-    assert str(found.value).startswith(str(path))
+    assert error in str(caught.value)
+    assert str(caught.value).startswith(str(path))

@@ -26,14 +26,14 @@ def test_sizes_are_those_of_the_format(number: int) -> None:
 def test_numbers_are_equal_bit_by_bit(number: int) -> None:
     kind = TYPES[number]
     blocks = np.random.default_rng(0).integers(0, 256, (200, kind.size), dtype=np.uint8)
-    theirs = gguf.quants.dequantize(blocks, Type(number))
-    ours = dequantized(kind.name, torch.from_numpy(blocks)).numpy()
-    assert ours.dtype == theirs.dtype == np.float32
-    nan = np.isnan(theirs)
+    expected = gguf.quants.dequantize(blocks, Type(number))
+    numbers = dequantized(kind.name, torch.from_numpy(blocks)).numpy()
+    assert numbers.dtype == expected.dtype == np.float32
+    nan = np.isnan(expected)
     assert nan.mean() < 0.5
-    np.testing.assert_array_equal(np.isnan(ours), nan)
+    np.testing.assert_array_equal(np.isnan(numbers), nan)
     np.testing.assert_array_equal(
-        ours.view(np.uint32)[~nan], theirs.view(np.uint32)[~nan]
+        numbers.view(np.uint32)[~nan], expected.view(np.uint32)[~nan]
     )
 
 
@@ -41,11 +41,11 @@ def test_q4_0_is_kept_exactly() -> None:
     numbers = np.random.default_rng(0).standard_normal((6, 96), np.float32)
     stored = gguf.quants.quantize(numbers, Type.Q4_0)
     packed, scales = split_q4_0(torch.from_numpy(stored).view(-1, 18))
-    kept = Linear(
+    leaf = Linear(
         weight=packed.reshape(6, 48),
         scheme=int4(32),
         scales=scales.reshape(6, 3).float(),
         parts=(6,),
     )
-    theirs = gguf.quants.dequantize(stored, Type.Q4_0)
-    np.testing.assert_array_equal(dequantize(kept).numpy(), theirs)
+    expected = gguf.quants.dequantize(stored, Type.Q4_0)
+    np.testing.assert_array_equal(dequantize(leaf).numpy(), expected)

@@ -24,8 +24,8 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
 from tests.circles import long
+from tests.effects.models.formats.test_formats import leaves
 from tests.effects.models.gguf.written import add_tokenizer, write
-from tests.effects.models.test_formats import leaves
 from tests.effects.tiny_families import VARIANTS, save
 
 PROMPT: Final = [*range(3, 60, 2)]
@@ -102,12 +102,12 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> 
     written = [*output.token_ids]
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT + written])).logits[0, len(PROMPT) - 1 : -1]
-    theirs, best = logits.log_softmax(-1).max(-1)
+    expected, best = logits.log_softmax(-1).max(-1)
     assert written == best.tolist()
     assert output.logprobs is not None
     steps = zip(output.logprobs, written, strict=True)
-    ours = [step[token].logprob for step, token in steps]
-    torch.testing.assert_close(torch.tensor(ours), theirs, atol=1e-3, rtol=1e-3)
+    logprobs = [step[token].logprob for step, token in steps]
+    torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> 
 def test_q4_0_stays_in_four_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, packed: list[bool]
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda by: by)
+    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)
     case.save(tmp_path)
     setup = prepare(EngineArgs(model=str(tmp_path / "model.gguf"), dtype="float16"))
     weights = load_weights(setup.folder, setup.spec, setup.spec.dtype)
-    found = [leaf.scheme.is_int4 for leaf in leaves(weights.layers)]
-    assert found[: len(packed)] == packed
-    assert sum(one.nbytes for one in tensors(weights)) == weight_bytes(
+    is_int4 = [leaf.scheme.is_int4 for leaf in leaves(weights.layers)]
+    assert is_int4[: len(packed)] == packed
+    assert sum(tensor.nbytes for tensor in tensors(weights)) == weight_bytes(
         setup.spec, cuda=True
     )
 
@@ -151,7 +151,7 @@ def test_llama_3s_factors_of_rotations_are_recognised(tmp_path: Path) -> None:
         "Llama",
         model,
         {},
-        more=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
+        change=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
     )
     assert gguf_config(path)["rope_scaling"] == {
         key: value for key, value in rope.items() if key != "rope_theta"
@@ -170,10 +170,10 @@ def test_a_factor_without_a_type_is_linear(
         "Llama",
         model,
         {},
-        more=lambda writer: writer.add_float32(f"llama.{key}", factor),
+        change=lambda writer: writer.add_float32(f"llama.{key}", factor),
     )
-    wanted = {"rope_type": "linear", "factor": factor} if factor else None
-    assert gguf_config(path)["rope_scaling"] == wanted
+    expected = {"rope_type": "linear", "factor": factor} if factor else None
+    assert gguf_config(path)["rope_scaling"] == expected
 
 
 @pytest.mark.long
@@ -186,23 +186,23 @@ def test_the_bundled_model_writes_the_same_text(
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
 
-    def more(writer: gguf.GGUFWriter) -> None:
+    def add_more(writer: gguf.GGUFWriter) -> None:
         add_tokenizer(writer, backend, "qwen2", eos=0, eot=2)
         writer.add_chat_template(template)
 
     family = type(model).__name__.removesuffix("ForCausalLM")
-    path = str(write(tmp_path / "toy.gguf", family, model, {}, Type.F32, more))
+    path = str(write(tmp_path / "toy.gguf", family, model, {}, Type.F32, add_more))
     params = SamplingParams(temperature=0, max_tokens=40)
     talk: Any = [{"role": "user", "content": "What is 17 + 25?"}]
     texts = []
     for name in (None, path):
         with LLM(name, dtype="float32") as llm:
             outputs = [*llm.generate(["def add("], params), *llm.chat(talk, params)]
-            texts.append([one.outputs[0].text for one in outputs])
+            texts.append([output.outputs[0].text for output in outputs])
     assert texts[0] == texts[1]
     assert "42" in texts[1][1]
-    own = "[{{ messages[0].content }}]"
-    with LLM(path, executor="dry", chat_template=own) as llm:
+    own_template = "[{{ messages[0].content }}]"
+    with LLM(path, executor="dry", chat_template=own_template) as llm:
         assert llm.chat(talk, params)[0].prompt == "[What is 17 + 25?]"
     draft = {
         "method": "draft_model",
@@ -221,5 +221,5 @@ def tensors(node: Any) -> list[Tensor]:
         return [node]
     inner: Any = node if isinstance(node, tuple) else ()
     if has(type(node)):
-        inner = [getattr(node, one.name) for one in fields(type(node))]
-    return [tensor for one in inner for tensor in tensors(one)]
+        inner = [getattr(node, attribute.name) for attribute in fields(type(node))]
+    return [tensor for child in inner for tensor in tensors(child)]

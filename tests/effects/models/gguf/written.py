@@ -36,7 +36,7 @@ class Named:
     """A tensor of a checkpoint, as converters name it."""
 
     name: str  # in the file
-    whole: Tensor  # a view into the model
+    tensor: Tensor  # a view into the model
     heads: int = 0  # whose dimensions are written in Llama's order
 
 
@@ -46,24 +46,30 @@ def write(
     model: Any,
     kinds: Mapping[str, Type],
     kind: Type = Type.F32,
-    more: Callable[[gguf.GGUFWriter], object] = lambda _writer: None,
+    change: Callable[[gguf.GGUFWriter], object] = lambda _writer: None,
 ) -> Path:
     """Write a model; a matrix is stored as `kinds` says of a part of its name, or else as
-    `kind`. `more` adds to the file, or changes it.
+    `kind`. `change` adds to the file, or changes it.
     """
     writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
     add_sizes(writer, family, model.config)
-    more(writer)
+    change(writer)
     for named in tensors(family, model):
-        found = (one for part, one in kinds.items() if part in named.name)
-        each = next(found, kind) if named.whole.dim() > 1 else Type.F32
-        numbers = _permuted(named.whole, named.heads).detach().float().numpy()
+        matching = (
+            part_kind for name_part, part_kind in kinds.items() if name_part in named.name
+        )
+        tensor_kind = next(matching, kind) if named.tensor.dim() > 1 else Type.F32
+        numbers = _permuted(named.tensor, named.heads).detach().float().numpy()
         offset = float(family == "Gemma3" and named.name.endswith("norm.weight"))
-        stored = gguf.quants.quantize(numbers + offset, each)
-        add(writer, named.name, stored, each)
-        back = torch.from_numpy(gguf.quants.dequantize(stored, each).copy()) - offset
+        stored = gguf.quants.quantize(numbers + offset, tensor_kind)
+        add(writer, named.name, stored, tensor_kind)
+        dequantized = (
+            torch.from_numpy(gguf.quants.dequantize(stored, tensor_kind).copy()) - offset
+        )
         with torch.no_grad():
-            named.whole.copy_(_unpermuted(back.reshape(numbers.shape), named.heads))
+            named.tensor.copy_(
+                _unpermuted(dequantized.reshape(numbers.shape), named.heads)
+            )
     finish(writer)
     return path
 
@@ -85,42 +91,44 @@ def tensors(family: str, model: Any) -> Iterator[Named]:
     config = model.config
     arch = gguf.MODEL_ARCH[ARCHITECTURES[family].upper()]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, whole in model.state_dict().items():
+    for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for part, tensor in _split_experts(family, name, whole):
+        for matrix_name, matrix in _split_experts(family, name, tensor):
             heads = 0
-            if arch is gguf.MODEL_ARCH.LLAMA and "q_proj" in part:
+            if arch is gguf.MODEL_ARCH.LLAMA and "q_proj" in matrix_name:
                 heads = config.num_attention_heads
-            elif arch is gguf.MODEL_ARCH.LLAMA and "k_proj" in part:
+            elif arch is gguf.MODEL_ARCH.LLAMA and "k_proj" in matrix_name:
                 heads = config.num_key_value_heads
-            found = names.get_name(part, try_suffixes=(".weight", ".bias"))
-            assert found is not None, part
-            yield Named(found, tensor, heads)
+            file_name = names.get_name(matrix_name, try_suffixes=(".weight", ".bias"))
+            assert file_name is not None, matrix_name
+            yield Named(file_name, matrix, heads)
 
 
-def _split_experts(family: str, name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _split_experts(
+    family: str, name: str, stacked: Tensor
+) -> Iterator[tuple[str, Tensor]]:
     prefix, _, end = name.partition(".experts.")
     if not end:
-        yield name, whole
+        yield name, stacked
         return
     # [experts, outputs, inputs], gates before ups.
-    parts = {"down_proj": whole}
+    matrices = {"down_proj": stacked}
     if end == "gate_up_proj":
-        gate, up = whole.chunk(2, dim=1)
-        parts = {"gate_proj": gate, "up_proj": up}
-    for matrix, tensor in parts.items():
+        gate, up = stacked.chunk(2, dim=1)
+        matrices = {"gate_proj": gate, "up_proj": up}
+    for matrix, tensor in matrices.items():
         if family == "Mixtral":
             prefix, matrix = prefix.replace("mlp", "block_sparse_moe"), _MIXTRAL[matrix]
         yield f"{prefix}.experts.{matrix}.weight", tensor
 
 
-def _permuted(whole: Tensor, heads: int) -> Tensor:
+def _permuted(tensor: Tensor, heads: int) -> Tensor:
     """Llama's order of a head's dimensions, as converters write it."""
     if not heads:
-        return whole
-    shape = (heads, 2, len(whole) // heads // 2, *whole.shape[1:])
-    return whole.reshape(shape).swapaxes(1, 2).reshape(whole.shape)
+        return tensor
+    shape = (heads, 2, len(tensor) // heads // 2, *tensor.shape[1:])
+    return tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
 
 
 def _unpermuted(stored: Tensor, heads: int) -> Tensor:
@@ -163,19 +171,21 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, backend: Any, pre: str, **more: int) -> None:
+def add_tokenizer(
+    writer: gguf.GGUFWriter, backend: Any, pre: str, **special_ids: int
+) -> None:
     """Add a byte-level tokenizer of the tokenizers library, as converters do."""
     state = json.loads(backend.to_str())
-    added = {one["id"]: one for one in state["added_tokens"]}
+    added = {added_token["id"]: added_token for added_token in state["added_tokens"]}
     size = backend.get_vocab_size(with_added_tokens=True)
     kinds = [gguf.TokenType.NORMAL] * size
-    for token, one in added.items():
-        special = one["special"]
+    for token, added_token in added.items():
+        special = added_token["special"]
         kinds[token] = gguf.TokenType[("USER_DEFINED", "CONTROL")[special]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([backend.id_to_token(token) for token in range(size)])
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
-    for name, token in more.items():
+    for name, token in special_ids.items():
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)

@@ -16,11 +16,11 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
-from minfer.effects.models.ranks import WHOLE, Parallel, Place
+from minfer.effects.models.ranks import WHOLE_MODEL, Parallel, RankInfo
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import FORMATS, quantized
+from tests.effects.models.formats.test_formats import blocks_of, leaves
 from tests.effects.models.gguf.written import write
-from tests.effects.models.test_formats import blocks_of, leaves
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec
 
@@ -38,16 +38,18 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4}
 
 def edited(folder: Path, change: Any, **config: Any) -> None:
     """Change the tensors, and the config, of a checkpoint."""
-    file, about = folder / "model.safetensors", folder / "config.json"
-    made = change(load_file(file))
-    save_file({k: v.contiguous() for k, v in made.items()}, file, {"format": "pt"})
-    about.write_text(json.dumps(json.loads(about.read_text()) | config))
+    file, config_file = folder / "model.safetensors", folder / "config.json"
+    changed = change(load_file(file))
+    save_file({k: v.contiguous() for k, v in changed.items()}, file, {"format": "pt"})
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | config))
 
 
-def read(spec: ModelSpec, folder: Path, place: Place = WHOLE) -> Weights:
+def read(spec: ModelSpec, folder: Path, rank_info: RankInfo = WHOLE_MODEL) -> Weights:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "prepared", lambda by: by)  # leaves stay as they are stored
-        return load_weights(folder, spec, "float32", place=place)
+        patch.setattr(
+            layers, "prepared", lambda leaf: leaf
+        )  # leaves stay as they are stored
+        return load_weights(folder, spec, "float32", rank_info=rank_info)
 
 
 def matrices(weights: Weights) -> Iterator[Tensor]:
@@ -56,8 +58,8 @@ def matrices(weights: Weights) -> Iterator[Tensor]:
     """
     for leaf in leaves(weights.layers):
         stacked = leaf.weight.dim() == 3
-        each = [leaf.select(i) for i in range(len(leaf.weight))] if stacked else [leaf]
-        pieces = [[dequantize(one) for one in expert.pieces()] for expert in each]
+        experts = [leaf.select(i) for i in range(len(leaf.weight))] if stacked else [leaf]
+        pieces = [[dequantize(piece) for piece in expert.pieces()] for expert in experts]
         yield from (torch.stack(same) for same in zip(*pieces, strict=True))
 
 
@@ -65,16 +67,16 @@ def check_parts(folder: Path, by_expert: bool = False) -> None:
     """Matrices of two ranks beside each other are those of one; others are the same."""
     spec = as_stored(read_spec(folder), folder)
     parallel = Parallel(2, by_expert=by_expert)
-    whole = matrices(read(spec, folder))
-    ranks = [read(spec, folder, Place(rank, parallel)) for rank in range(2)]
+    undivided = matrices(read(spec, folder))
+    ranks = [read(spec, folder, RankInfo(rank, parallel)) for rank in range(2)]
     divided = 0
-    for one, *parts in zip(whole, *map(matrices, ranks), strict=True):
-        sizes = zip(one.shape, parts[0].shape, strict=True)
-        dims = [dim for dim, (of_all, own) in enumerate(sizes) if of_all != own]
+    for matrix, *rank_matrices in zip(undivided, *map(matrices, ranks), strict=True):
+        sizes = zip(matrix.shape, rank_matrices[0].shape, strict=True)
+        dims = [dim for dim, (size, rank_size) in enumerate(sizes) if size != rank_size]
         for dim in dims:
-            assert torch.cat(parts, dim).equal(one)
+            assert torch.cat(rank_matrices, dim).equal(matrix)
         if not dims:
-            assert all(part.equal(one) for part in parts)
+            assert all(rank_matrix.equal(matrix) for rank_matrix in rank_matrices)
         divided += len(dims)
     assert divided >= 4 * len(spec.layers)
 
@@ -82,23 +84,23 @@ def check_parts(folder: Path, by_expert: bool = False) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_divided(tmp_path: Path, name: str) -> None:
     save(str(tmp_path), "Qwen2", VARIANTS["Qwen2", "plain"] | WHOLE_BLOCKS)
-    made, _ = quantized(tmp_path, tmp_path, name)
-    check_parts(made)
+    folder, _ = quantized(tmp_path, tmp_path, name)
+    check_parts(folder)
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Matrices of all experts in one tensor: gates, then ups, of each."""
-    found = {k: v for k, v in tensors.items() if ".experts." not in k}
+    result = {k: v for k, v in tensors.items() if ".experts." not in k}
     for name in [k for k in tensors if k.endswith("experts.0.down_proj.weight")]:
         stem = name.removesuffix("0.down_proj.weight")
 
         def of(which: str, stem: str = stem) -> Tensor:
             names = (f"{stem}{i}.{which}_proj.weight" for i in range(4))
-            return torch.stack([tensors[one] for one in names])
+            return torch.stack([tensors[name] for name in names])
 
-        found[f"{stem}gate_up_proj"] = torch.cat((of("gate"), of("up")), 1)
-        found[f"{stem}down_proj"] = of("down")
-    return found
+        result[f"{stem}gate_up_proj"] = torch.cat((of("gate"), of("up")), 1)
+        result[f"{stem}down_proj"] = of("down")
+    return result
 
 
 @pytest.mark.parametrize("by_expert", [False, True])
@@ -119,7 +121,9 @@ def test_gpt_oss_as_it_is_published_is_divided(tmp_path: Path, by_expert: bool) 
     save(str(tmp_path), "GptOss", VARIANTS["GptOss", "alternate"] | sizes)
 
     def in_blocks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name in [one for one in tensors if one.endswith("_proj")]:
+        for name in [
+            tensor_name for tensor_name in tensors if tensor_name.endswith("_proj")
+        ]:
             experts, inputs, outputs = tensors.pop(name).shape
             blocks, scales = blocks_of(outputs, inputs, experts)
             tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}

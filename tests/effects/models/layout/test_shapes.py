@@ -13,14 +13,14 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.shapes import (
-    PADDED_NUMBERS,
-    REJECTING,
+    MAX_PADDED_NUMBERS,
+    REJECTION_BYTES_PER_ID,
     activation_bytes,
     cuda_activation_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     mask_bytes,
-    most_drafts,
+    max_step_drafts,
     parameter_count,
     weight_bytes,
 )
@@ -44,18 +44,20 @@ SIZES = EngineConfig(
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_and_bytes(tied: bool) -> None:
     config = CONFIG | {"tie_word_embeddings": tied}
-    made = transformers.Qwen2Config(
+    hf_config = transformers.Qwen2Config(
         **{k: v for k, v in config.items() if k != "torch_dtype"}
     )
-    model = transformers.Qwen2ForCausalLM(made)
+    model = transformers.Qwen2ForCausalLM(hf_config)
     spec = parse_spec(config)
     assert parameter_count(spec) == sum(p.numel() for p in model.parameters())
     assert weight_bytes(spec, cuda=False) == 4 * parameter_count(spec)
     half = evolve(spec, dtype="bfloat16")
     assert weight_bytes(half, cuda=False) == 2 * parameter_count(spec)
     assert kv_bytes_per_token(spec) == 2 * 2 * 2 * 8 * 4
-    theirs = {name: tuple(part.shape) for name, part in model.named_parameters()}
-    assert expected_tensors(spec) == theirs
+    shapes = {
+        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }
+    assert expected_tensors(spec) == shapes
     with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
         weight_bytes(evolve(spec, dtype="int3"), cuda=False)
 
@@ -69,17 +71,17 @@ def test_planned_weights_are_those_held(
     """Of every family, on the CPU; and as stored for a GPU, before they are packed. INT8
     is planned for the library that holds most: FBGEMM, with a table beside each matrix.
     """
-    fbgemm = next(one for one in cpu_int8.ROUTES if one.name == "FBGEMM")
+    fbgemm = next(route for route in cpu_int8.ROUTES if route.name == "FBGEMM")
     monkeypatch.setattr(cpu_int8, "chosen", lambda: fbgemm)
-    how = None if level is None else Quantization(OnLoad(LEVELS[level]))
-    planned, held = {}, {}
+    quantization = None if level is None else Quantization(OnLoad(LEVELS[level]))
+    planned, num_bytes = {}, {}
     for key, sizes in CASES.items():
         spec = parse_spec(written(key[0], VARIANTS[key] | sizes))
-        spec = evolve(spec, dtype=dtype, quantization=how)
+        spec = evolve(spec, dtype=dtype, quantization=quantization)
         weights, unpacked = random_weights(spec, dtype), empty_weights(spec, dtype)
-        held[key] = held_bytes(weights), held_bytes(unpacked)
+        num_bytes[key] = held_bytes(weights), held_bytes(unpacked)
         planned[key] = tuple(weight_bytes(spec, cuda=cuda) for cuda in (False, True))
-    assert planned == held
+    assert planned == num_bytes
 
 
 def test_activations_and_kv_each_have_a_type() -> None:
@@ -101,14 +103,14 @@ def test_the_cache_of_a_layer_is_its_share() -> None:
 
 
 def test_masks_of_windows_are_in_the_memory_plan() -> None:
-    padded = SIZES.max_num_seqs * PADDED_NUMBERS
+    padded = SIZES.max_num_seqs * MAX_PADDED_NUMBERS
 
     def masks(*windows: int | None) -> int:
         spec = with_windows(parse_spec(config_of()), *windows)
         tokens = SIZES.max_num_batched_tokens
-        found = mask_bytes(spec, SIZES, tokens)
-        without.add(activation_bytes(spec, SIZES) - found)
-        return found
+        num_bytes = mask_bytes(spec, SIZES, tokens)
+        without.add(activation_bytes(spec, SIZES) - num_bytes)
+        return num_bytes
 
     without: set[int] = set()
     assert masks(None, None) == 9 * (100 * 5000 + padded)
@@ -120,23 +122,26 @@ def test_masks_of_windows_are_in_the_memory_plan() -> None:
 
 def test_masks_do_not_grow_with_the_context() -> None:
     spec = parse_spec(config_of(max_position_embeddings=1 << 20))
-    sizes = [
+    configs = [
         evolve(SIZES, max_model_len=length, max_num_batched_tokens=2048)
         for length in (1 << 13, 1 << 20)
     ]
-    short, long = (mask_bytes(spec, one, 2048) for one in sizes)
-    assert short == long <= 9 * ((1 << 22) + SIZES.max_num_seqs * PADDED_NUMBERS)
+    short, long = (mask_bytes(spec, config, 2048) for config in configs)
+    assert short == long <= 9 * ((1 << 22) + SIZES.max_num_seqs * MAX_PADDED_NUMBERS)
 
 
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
 def test_what_drafts_were_drawn_from_is_kept_where_coins_decide(drafter: str) -> None:
     def taken(rule: str) -> tuple[int, int]:
-        how = Speculation(drafter=drafter, drafts=3, rule=rule, adaptive=False)
-        sizes = evolve(SIZES, max_num_seqs=8, speculation=how)
-        assert most_drafts(sizes) == 24
+        spec_config = Speculation(drafter=drafter, drafts=3, rule=rule, adaptive=False)
+        sizes = evolve(SIZES, max_num_seqs=8, speculation=spec_config)
+        assert max_step_drafts(sizes) == 24
         return activation_bytes(SPEC, sizes), cuda_activation_bytes(SPEC, sizes, 100)
 
     plain, coins = taken(SAME_NOISE), taken(REJECTION)
     logits = 24 * 4 if drafter == DEVICE else 0
-    due = SPEC.vocab_size * (logits + REJECTING)
-    assert [more - less for more, less in zip(coins, plain, strict=True)] == [due, due]
+    expected = SPEC.vocab_size * (logits + REJECTION_BYTES_PER_ID)
+    assert [
+        with_coins - without_coins
+        for with_coins, without_coins in zip(coins, plain, strict=True)
+    ] == [expected, expected]

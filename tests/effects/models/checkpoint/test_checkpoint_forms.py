@@ -23,57 +23,59 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 def stacked(tensors: Tensors) -> Tensors:
     """As transformers 5 holds them: the matrices of all experts of a layer are one."""
-    found: dict[tuple[str, str], dict[int, Tensor]] = {}
-    made = {}
+    experts_by_matrix: dict[tuple[str, str], dict[int, Tensor]] = {}
+    result = {}
     for name, tensor in tensors.items():
         if (match := EXPERT.fullmatch(name)) is None:
-            made[name] = tensor
+            result[name] = tensor
         else:
-            each = found.setdefault((match[1], match[3]), {})
-            each[int(match[2])] = tensor
+            by_expert = experts_by_matrix.setdefault((match[1], match[3]), {})
+            by_expert[int(match[2])] = tensor
     by_name = {
-        key: torch.stack([each[i] for i in range(len(each))])
-        for key, each in found.items()
+        key: torch.stack([by_expert[i] for i in range(len(by_expert))])
+        for key, by_expert in experts_by_matrix.items()
     }
     for experts in {experts for experts, _ in by_name}:
         names = ("w1", "w3", "w2")
         if (experts, "w1") not in by_name:
             names = ("gate_proj", "up_proj", "down_proj")
         gate, up, down = (by_name[experts, name] for name in names)
-        made[f"{experts}.gate_up_proj"] = torch.cat((gate, up), 1)
-        made[f"{experts}.down_proj"] = down
-    return made
+        result[f"{experts}.gate_up_proj"] = torch.cat((gate, up), 1)
+        result[f"{experts}.down_proj"] = down
+    return result
 
 
-def renamed(pattern: str, by: str) -> Callable[[Tensors], Tensors]:
+def renamed(pattern: str, replacement: str) -> Callable[[Tensors], Tensors]:
     def change(tensors: Tensors) -> Tensors:
-        return {re.sub(pattern, by, name): one for name, one in tensors.items()}
+        return {
+            re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()
+        }
 
     return change
 
 
 def with_vision(tensors: Tensors) -> Tensors:
-    other = {
+    vision = {
         "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight": torch.ones(2, 2),
         "model.multi_modal_projector.mm_input_projection_weight": torch.ones(2),
     }
-    return tensors | other
+    return tensors | vision
 
 
 def with_one_more_layer(tensors: Tensors) -> Tensors:
     """A layer that predicts further tokens, behind the last, with names of its own."""
-    more = {
-        name.replace(".layers.2.", ".layers.3."): one.clone()
-        for name, one in tensors.items()
+    further = {
+        name.replace(".layers.2.", ".layers.3."): tensor.clone()
+        for name, tensor in tensors.items()
         if ".layers.2." in name
     }
-    return tensors | more | {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}
+    return tensors | further | {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}
 
 
 def both(*changes: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
     def change(tensors: Tensors) -> Tensors:
-        for one in changes:
-            tensors = one(tensors)
+        for apply in changes:
+            tensors = apply(tensors)
         return tensors
 
     return change
@@ -111,8 +113,8 @@ def rewrite(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
     save_file({k: t.contiguous() for k, t in tensors.items()}, file, {"format": "pt"})
 
 
-def same(spec: Any, ours: Weights, theirs: Weights) -> bool:
-    pairs = zip(named_parts(spec, ours), named_parts(spec, theirs), strict=True)
+def same(spec: Any, weights: Weights, expected: Weights) -> bool:
+    pairs = zip(named_parts(spec, weights), named_parts(spec, expected), strict=True)
     return all(n == m and torch.equal(a, b) for (n, a), (m, b) in pairs)
 
 
@@ -125,20 +127,20 @@ def test_the_same_weights_are_read_of_every_form(
 ) -> None:
     save(str(tmp_path), key[0], VARIANTS[key] | {"num_nextn_predict_layers": 0})
     spec = read_spec(tmp_path)
-    wanted = load_weights(tmp_path, spec, "float32")
+    expected = load_weights(tmp_path, spec, "float32")
     before = {*load_file(tmp_path / "model.safetensors")}
     rewrite(tmp_path, change)
     assert before != {*load_file(tmp_path / "model.safetensors")}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    again = read_spec(tmp_path)
-    assert again.layers == spec.layers
-    assert same(spec, load_weights(tmp_path, again, "float32"), wanted)
+    new_spec = read_spec(tmp_path)
+    assert new_spec.layers == spec.layers
+    assert same(spec, load_weights(tmp_path, new_spec, "float32"), expected)
 
 
 def test_a_nested_text_config_is_read_with_its_defaults(tmp_path: Path) -> None:
     """Of Gemma 3's published checkpoints."""
-    theirs = save(str(tmp_path), "Gemma3", VARIANTS["Gemma3", "pattern"])
+    hf_model = save(str(tmp_path), "Gemma3", VARIANTS["Gemma3", "pattern"])
     spec, file = read_spec(tmp_path), tmp_path / "config.json"
     text = json.loads(file.read_text())
     dtype = text.pop("dtype")
@@ -151,12 +153,12 @@ def test_a_nested_text_config_is_read_with_its_defaults(tmp_path: Path) -> None:
         "torch_dtype": dtype,
     }
     file.write_text(json.dumps(outer))
-    again = read_spec(tmp_path)
-    assert (again.layers, again.dtype) == (spec.layers, spec.dtype)
-    assert again.eos_ids == (1, 106)
+    new_spec = read_spec(tmp_path)
+    assert (new_spec.layers, new_spec.dtype) == (spec.layers, spec.dtype)
+    assert new_spec.eos_ids == (1, 106)
     rewrite(tmp_path, both(PUBLISHED, with_vision))
-    weights = load_weights(tmp_path, again, "float32")
-    assert torch.equal(weights.embed, theirs.model.embed_tokens.weight)
+    weights = load_weights(tmp_path, new_spec, "float32")
+    assert torch.equal(weights.embed, hf_model.model.embed_tokens.weight)
 
 
 def test_further_layers_that_no_config_tells_of_are_refused(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ KINDS = [
 @pytest.fixture(autouse=True)
 def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves stay as they are stored."""
-    monkeypatch.setattr(layers, "prepared", lambda by: by)
+    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)
 
 
 def leaves(node: Any) -> list[Linear]:
@@ -52,11 +52,11 @@ def leaves(node: Any) -> list[Linear]:
     if isinstance(node, Linear):
         return [node]
     if isinstance(node, tuple):
-        return [leaf for one in node for leaf in leaves(one)]
+        return [leaf for child in node for leaf in leaves(child)]
     if not has(type(node)):
         return []
-    inner = (getattr(node, one.name) for one in fields(type(node)))
-    return [leaf for one in inner for leaf in leaves(one)]
+    inner = (getattr(node, child.name) for child in fields(type(node)))
+    return [leaf for child in inner for leaf in leaves(child)]
 
 
 def read(folder: Path) -> tuple[ModelSpec, Weights]:
@@ -64,14 +64,14 @@ def read(folder: Path) -> tuple[ModelSpec, Weights]:
     return spec, load_weights(folder, spec, "float32")
 
 
-def held(weights: Weights) -> int:
+def leaf_bytes(weights: Weights) -> int:
     """Bytes of all leaves of the layers."""
     tensors = (
         tensor
         for leaf in leaves(weights.layers)
         for tensor in (leaf.weight, leaf.scales, leaf.zeros)
     )
-    return sum(one.nbytes for one in tensors if one is not None)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 @pytest.mark.parametrize("key", KINDS)
@@ -84,17 +84,19 @@ def test_matrices_mean_what_their_writer_meant(
     if key[0] == "DeepseekV3":
         config = config | {"kv_lora_rank": 32, "v_head_dim": 16, "q_lora_rank": 32}
     save(str(tmp_path), key[0], config)
-    made, copy = quantized(tmp_path, tmp_path, name)
-    spec, ours = read(made)
-    plain_spec, wanted = read(copy)
+    quantized_folder, copy = quantized(tmp_path, tmp_path, name)
+    spec, weights = read(quantized_folder)
+    plain_spec, plain_weights = read(copy)
     assert spec.quantization is not None
     assert spec.quantization.plain == frozenset()
-    pairs = [*zip(leaves(ours), leaves(wanted), strict=True)]
-    assert any(not mine.scheme.is_plain for mine, _ in pairs)
-    for mine, its in pairs:
-        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
-    less = held(wanted) - held(ours)
-    planned = [weight_bytes(one, cuda=True) for one in (plain_spec, spec)]
+    pairs = [*zip(leaves(weights), leaves(plain_weights), strict=True)]
+    assert any(not loaded.scheme.is_plain for loaded, _ in pairs)
+    for loaded, expected in pairs:
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
+    less = leaf_bytes(plain_weights) - leaf_bytes(weights)
+    planned = [weight_bytes(model_spec, cuda=True) for model_spec in (plain_spec, spec)]
     assert planned[0] - planned[1] == less > 0
 
 
@@ -102,16 +104,18 @@ def test_matrices_mean_what_their_writer_meant(
 def test_matrices_that_files_leave_as_they_are(tmp_path: Path, name: str) -> None:
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
 
-    def kept(key: str) -> bool:
+    def is_unquantized(key: str) -> bool:
         return ".layers.1.mlp.down_proj" in key or ".layers.0.self_attn.o_proj" in key
 
-    made, copy = quantized(folder, tmp_path, name, kept)
-    spec, ours = read(made)
+    quantized_folder, copy = quantized(folder, tmp_path, name, is_unquantized)
+    spec, weights = read(quantized_folder)
     assert spec.quantization is not None
     names = {"model.layers.1.mlp.down_proj", "model.layers.0.self_attn.o_proj"}
     assert spec.quantization.plain == names
-    for mine, its in zip(leaves(ours), leaves(read(copy)[1]), strict=True):
-        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+    for loaded, expected in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)])
@@ -120,20 +124,26 @@ def test_a_single_scale_may_have_any_shape(
     tmp_path: Path, name: str, shape: tuple[int, ...]
 ) -> None:
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, copy = quantized(folder, tmp_path, name)
-    tensors = load_file(made / "model.safetensors")
-    for key in [one for one in tensors if "scale" in one]:
+    quantized_folder, copy = quantized(folder, tmp_path, name)
+    tensors = load_file(quantized_folder / "model.safetensors")
+    for key in [tensor_name for tensor_name in tensors if "scale" in tensor_name]:
         tensors[key] = tensors[key].reshape(shape)
-    save_file(tensors, made / "model.safetensors", {"format": "pt"})
-    for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
-        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+    save_file(tensors, quantized_folder / "model.safetensors", {"format": "pt"})
+    for loaded, expected in zip(
+        leaves(read(quantized_folder)[1]), leaves(read(copy)[1]), strict=True
+    ):
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
 
 
 def test_fused_matrices_of_which_one_is_quantized_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, _ = quantized(folder, tmp_path, "awq", lambda key: "layers.1.mlp.up" in key)
+    quantized_folder, _ = quantized(
+        folder, tmp_path, "awq", lambda key: "layers.1.mlp.up" in key
+    )
     with pytest.raises(UnsupportedModelError, match=r"1\.mlp\.gate_proj and .*up_proj"):
-        as_stored(read_spec(made), made)
+        as_stored(read_spec(quantized_folder), quantized_folder)
 
 
 def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(
@@ -141,19 +151,21 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(
 ) -> None:
     """Qwen's GPTQ checkpoints have such biases."""
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, copy = quantized(folder, tmp_path, "gptq")
-    tensors = load_file(made / "model.safetensors")
+    quantized_folder, copy = quantized(folder, tmp_path, "gptq")
+    tensors = load_file(quantized_folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.bias"
     for value in (0.0, 1e-3):
         tensors[name] = torch.zeros(64).half()
         tensors[name][7] = value
-        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        save_file(tensors, quantized_folder / "model.safetensors", {"format": "pt"})
         if value:
             with pytest.raises(CheckpointError, match=f"unexpected tensor {name}"):
-                read(made)
+                read(quantized_folder)
             continue
-        for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
-            torch.testing.assert_close(dequantize(mine), its.weight)
+        for loaded, expected in zip(
+            leaves(read(quantized_folder)[1]), leaves(read(copy)[1]), strict=True
+        ):
+            torch.testing.assert_close(dequantize(loaded), expected.weight)
 
 
 # --- MXFP4 ------------------------------------------------------------------------------
@@ -175,35 +187,42 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     copy = dict(tensors)
-    for name in [one for one in tensors if one.endswith("_proj")]:
+    for name in [tensor_name for tensor_name in tensors if tensor_name.endswith("_proj")]:
         experts, inputs, outputs = tensors.pop(name).shape
         blocks, scales = blocks_of(outputs, inputs, experts)
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         copy[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    own = json.loads((tmp_path / "config.json").read_text())
-    published = own | {"quantization_config": {"quant_method": "mxfp4"}}
-    for folder, made, its in (("a", tensors, published), ("b", copy, own)):
+    plain_config = json.loads((tmp_path / "config.json").read_text())
+    published = plain_config | {"quantization_config": {"quant_method": "mxfp4"}}
+    for folder, stored, folder_config in (
+        ("a", tensors, published),
+        ("b", copy, plain_config),
+    ):
         (tmp_path / folder).mkdir()
-        made = {key: one.contiguous() for key, one in made.items()}
-        save_file(made, tmp_path / folder / "model.safetensors", {"format": "pt"})
-        (tmp_path / folder / "config.json").write_text(json.dumps(its))
-    spec, ours = read(tmp_path / "a")
+        stored = {key: tensor.contiguous() for key, tensor in stored.items()}
+        save_file(stored, tmp_path / folder / "model.safetensors", {"format": "pt"})
+        (tmp_path / folder / "config.json").write_text(json.dumps(folder_config))
+    spec, weights = read(tmp_path / "a")
     assert spec.quantization is not None
     assert len(spec.quantization.plain) == 4 * config.num_hidden_layers
-    for mine, its in zip(leaves(ours), leaves(read(tmp_path / "b")[1]), strict=True):
-        assert dequantize(mine).equal(its.weight)
+    for loaded, expected in zip(
+        leaves(weights), leaves(read(tmp_path / "b")[1]), strict=True
+    ):
+        assert dequantize(loaded).equal(expected.weight)
     assert transformers.__version__  # its code is the reference
 
 
 # --- refusals ---------------------------------------------------------------------------
 
 
-def refused(tmp_path: Path, how: Any) -> str:
+def refused(tmp_path: Path, quantization: Any) -> str:
     folder = tmp_path / "refused"
     folder.mkdir(exist_ok=True)
-    made = write_checkpoint(tmp_path / "made")
-    config = json.loads((made / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    source = write_checkpoint(tmp_path / "made")
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": quantization})
+    )
     with pytest.raises(CheckpointError) as caught:
         read_spec(folder)
     return str(caught.value)
@@ -219,11 +238,11 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
         return int4 | {"config_groups": {"group_0": group}}
 
     def group(**changes: Any) -> Any:
-        its = rows["config_groups"]["group_0"] | changes
-        return rows | {"config_groups": {"group_0": its}}
+        changed = rows["config_groups"]["group_0"] | changes
+        return rows | {"config_groups": {"group_0": changed}}
 
     two = int4["config_groups"] | {"group_1": rows["config_groups"]["group_0"]}
-    for how, said in (
+    for quantization, message in (
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported"),
         ("awq", "'awq' is not supported"),
         (awq | {"bits": 8}, "8 bits are not supported; 4 are"),
@@ -248,35 +267,37 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "[64, 64]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
     ):
-        assert said in refused(tmp_path, how)
+        assert message in refused(tmp_path, quantization)
 
 
 def test_damaged_tensors_are_refused_by_name(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
     key = "model.layers.0.mlp.down_proj"
 
-    def said(name: str, change: Any) -> str:
-        where = tmp_path / str(len([*tmp_path.iterdir()]))
-        where.mkdir()
-        made, _ = quantized(folder, where, name)
-        tensors = load_file(made / "model.safetensors")
+    def refusal_of(name: str, change: Any) -> str:
+        parent = tmp_path / str(len([*tmp_path.iterdir()]))
+        parent.mkdir()
+        quantized_folder, _ = quantized(folder, parent, name)
+        tensors = load_file(quantized_folder / "model.safetensors")
         change(tensors)
-        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        save_file(tensors, quantized_folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(CheckpointError) as caught:
-            read(made)
+            read(quantized_folder)
         return str(caught.value)
 
-    assert "down_proj.scales" in said("awq", lambda t: t.pop(f"{key}.scales"))
+    assert "down_proj.scales" in refusal_of("awq", lambda t: t.pop(f"{key}.scales"))
     halved = {f"{key}.scales": torch.ones(1, 64)}
-    assert "[1, 64], expected [3, 64]" in said("awq", lambda t: t.update(halved))
+    assert "[1, 64], expected [3, 64]" in refusal_of("awq", lambda t: t.update(halved))
     for value in (torch.nan, torch.inf, -torch.inf):
         wrong = {f"{key}.scales": torch.full((3, 64), value)}
-        why = said("gptq", lambda t, wrong=wrong: t.update(wrong))
-        assert f"tensor {key}.scales: scales are NaN or infinite in float32" in why
+        message = refusal_of("gptq", lambda t, wrong=wrong: t.update(wrong))
+        assert f"tensor {key}.scales: scales are NaN or infinite in float32" in message
     for name in ("lm_head.qweight", "model.embed_tokens.scales"):
-        why = said("awq", lambda t, n=name: t.update({n: torch.ones(8)}))
-        assert f"tensor {name}: quantized embeddings and output heads" in why
+        message = refusal_of("awq", lambda t, n=name: t.update({n: torch.ones(8)}))
+        assert f"tensor {name}: quantized embeddings and output heads" in message
     floats = {f"{key}.qweight": torch.ones(96, 8)}
-    assert "type F32, expected one of I32" in said("awq", lambda t: t.update(floats))
+    assert "type F32, expected one of I32" in refusal_of(
+        "awq", lambda t: t.update(floats)
+    )
     shuffled = {f"{key}.g_idx": torch.arange(96).int() % 3}
-    assert "desc_act" in said("gptq", lambda t: t.update(shuffled))
+    assert "desc_act" in refusal_of("gptq", lambda t: t.update(shuffled))

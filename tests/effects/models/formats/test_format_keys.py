@@ -32,10 +32,10 @@ from tests.effects.checkpoints.formats_made import (
     quantized,
     rounded,
 )
-from tests.effects.models.test_formats import leaves, read
+from tests.effects.models.formats.test_formats import leaves, read
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
-AWQ, GPTQ, INT4, FP8 = (FORMATS[one][0] for one in ("awq", "gptq", "4 bits", "fp8"))
+AWQ, GPTQ, INT4, FP8 = (FORMATS[name][0] for name in ("awq", "gptq", "4 bits", "fp8"))
 SYMMETRIC = {**GPTQ, "sym": True}
 SYM_ABSENT = {**GPTQ, "sym": None}
 ORDERED = {**GPTQ, "desc_act": True, "static_groups": True}
@@ -46,10 +46,10 @@ def byte_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
     tensors, _ = compressed_zeros(matrix)
     numbers, zeros, scales = rounded(matrix, zeros=True)
     signed = (zeros - 8).to(torch.int8)
-    how: Any = QuantizationArgs(
+    arguments: Any = QuantizationArgs(
         num_bits=4, type="int", group_size=GROUP, symmetric=False, strategy="group"
     )
-    copy = reference((numbers - 8).to(torch.int8), scales, signed, args=how)
+    copy = reference((numbers - 8).to(torch.int8), scales, signed, args=arguments)
     return {**tensors, "weight_zero_point": signed}, copy.float()
 
 
@@ -95,12 +95,16 @@ CASES: dict[str, tuple[dict[str, Any], Writer]] = {
 def test_what_other_tools_write_is_read_as_it_is_meant(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda by: by)  # leaves stay as stored
+    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)  # leaves stay as stored
     monkeypatch.setitem(FORMATS, name, CASES[name])
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, copy = quantized(folder, tmp_path, name)
-    for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
-        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+    quantized_folder, copy = quantized(folder, tmp_path, name)
+    for loaded, expected in zip(
+        leaves(read(quantized_folder)[1]), leaves(read(copy)[1]), strict=True
+    ):
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
 
 
 def test_symmetric_weights_with_other_zero_points_are_named(
@@ -108,14 +112,14 @@ def test_symmetric_weights_with_other_zero_points_are_named(
 ) -> None:
     monkeypatch.setitem(FORMATS, "x", (SYMMETRIC, partial(gptq, zeros=False)))
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, _ = quantized(folder, tmp_path, "x")
-    file = made / "model.safetensors"
+    quantized_folder, _ = quantized(folder, tmp_path, "x")
+    file = quantized_folder / "model.safetensors"
     tensors, name = load_file(file), "model.layers.1.mlp.up_proj.qzeros"
     for low, high, wrong in ((9, 9, 0x99999999 - (1 << 32)), (7, 8, 0x78787878)):
         tensors[name] = torch.full_like(tensors[name], wrong)
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(CheckpointError, match=f"{name}.* {low} to {high}.* sym"):
-            read(made)
+            read(quantized_folder)
 
 
 def test_zero_points_of_the_other_version_are_named(
@@ -123,17 +127,20 @@ def test_zero_points_of_the_other_version_are_named(
 ) -> None:
     """Without sym: all of them 8 as they are, where they are less one."""
     middles = partial(gptq, less=0, zeros=False)
-    for name, how in (("v1", GPTQ), ("v2", {**GPTQ, "checkpoint_format": "gptq_v2"})):
-        monkeypatch.setitem(FORMATS, name, (how, middles))
-        (to := tmp_path / name).mkdir()
-        folder = write_checkpoint(to / "plain", hidden_size=64, intermediate_size=96)
-        made, _ = quantized(folder, to, name)
+    for name, quantization in (
+        ("v1", GPTQ),
+        ("v2", {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    ):
+        monkeypatch.setitem(FORMATS, name, (quantization, middles))
+        (parent := tmp_path / name).mkdir()
+        folder = write_checkpoint(parent / "plain", hidden_size=64, intermediate_size=96)
+        quantized_folder, _ = quantized(folder, parent, name)
         if name == "v2":
-            assert read(made)
+            assert read(quantized_folder)
             continue
-        wanted = r"qzeros: all .* stored as 8.* sym to true, or checkpoint_format"
-        with pytest.raises(CheckpointError, match=wanted):
-            read(made)
+        message = r"qzeros: all .* stored as 8.* sym to true, or checkpoint_format"
+        with pytest.raises(CheckpointError, match=message):
+            read(quantized_folder)
 
 
 @pytest.mark.parametrize("order", [None, torch.arange(95, -1, -1) // GROUP])
@@ -143,15 +150,15 @@ def test_ordered_inputs_are_named_where_static_groups_are_said(
     """Or without the tensor that shows them."""
     monkeypatch.setitem(FORMATS, "x", (ORDERED, gptq))
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, _ = quantized(folder, tmp_path, "x")
-    file = made / "model.safetensors"
+    quantized_folder, _ = quantized(folder, tmp_path, "x")
+    file = quantized_folder / "model.safetensors"
     tensors, name = load_file(file), "model.layers.1.mlp.down_proj.g_idx"
     del tensors[name]
     if order is not None:
         tensors[name] = order.int()
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=name):
-        read(made)
+        read(quantized_folder)
 
 
 def wide_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
@@ -183,17 +190,17 @@ MISFITS: dict[str, tuple[dict[str, Any], Writer, str]] = {
 def test_tensors_that_do_not_fit_are_named_with_the_keys(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how, writer, message = MISFITS[name]
-    monkeypatch.setitem(FORMATS, name, (how, writer))
+    quantization, writer, message = MISFITS[name]
+    monkeypatch.setitem(FORMATS, name, (quantization, writer))
     folder = write_checkpoint(tmp_path / "plain", hidden_size=192, intermediate_size=192)
-    made, _ = quantized(folder, tmp_path, name)
+    quantized_folder, _ = quantized(folder, tmp_path, name)
     with pytest.raises(CheckpointError, match=message):
-        read(made)
+        read(quantized_folder)
 
 
 def group(**changes: Any) -> dict[str, Any]:
-    its = INT4["config_groups"]["group_0"] | changes
-    return {**INT4, "config_groups": {"group_0": its}}
+    changed = INT4["config_groups"]["group_0"] | changes
+    return {**INT4, "config_groups": {"group_0": changed}}
 
 
 def weights(**changes: Any) -> dict[str, Any]:
@@ -234,22 +241,24 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("how", "named"), REFUSED)
-def test_keys_that_are_not_known_are_named(how: dict[str, Any], named: list[str]) -> None:
+@pytest.mark.parametrize(("quantization", "named"), REFUSED)
+def test_keys_that_are_not_known_are_named(
+    quantization: dict[str, Any], named: list[str]
+) -> None:
     with pytest.raises(CheckpointError) as caught:
-        parse_spec(CONFIG | {"quantization_config": how}, "model/config.json")
+        parse_spec(CONFIG | {"quantization_config": quantization}, "model/config.json")
     for word in ["model/config.json: quantization_config", *named]:
         assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_keys_without_a_value_are_absent(name: str) -> None:
-    how = FORMATS[name][0]
+    quantization = FORMATS[name][0]
 
     def found(config: dict[str, Any]) -> Quantization | None:
         return parse_spec(CONFIG | {"quantization_config": config}).quantization
 
-    assert found({**how, "secret": None}) == found(how) is not None
+    assert found({**quantization, "secret": None}) == found(quantization) is not None
 
 
 MODELOPT: dict[str, Any] = {
@@ -272,17 +281,21 @@ BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_stands_beside_the_config_is_read(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda by: by)  # leaves stay as stored
-    name, how = BESIDE[file]
+    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)  # leaves stay as stored
+    name, quantization = BESIDE[file]
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, copy = quantized(folder, tmp_path, name)
-    (made / "config.json").write_bytes((copy / "config.json").read_bytes())
-    how = {key: value for key, value in how.items() if key != "quant_method"}
-    (made / file).write_text(json.dumps(how))
-    spec, weights = read(made)
+    quantized_folder, copy = quantized(folder, tmp_path, name)
+    (quantized_folder / "config.json").write_bytes((copy / "config.json").read_bytes())
+    quantization = {
+        key: value for key, value in quantization.items() if key != "quant_method"
+    }
+    (quantized_folder / file).write_text(json.dumps(quantization))
+    spec, weights = read(quantized_folder)
     assert spec.quantization is not None
-    for mine, its in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
-        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+    for loaded, expected in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("file", BESIDE)
@@ -293,21 +306,23 @@ def test_the_file_that_says_how_is_named(
     beside = {KEY: scheme, FILE: file}
     warn_of_cache_scheme(beside, "model/config.json", "bfloat16")
     assert f"model/{file}: quantization_config: kv_cache_scheme" in caplog.text
-    name, how = BESIDE[file]
+    name, quantization = BESIDE[file]
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
-    made, copy = quantized(folder, tmp_path, name)
-    (made / "config.json").write_bytes((copy / "config.json").read_bytes())
-    how = {key: value for key, value in how.items() if key != "quant_method"}
-    (made / file).write_text(json.dumps({**how, "secret": 1}))
+    quantized_folder, copy = quantized(folder, tmp_path, name)
+    (quantized_folder / "config.json").write_bytes((copy / "config.json").read_bytes())
+    quantization = {
+        key: value for key, value in quantization.items() if key != "quant_method"
+    }
+    (quantized_folder / file).write_text(json.dumps({**quantization, "secret": 1}))
     with pytest.raises(CheckpointError, match=rf"/{file}: .*key 'secret'"):
-        read(made)
-    (made / file).write_text(json.dumps(how))
-    tensors = load_file(made / "model.safetensors")
+        read(quantized_folder)
+    (quantized_folder / file).write_text(json.dumps(quantization))
+    tensors = load_file(quantized_folder / "model.safetensors")
     weight = next(key for key in tensors if "down_proj" in key and "weight" in key[-7:])
     tensors[weight] = tensors[weight][:-1].contiguous()
-    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    save_file(tensors, quantized_folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"config.json and {file} \("):
-        read(made)
+        read(quantized_folder)
 
 
 def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
@@ -322,7 +337,7 @@ def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "named"),
+    ("quantization", "named"),
     [
         ({**MODELOPT, "secret": 1}, "key 'secret'"),
         ({**MODELOPT, "quantization": {**INNER, "secret": 1}}, "key 'secret'"),
@@ -331,8 +346,12 @@ def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
         ({"producer": {}}, "quant_algo None"),
     ],
 )
-def test_other_algorithms_of_modelopt_are_named(how: dict[str, Any], named: str) -> None:
-    config = CONFIG | {"quantization_config": {"quant_method": "modelopt", **how}}
+def test_other_algorithms_of_modelopt_are_named(
+    quantization: dict[str, Any], named: str
+) -> None:
+    config = CONFIG | {
+        "quantization_config": {"quant_method": "modelopt", **quantization}
+    }
     with pytest.raises(CheckpointError, match=named):
         parse_spec(config)
     inline = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}

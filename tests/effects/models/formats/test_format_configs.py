@@ -24,34 +24,36 @@ FURTHER: Final = (
 )
 
 
-def read(how: Any) -> Quantization | None:
-    return parse_spec(CONFIG | {"quantization_config": how}).quantization
+def read(quantization: Any) -> Quantization | None:
+    return parse_spec(CONFIG | {"quantization_config": quantization}).quantization
 
 
 def damaged(value: Any) -> Iterator[Any]:
     """The value with each of its parts another, gone, or one more."""
     yield from VALUES
     if isinstance(value, list):
-        yield from ([other] for one in value for other in damaged(one))
+        yield from ([changed] for element in value for changed in damaged(element))
     if not isinstance(value, dict):
         return
     for key in (*value, *FURTHER):
-        yield {name: one for name, one in value.items() if name != key}
-        yield from (value | {key: other} for other in damaged(value.get(key)))
+        yield {name: kept_value for name, kept_value in value.items() if name != key}
+        yield from (value | {key: changed} for changed in damaged(value.get(key)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_configs_are_refused_by_name_or_read(name: str) -> None:
     read_as = set()
-    for how in damaged(FORMATS[name][0]):
+    for quantization in damaged(FORMATS[name][0]):
         with suppress(CheckpointError):
-            read_as.add(read(how))
-    assert all(one is None or one.text for one in read_as)
+            read_as.add(read(quantization))
+    assert all(result is None or result.text for result in read_as)
     assert len(read_as) > 1
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq"])
 def test_whole_floats_are_whole_numbers(name: str) -> None:
-    how = FORMATS[name][0]
-    assert read(how | {"group_size": float(GROUP), "bits": 4.0}) == read(how)
+    quantization = FORMATS[name][0]
+    assert read(quantization | {"group_size": float(GROUP), "bits": 4.0}) == read(
+        quantization
+    )
