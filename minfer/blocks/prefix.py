@@ -96,7 +96,7 @@ class Evicted:
 Index: TypeAlias = "PrefixIndex | PrefixChange"
 
 
-class CachedKeys(Protocol):
+class BlockLookup(Protocol):
     """The keys of cached blocks, of one index or of several."""
 
     @property
@@ -138,7 +138,9 @@ def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
     return {key: Node(*packed) for key, packed in prefix.nodes.items()}
 
 
-def lookup(prefix: CachedKeys, keys: Keys, end: int | None = None, group: int = 0) -> int:
+def lookup(
+    prefix: BlockLookup, keys: Keys, end: int | None = None, group: int = 0
+) -> int:
     """How many leading ones of the first `end` keys are cached in a group without a
     window: cached chains have no gaps.
     """

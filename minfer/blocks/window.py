@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from minfer.blocks.keys import Keys, group_key
-from minfer.blocks.prefix import CachedKeys
+from minfer.blocks.prefix import BlockLookup
 from minfer.values.log import Log
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def unreleased(
 
 
 def lookup_window(
-    prefix: CachedKeys,
+    prefix: BlockLookup,
     keys: Keys,
     end: int,
     window: int,

@@ -6,7 +6,15 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, CachedKeys, Index, Pages, is_live, lookup, pages_of
+from minfer.blocks.prefix import (
+    ROOT,
+    BlockLookup,
+    Index,
+    Pages,
+    is_live,
+    lookup,
+    pages_of,
+)
 from minfer.blocks.window import GONE, lookup_window, outside, unreleased
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
@@ -38,7 +46,7 @@ class Hit:
         return self.found.blocks
 
 
-def find_hit(config: EngineConfig, prefix: CachedKeys, keys: Keys, full: int) -> Found:
+def find_hit(config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
