@@ -30,9 +30,9 @@ def watched(watch: Watch, start: float, seconds: float, *, ready: bool = True) -
 def begun(
     limit: float = LIMIT, heartbeat: Heartbeat | None = None, process: int = 0
 ) -> Watch:
-    made = Watch(heartbeat or Heartbeat(), limit, process)
-    assert not made.hangs(100.0, ready=False)
-    return made
+    watch = Watch(heartbeat or Heartbeat(), limit, process)
+    assert not watch.hangs(100.0, ready=False)
+    return watch
 
 
 def test_a_process_silent_for_the_limit_hangs_once() -> None:
@@ -77,9 +77,9 @@ def test_a_stopped_process_hangs_sooner() -> None:
 def test_a_heartbeat_is_shared_through_a_file() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(HEARTBEAT_BYTES)
-        sender, seen = Heartbeat(file.fileno()), Heartbeat(file.fileno())
+        sender, receiver = Heartbeat(file.fileno()), Heartbeat(file.fileno())
     sender.beat()
-    assert seen.count == 1
+    assert receiver.count == 1
 
 
 @pytest.mark.parametrize("ready", [True, False])
