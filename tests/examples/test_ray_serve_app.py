@@ -89,9 +89,9 @@ async def streamed(url: str) -> list[str]:
                 temperature=0,
                 stream=True,
             )
-            parts = [part async for part in stream]
-            assert len(parts) > 2
-            return "".join(part.choices[0].delta.content or "" for part in parts)
+            chunks = [chunk async for chunk in stream]
+            assert len(chunks) > 2
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
         return list(await asyncio.gather(*map(answer, PROMPTS)))
 
@@ -101,4 +101,4 @@ def alone() -> list[str]:
     params = SamplingParams(max_tokens=TOKENS, temperature=0)
     with LLM(dtype="float32", num_gpu_blocks_override=128) as llm:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-        return [done.outputs[0].text for done in llm.chat(chats, params)]
+        return [output.outputs[0].text for output in llm.chat(chats, params)]

@@ -48,16 +48,16 @@ def measured(
 
 
 def check(logits: Tensor, tokens: list[int], counts: list[int], device: str) -> None:
-    found, values = measured(logits, tokens, counts, device)
+    ranks_and_ids, values = measured(logits, tokens, counts, device)
     exact = logits.double().log_softmax(1)
     order = logits.float().sort(dim=1, descending=True, stable=True).indices
     for i, (token, count) in enumerate(zip(tokens, counts, strict=True)):
         if not count:
-            assert set(found[i].tolist()) == {UNSEEN}
+            assert set(ranks_and_ids[i].tolist()) == {UNSEEN}
             continue
         ids = order[i, : count - 1].tolist()
         rank = order[i].tolist().index(token) + 1
-        assert found[i].tolist() == [rank, *ids, *[UNSEEN] * (MOST - len(ids))]
+        assert ranks_and_ids[i].tolist() == [rank, *ids, *[UNSEEN] * (MOST - len(ids))]
         torch.testing.assert_close(
             values[i, :count].double(), exact[i, [token, *ids]], rtol=1e-6, atol=4e-6
         )
@@ -88,9 +88,9 @@ def test_impossible_tokens_and_runaways(device: str) -> None:
     logits[:, 100:103] = torch.tensor([1.0, 1e38, -1e38])
     logits[1] = torch.randn(300) + 1e5  # beside which a log-sum-exp would be rounded
     check(logits, [100, 7, 5], [1 + 6, 1 + MOST, 1 + 2], device)
-    found, values = measured(logits, [299] * 3, [1 + 6, 1, 1], device)
+    ranks_and_ids, values = measured(logits, [299] * 3, [1 + 6, 1, 1], device)
     assert values[0, [0, 4, 5, 6]].tolist() == [-math.inf] * 4
-    assert found[0, 4:7].tolist() == [0, 1, 2]
+    assert ranks_and_ids[0, 4:7].tolist() == [0, 1, 2]
 
 
 @pytest.mark.long
@@ -99,8 +99,8 @@ def test_a_row_without_finite_logits_harms_no_other(device: str) -> None:
     plain = measured(logits, [3] * 4, [5, 0, 5, 1], device)
     logits[1:3] = torch.tensor([math.nan, math.inf])[:, None]
     broken = measured(logits, [3, 0, 0, 3], [5, 0, 5, 1], device)
-    for one, other in zip(plain, broken, strict=True):
-        assert torch.equal(one[[0, 3]], other[[0, 3]])
+    for plain_part, broken_part in zip(plain, broken, strict=True):
+        assert torch.equal(plain_part[[0, 3]], broken_part[[0, 3]])
     assert set(broken[0][1].tolist()) == {UNSEEN}
 
 
@@ -137,16 +137,21 @@ def test_in_a_cuda_graph() -> None:
         torch.tensor([1, 2, 3], device="cuda"),
     )
     device_rows = torch.arange(3, dtype=torch.int32, device="cuda")
-    of = (logits, tokens.int(), device_rows, torch.tensor([1 + MOST, 0, 4]).int().cuda())
+    arguments = (
+        logits,
+        tokens.int(),
+        device_rows,
+        torch.tensor([1 + MOST, 0, 4]).int().cuda(),
+    )
     outs = [
         torch.zeros(3, 2, 1 + MOST, dtype=torch.int32, device="cuda") for _ in range(2)
     ]
-    kernels.logprobs(*of, outs[0])
+    kernels.logprobs(*arguments, outs[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kernels.logprobs(*of, outs[0])
+        kernels.logprobs(*arguments, outs[0])
     for _ in range(3):
         logits.copy_(torch.randn(3, 5000))
         graph.replay()
-        kernels.logprobs(*of, outs[1])
+        kernels.logprobs(*arguments, outs[1])
         assert torch.equal(*outs)

@@ -78,7 +78,7 @@ def whole(name: str) -> Stage:
 
 
 def _filled(text: str, defaults: dict[str, str]) -> str:
-    return re.sub(r"\$\{(\w+)\}", lambda found: defaults.get(found[1], found[0]), text)
+    return re.sub(r"\$\{(\w+)\}", lambda match: defaults.get(match[1], match[0]), text)
 
 
 def read_yaml(name: str) -> Any:
