@@ -23,7 +23,7 @@ PROGRAMS: Final = sorted(
     for path in (*HERE.glob("*.py"), *HERE.glob("*.sh"))
     if path.name not in ("__init__.py", APPLICATION) and not path.name.startswith("test_")
 )
-LONGEST: Final = 44  # lines
+MAX_LINES: Final = 44  # lines
 
 
 @frozen
@@ -118,6 +118,6 @@ def test_each_has_its_expectation_and_is_named_in_the_readme() -> None:
 )
 def test_it_is_short_and_says_what_it_shows(name: str) -> None:
     text = (HERE / name).read_text("utf-8")
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= MAX_LINES
     first = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
     assert first.endswith(".")

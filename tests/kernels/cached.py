@@ -32,7 +32,7 @@ def _wrong(x):  # type: ignore[no-untyped-def]  # as kernels are
 
 
 def launch(*sizes: int) -> None:
-    """What a step of so many tokens launches, of that which compiles fast."""
+    """Launch the kernels of steps of these sizes that compile fast."""
     for size in sizes:
         places = torch.ones(size, dtype=torch.int32)
         rows.scatter(places, torch.ones(2 * size, dtype=torch.int32))

@@ -111,7 +111,7 @@ def cache() -> tuple[Tensor, Tensor]:
 
 
 def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
-    """What so many rows launch in a step, or one chunk of so many inputs."""
+    """Launch what a step of `tokens` rows does, or one chunk of `tokens` inputs."""
     indices, slots, table, single = (
         ints(tokens),
         ints(tokens).long(),

@@ -20,7 +20,9 @@ from .test_sample import check_edges, tensors
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_000
-MOST = VOCAB // 10  # tokens that may be listed of a row, even where nearly all are kept
+MAX_LISTED_TOKENS = (
+    VOCAB // 10
+)  # tokens that may be listed of a row, even where nearly all are kept
 SIZES = ProgramSizes(
     chunk=2048,
     group=64,
@@ -74,7 +76,7 @@ def test_few_tokens_are_left(
     tokens, _ = kernels.sample(logits.to(DEVICE), *arguments)
     expected, _ = kernels.reference(logits.to(DEVICE), *arguments)
     assert torch.equal(tokens, expected)
-    assert max(finish.last["counts"].tolist()) < MOST
+    assert max(finish.last["counts"].tolist()) < MAX_LISTED_TOKENS
 
 
 HOW = [{"top_p": 0.6}, {"top_p": 0.9, "min_p": 1e-3}, {"top_k": 900, "top_p": 0.9}]

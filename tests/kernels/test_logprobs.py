@@ -20,7 +20,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
-MOST = 20
+MAX_LOGPROBS = 20
 UNSEEN = 77  # what was not written
 
 
@@ -33,10 +33,12 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def measured(
     logits: Tensor, tokens: list[int], counts: list[int], device: str
 ) -> tuple[Tensor, Tensor]:
-    """Ranks and ids, log-probabilities: [rows, 1 + MOST]; device rows are in the reverse
-    order.
+    """Ranks and ids, log-probabilities: [rows, 1 + MAX_LOGPROBS]; device rows are in the
+    reverse order.
     """
-    out = torch.full((len(tokens), 2, 1 + MOST), UNSEEN, dtype=torch.int32, device=device)
+    out = torch.full(
+        (len(tokens), 2, 1 + MAX_LOGPROBS), UNSEEN, dtype=torch.int32, device=device
+    )
     rows, requested = (
         range(len(tokens)),
         torch.tensor(counts, dtype=torch.int32, device=device),
@@ -57,7 +59,11 @@ def check(logits: Tensor, tokens: list[int], counts: list[int], device: str) -> 
             continue
         ids = order[i, : count - 1].tolist()
         rank = order[i].tolist().index(token) + 1
-        assert ranks_and_ids[i].tolist() == [rank, *ids, *[UNSEEN] * (MOST - len(ids))]
+        assert ranks_and_ids[i].tolist() == [
+            rank,
+            *ids,
+            *[UNSEEN] * (MAX_LOGPROBS - len(ids)),
+        ]
         torch.testing.assert_close(
             values[i, :count].double(), exact[i, [token, *ids]], rtol=1e-6, atol=4e-6
         )
@@ -69,14 +75,14 @@ def test_against_float64(device: str, vocab: int, dtype: torch.dtype) -> None:
     rng, draw = random.Random(vocab), torch.Generator().manual_seed(vocab)
     for scale in (0.3, 3.0, 30.0):
         logits = (torch.randn(6, vocab, generator=draw) * scale).to(dtype)
-        counts = [0, 1, 2, 1 + min(MOST, vocab), 1 + min(7, vocab), 0]
+        counts = [0, 1, 2, 1 + min(MAX_LOGPROBS, vocab), 1 + min(7, vocab), 0]
         check(logits, [rng.randrange(vocab) for _ in counts], counts, device)
 
 
 @pytest.mark.long
 def test_of_those_that_tie_the_lower_id_is_the_likelier(device: str) -> None:
     logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 4)
-    counts = [1 + MOST, 1 + 10, 1, 1 + 16]
+    counts = [1 + MAX_LOGPROBS, 1 + 10, 1, 1 + 16]
     check(logits, [2, 87, 4, 5], counts, device)
     check(-logits.half(), [0, 1, 2, 89], counts, device)
     check(logits * 0, [0, 1, 2, 89], counts, device)
@@ -87,7 +93,7 @@ def test_impossible_tokens_and_runaways(device: str) -> None:
     logits = torch.full((3, 300), -math.inf)
     logits[:, 100:103] = torch.tensor([1.0, 1e38, -1e38])
     logits[1] = torch.randn(300) + 1e5  # beside which a log-sum-exp would be rounded
-    check(logits, [100, 7, 5], [1 + 6, 1 + MOST, 1 + 2], device)
+    check(logits, [100, 7, 5], [1 + 6, 1 + MAX_LOGPROBS, 1 + 2], device)
     ranks_and_ids, values = measured(logits, [299] * 3, [1 + 6, 1, 1], device)
     assert values[0, [0, 4, 5, 6]].tolist() == [-math.inf] * 4
     assert ranks_and_ids[0, 4:7].tolist() == [0, 1, 2]
@@ -109,7 +115,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
     logits, tokens, counts = (
         torch.randn(5, 170),
         [5, 4, 3, 2, 169],
-        [1 + MOST, 0, 4, 1, 6],
+        [1 + MAX_LOGPROBS, 0, 4, 1, 6],
     )
     wide = torch.zeros(5, 400)  # rows may lie apart
     wide[:, 30:200] = logits
@@ -126,7 +132,7 @@ def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(kernels, "CHUNK", 2048)
     for vocab in (151_936, 128_256, 32_001):
         logits = (2.5 * torch.randn(64, vocab)).to(dtype)
-        counts = [i % (MOST + 2) for i in range(64)]
+        counts = [i % (MAX_LOGPROBS + 2) for i in range(64)]
         check(logits, [(i * 7919) % vocab for i in range(64)], counts, "cuda")
 
 
@@ -141,10 +147,11 @@ def test_in_a_cuda_graph() -> None:
         logits,
         tokens.int(),
         device_rows,
-        torch.tensor([1 + MOST, 0, 4]).int().cuda(),
+        torch.tensor([1 + MAX_LOGPROBS, 0, 4]).int().cuda(),
     )
     outs = [
-        torch.zeros(3, 2, 1 + MOST, dtype=torch.int32, device="cuda") for _ in range(2)
+        torch.zeros(3, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device="cuda")
+        for _ in range(2)
     ]
     kernels.logprobs(*arguments, outs[0])
     graph = torch.cuda.CUDAGraph()

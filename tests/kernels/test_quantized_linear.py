@@ -53,10 +53,10 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=[*SCHEMES])
 # rows, columns, depth, splits, warps, stages
 ONE = LinearTune(1, 16, 64, 1, 2, 1)
 ONE_SPLIT = LinearTune(1, 16, 128, 2, 2, 2)
-MANY = LinearTune(16, 16, 64, 1, 4, 2)
+MANY_TOKENS = LinearTune(16, 16, 64, 1, 4, 2)
 SPLIT = LinearTune(16, 32, 128, 2, 4, 2)
 SWAPPED = LinearTune(16, 16, 32, 1, 4, 2, swapped=True)
-TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY, SWAPPED]))]
+TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY_TOKENS, SWAPPED]))]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -203,7 +203,7 @@ def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("tune", [MANY, *long(zip([SPLIT, SWAPPED]))], ids=str)
+@pytest.mark.parametrize("tune", [MANY_TOKENS, *long(zip([SPLIT, SWAPPED]))], ids=str)
 def test_products_of_rows_in_fp8(tune: LinearTune, gated: bool) -> None:
     """Both operands are exact in float32, so only the order of the sums differs."""
     case = Case(FP8, 37, 192, 64)

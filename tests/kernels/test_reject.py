@@ -231,7 +231,7 @@ FAR, NEARER = (0.005, 0.9, 0.09, 0.005), (0.6, 0.2, 0.1, 0.1)
 def chi_of(
     device: str, count: int, drawn_from: tuple[float, ...], shared: str = ""
 ) -> float:
-    """Of what so many rows draw, each by its own seed and a draft of its own; `shared`
+    """Of what `count` rows draw, each by its own seed and a draft of its own; `shared`
     names two streams that are made one.
     """
     streams = [Streams.of(seed, 0) for seed in range(count)]

@@ -17,7 +17,7 @@ JOB = read_all_yaml("kuberay-job.yaml")
 CLUSTERS = {
     "job": JOB["RayJob"]["spec"]["rayClusterSpec"],
 }
-EACH = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+EVERY_CLUSTER = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 
 
 def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     return [group["template"]["spec"] for group in (cluster["headGroupSpec"], workers)]
 
 
-@EACH
+@EVERY_CLUSTER
 def test_the_image_has_this_minfer_and_this_ray(cluster: dict[str, Any]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     (requirement,) = project["optional-dependencies"]["ray"]
@@ -37,7 +37,7 @@ def test_the_image_has_this_minfer_and_this_ray(cluster: dict[str, Any]) -> None
     assert "wget" in " ".join(whole("gpu").of("RUN"))  # of KubeRay's probes
 
 
-@EACH
+@EVERY_CLUSTER
 def test_engines_have_a_gpu_and_all_the_model(cluster: dict[str, Any]) -> None:
     head, engine = pods(cluster)
     limits = [pod["containers"][0]["resources"]["limits"] for pod in (head, engine)]

@@ -18,7 +18,7 @@ from minfer.effects.net.child import Child, spawn_child
 
 ROOT = Path(__file__).parents[3]
 MODULE = "tests.effects.net.spawned"
-PATIENCE = 20.0  # seconds for what takes some tenths
+END_SECONDS = 20.0  # seconds for what takes some tenths
 
 
 def alive(process: int) -> bool:
@@ -31,7 +31,7 @@ def alive(process: int) -> bool:
 
 
 def until_ended(process: int) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + END_SECONDS
     while alive(process):
         assert time.monotonic() < end
         time.sleep(0.01)

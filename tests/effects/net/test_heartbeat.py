@@ -16,14 +16,14 @@ from minfer.effects.net.heartbeat import (
 )
 
 LIMIT = 10.0
-LOOK = 0.5  # seconds from one look to the next
+POLL_SECONDS = 0.5
 
 
 def watched(watch: Watch, start: float, seconds: float, *, ready: bool = True) -> float:
-    """Look for so long; returns when it was taken for hung, or infinity."""
-    for number in range(1, int(seconds / LOOK) + 1):
-        if watch.hangs(start + number * LOOK, ready=ready):
-            return number * LOOK
+    """Poll for some seconds; returns when it was taken for hung, or infinity."""
+    for number in range(1, int(seconds / POLL_SECONDS) + 1):
+        if watch.hangs(start + number * POLL_SECONDS, ready=ready):
+            return number * POLL_SECONDS
     return float("inf")
 
 
@@ -48,7 +48,7 @@ def test_a_process_with_a_heartbeat_does_not_hang() -> None:
         heartbeat.beat()
         assert watched(watch, 100.0 + 9 * number, 9.0) > LIMIT
     heartbeat.beat()
-    assert watched(watch, 2800.0, 3 * LIMIT) == LOOK + LIMIT
+    assert watched(watch, 2800.0, 3 * LIMIT) == POLL_SECONDS + LIMIT
 
 
 def test_a_loading_process_has_more_time() -> None:
