@@ -5,7 +5,6 @@ Beside each checkpoint a plain one is written, which transformers reads: it has 
 tensors and tokenizer, and its configs say in the usual form what the others mean.
 """
 
-import json
 import shutil
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ import transformers
 from attrs import frozen
 from safetensors.torch import save_file
 
-from tests.effects.checkpoints.tokenizers_made import write_tokenizer
+from tests.effects.checkpoints.tokenizers_made import write_json, write_tokenizer
 
 VOCABULARY: Final = 420  # more than any of the tokenizers has
 SIZES: Final = {
@@ -79,8 +78,8 @@ def make(folder: Path, seed: int) -> Made:
     shutil.copytree(odd, plain)
     kind, tied = draw.choice(TYPES), draw.random() < 0.5
     config = _config(kind, tied)
-    _write(plain / "config.json", config)
-    _write(odd / "config.json", _written_otherwise(config, draw))
+    write_json(plain / "config.json", config)
+    write_json(odd / "config.json", _written_otherwise(config, draw))
     if draw.random() < 0.7:
         _write_advice(odd, plain, draw)
     torch.manual_seed(seed)
@@ -148,7 +147,7 @@ def _write_advice(odd: Path, plain: Path, draw: Random) -> None:
         advice["repetition_penalty"] = draw.choice([1.8, 1.1, 0.5, 2.0])
     if draw.random() < 0.5:
         advice["do_sample"] = draw.choice([True, False])
-    _write(plain / "generation_config.json", advice)
+    write_json(plain / "generation_config.json", advice)
     odder = dict(advice)
     for name, values in (
         ("top_k", (50.0, 50, -7, "all", 1e30)),
@@ -166,7 +165,7 @@ def _write_advice(odd: Path, plain: Path, draw: Random) -> None:
         odder["repetition_penalty"] = 2
     if "repetition_penalty" not in advice and draw.random() < 0.3:
         odder["repetition_penalty"] = draw.choice([0, -1.0, 7.5, float("inf")])
-    _write(odd / "generation_config.json", odder)
+    write_json(odd / "generation_config.json", odder)
 
 
 def _renamed(tensors: Tensors, naming: str, *, tied: bool) -> tuple[Tensors, str | None]:
@@ -212,7 +211,9 @@ def _write_files(folder: Path, tensors: Tensors, form: str, draw: Random) -> Non
     if form == "a broken index beside it":
         (folder / INDEX).write_text(draw.choice(["{", "[]", "{}", '{"weight_map": {}}']))
     if form == "an index of missing files beside it":
-        _write(folder / INDEX, {"weight_map": dict.fromkeys(names, "gone.safetensors")})
+        write_json(
+            folder / INDEX, {"weight_map": dict.fromkeys(names, "gone.safetensors")}
+        )
     if form == "one file beside a whole index":
         _write_shards(folder, tensors, "shards", odd_name, draw)
 
@@ -246,8 +247,4 @@ def _write_shards(
         shards[other_file]["model.more"] = torch.ones(1)
     for file, shard in shards.items():
         save_file(shard, folder / file, {"format": "pt"})
-    _write(folder / INDEX, {"metadata": {"total_size": 1}, "weight_map": index})
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False))
+    write_json(folder / INDEX, {"metadata": {"total_size": 1}, "weight_map": index})

@@ -101,14 +101,16 @@ def write_tokenizer(folder: Path, draw: Random) -> None:
     backend.save(str(folder / "tokenizer.json"))
     config = _config(draw, stored, backend)
     if draw.random() < 0.4:
-        _write(folder / "special_tokens_map.json", _special_map(draw, stored))
+        write_json(folder / "special_tokens_map.json", _special_map(draw, stored))
     if draw.random() < 0.3:
         first = backend.get_vocab_size()
         added = draw.sample(NEW, 3)
-        _write(folder / "added_tokens.json", {t: first + i for i, t in enumerate(added)})
+        write_json(
+            folder / "added_tokens.json", {t: first + i for i, t in enumerate(added)}
+        )
     _write_templates(folder, config, draw)
     if config or draw.random() < 0.8:
-        _write(folder / "tokenizer_config.json", config)
+        write_json(folder / "tokenizer_config.json", config)
 
 
 def _token(text: str, draw: Random) -> AddedToken:
@@ -198,5 +200,6 @@ def _write_templates(folder: Path, config: dict[str, Any], draw: Random) -> None
         ).write_text(some())
 
 
-def _write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, its text as it is."""
     path.write_text(json.dumps(value, ensure_ascii=False))
