@@ -1,4 +1,4 @@
-"""Kernels are compiled without running, and report on disk the next time."""
+"""Kernels are compiled without running, and found on disk the next time."""
 
 import json
 import os
