@@ -26,14 +26,14 @@ SINKS: Final = (0, 4, 16)
 SCORED: Final = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
 
-def pieces(most: int) -> list[list[int]]:
-    """Up to so many pieces of `LENGTH` token ids, none of two files."""
-    encode, found = Tokenizer(bundled_folder()).encode, []
+def pieces(max_pieces: int) -> list[list[int]]:
+    """Up to `max_pieces` pieces of `LENGTH` token ids, none of two files."""
+    encode, token_pieces = Tokenizer(bundled_folder()).encode, []
     for text in held_out_texts():
         ids = encode(text)
         ends = range(LENGTH, len(ids) + 1, LENGTH)
-        found += [ids[end - LENGTH : end] for end in ends]
-    return found[:most]
+        token_pieces += [ids[end - LENGTH : end] for end in ends]
+    return token_pieces[:max_pieces]
 
 
 def scored(texts: Sequence[list[int]], **settings: Any) -> dict[str, float]:
@@ -42,14 +42,14 @@ def scored(texts: Sequence[list[int]], **settings: Any) -> dict[str, float]:
     costs = list[list[float]]()
     with LLM(dtype="float32", skip_tokenizer_init=True, **settings) as llm:
         for output in llm.generate([*texts], SCORED, use_tqdm=False):
-            ids, found = output.prompt_token_ids, output.prompt_logprobs or []
-            each = zip(ids, found, strict=True)
-            costs.append([-one[token].logprob for token, one in each if one])
-    late = [cost for each in costs for cost in each[max(WINDOWS) - 1 :]]
-    every = [cost for each in costs for cost in each]
+            ids, logprobs = output.prompt_token_ids, output.prompt_logprobs or []
+            pairs = zip(ids, logprobs, strict=True)
+            costs.append([-by_id[token].logprob for token, by_id in pairs if by_id])
+    late = [cost for text_costs in costs for cost in text_costs[max(WINDOWS) - 1 :]]
+    all_costs = [cost for text_costs in costs for cost in text_costs]
     return {
         "perplexity": perplexity(late),
-        "perplexity_of_all_positions": perplexity(every),
+        "perplexity_of_all_positions": perplexity(all_costs),
         "positions": len(late),
         "seconds": time.perf_counter() - began,
     }
@@ -62,16 +62,16 @@ def perplexity(costs: Sequence[float]) -> float:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     texts = pieces(args.pieces)
-    found: dict[str, Any] = {"pieces": len(texts), "length": LENGTH}
-    found["full attention"] = scored(texts)
-    show({"window": "none", **found["full attention"]})
+    results: dict[str, Any] = {"pieces": len(texts), "length": LENGTH}
+    results["full attention"] = scored(texts)
+    show({"window": "none", **results["full attention"]})
     for window in WINDOWS:
         for sinks in SINKS:
-            how = {"attention_window": window, "attention_sink_tokens": sinks}
-            case = scored(texts, **how)
-            found[f"window {window}, {sinks} sink tokens"] = case
+            settings = {"attention_window": window, "attention_sink_tokens": sinks}
+            case = scored(texts, **settings)
+            results[f"window {window}, {sinks} sink tokens"] = case
             show({"window": window, "sinks": sinks, **case})
-    return found
+    return results
 
 
 if __name__ == "__main__":

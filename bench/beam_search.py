@@ -58,9 +58,9 @@ def searched(llm: Any, width: int, number: int) -> tuple[float, float]:
     prompt = {"prompt_token_ids": dice.choices(ids, k=PROMPT)}
     params = BeamSearchParams(beam_width=width, max_tokens=OUTPUT, ignore_eos=True)
     began, busy = time.perf_counter(), time.process_time()
-    (found,) = llm.beam_search(prompt, params, use_tqdm=False)
+    (result,) = llm.beam_search(prompt, params, use_tqdm=False)
     seconds = time.perf_counter() - began, time.process_time() - busy
-    if any(len(one.tokens) != PROMPT + OUTPUT for one in found.sequences):
+    if any(len(sequence.tokens) != PROMPT + OUTPUT for sequence in result.sequences):
         raise RuntimeError("a search did not come to its end")
     return seconds
 
@@ -70,50 +70,52 @@ def searched(llm: Any, width: int, number: int) -> tuple[float, float]:
 
 def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
     """All widths, with both trees in turn."""
-    from bench.gpu_pairs import REST, read_answer, worker
+    from bench.gpu_pairs import REST_SECONDS, read_answer, worker
     from bench.results import show, spread
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with ExitStack() as stack:
         trees = (before, HERE)
-        both = [
+        workers = [
             stack.enter_context(worker(tree, Path(__file__), device, folder))
             for tree in trees
         ]
-        for process in both:
+        for process in workers:
             read_answer(process)
         if device != "cpu":
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
         for width in WIDTHS:
-            runs = [_pair(both, width, number) for number in range(WARM + PAIRS)][WARM:]
+            runs = [_pair(workers, width, number) for number in range(WARM + PAIRS)][
+                WARM:
+            ]
             case: dict[str, Any] = {}
-            for at, what in enumerate(("seconds", "CPU seconds")):
-                old, new = ([pair[tree][at] for pair in runs] for tree in (0, 1))
-                ratios = [now / was for was, now in zip(old, new, strict=True)]
-                case[what] = {
+            for index, metric in enumerate(("seconds", "CPU seconds")):
+                old, new = ([pair[tree][index] for pair in runs] for tree in (0, 1))
+                ratios = [now / earlier for earlier, now in zip(old, new, strict=True)]
+                case[metric] = {
                     "before": median(old),
                     "now": median(new),
                     "times as long": spread(ratios),
                 }
-            found[f"{width} beams"] = case
+            results[f"{width} beams"] = case
             show({"beams": width, **case})
-    return found
+    return results
 
 
 def _pair(
-    both: list[subprocess.Popen[str]], width: int, number: int
+    workers: list[subprocess.Popen[str]], width: int, number: int
 ) -> list[tuple[float, float]]:
     """One run by each; neither is always the second."""
     from bench.gpu_pairs import read_answer
 
     seconds: dict[int, tuple[float, float]] = {}
-    for at in (0, 1) if number % 2 else (1, 0):
-        pipe = both[at].stdin
+    for index in (0, 1) if number % 2 else (1, 0):
+        pipe = workers[index].stdin
         if pipe is None:
             raise RuntimeError("a worker without a pipe")
         pipe.write(json.dumps([width, number]) + "\n")
         pipe.flush()
-        seconds[at] = read_answer(both[at])
+        seconds[index] = read_answer(workers[index])
     return [seconds[0], seconds[1]]
 
 

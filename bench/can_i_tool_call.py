@@ -91,11 +91,11 @@ def parsers_of(model: str, templates: Path) -> tuple[Parsers, str]:
 
 def units(text: str, markers: Sequence[str]) -> list[str]:
     """A text cut into its markers and words."""
-    either = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
-    found: list[str] = []
-    for part in re.split(f"({either})", text) if markers else [text]:
-        found += [part] if part in markers else WORD.findall(part)
-    return [unit for unit in found if unit]
+    pattern = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
+    words: list[str] = []
+    for segment in re.split(f"({pattern})", text) if markers else [text]:
+        words += [segment] if segment in markers else WORD.findall(segment)
+    return [unit for unit in words if unit]
 
 
 def result(deltas: Sequence[Delta]) -> ParseResult:
@@ -129,7 +129,7 @@ def parsing_of(fixture: Fixture, family: Family, parsers: Parsers) -> Parsing | 
     default = reference.default_generation_prompt if reference else None
     prompt = fixture.generation_prompt
     functions = [tool.get("function", tool) for tool in fixture.tools]
-    tools = {one["name"]: one.get("parameters") for one in functions}
+    tools = {function["name"]: function.get("parameters") for function in functions}
     return parsers.parsing(tools, default or "" if prompt is None else prompt)
 
 
@@ -223,7 +223,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             failures.append(
                 {"id": fixture.id, "reason": reason or "fault", "rows": failing[:3]}
             )
-    found = {
+    results = {
         "canitoolcall": version("canitoolcall"),
         "cases": counts.total() - counts["policy"] - counts["fault"],
         "counts": dict(counts),
@@ -231,7 +231,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "failures": failures,
     }
     show(dict(counts))
-    return found
+    return results
 
 
 if __name__ == "__main__":

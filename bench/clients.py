@@ -1,6 +1,6 @@
 """Clients that stream completions from a server, and the latencies that they measure.
 
-In a closed loop, each of so many clients sends one request after the other. In an open
+In a closed loop, each client sends one request after the other. In an open
 loop, requests are sent when they are due, answered or not. A request that fails ends the
 measurement.
 
@@ -123,16 +123,16 @@ def put(plan: LoadPlan, processes: int = 1) -> list[RequestTimes]:
             for place in range(processes)
         ]
         futures = [pool.submit(_work, plan, share) for share in shares]
-        parts = [future.result() for future in futures]
-    found = {number: times for part in parts for number, times in part.items()}
-    return [found[number] for number in range(plan.count)]
+        results = [future.result() for future in futures]
+    by_number = {number: times for result in results for number, times in result.items()}
+    return [by_number[number] for number in range(plan.count)]
 
 
 def figures_of(requests: Sequence[RequestTimes]) -> dict[str, float]:
     """Throughput and latencies."""
     seconds = max(request.events[-1] for request in requests)
     tokens = sum(request.output_tokens for request in requests)
-    found = {
+    figures = {
         "duration": seconds,
         "total_output_tokens": tokens,
         "output_throughput": tokens / seconds,
@@ -145,8 +145,8 @@ def figures_of(requests: Sequence[RequestTimes]) -> dict[str, float]:
     for name, values in latencies.items():
         if values:  # no gaps where all answers are single events
             middle, high = map(float, numpy.percentile(values, [50, 99]))
-            found |= {f"median_{name}_ms": middle, f"p99_{name}_ms": high}
-    return found
+            figures |= {f"median_{name}_ms": middle, f"p99_{name}_ms": high}
+    return figures
 
 
 def _begin(shared: tuple[Any, ...]) -> None:
@@ -174,14 +174,14 @@ async def send_all(
     plan: LoadPlan, bodies: Sequence[bytes], clients: int, take: Callable[[], int]
 ) -> dict[int, RequestTimes]:
     """Run clients until all numbers of requests are taken; returns requests by number."""
-    found = dict[int, RequestTimes]()
+    by_number = dict[int, RequestTimes]()
     begin = time.monotonic()
 
     async def client(http: aiohttp.ClientSession) -> None:
         while (number := take()) < plan.count:
             if plan.due:
                 await asyncio.sleep(begin + plan.due[number] - time.monotonic())
-            found[number] = await _ask(http, plan.url, bodies[number], begin)
+            by_number[number] = await _ask(http, plan.url, bodies[number], begin)
 
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
     timeout = aiohttp.ClientTimeout(REQUEST_SECONDS)
@@ -191,7 +191,7 @@ async def send_all(
     ):
         for _ in range(clients):
             group.create_task(client(http))
-    return found
+    return by_number
 
 
 async def _ask(

@@ -53,9 +53,9 @@ def _toss(
     first: tl.constexpr,
     second: tl.constexpr,
 ):
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < count
-    owner = tl.load(owners + at, inside, 0)
+    offsets = tl.program_id(0) * block + tl.arange(0, block)
+    inside = offsets < count
+    owner = tl.load(owners + offsets, inside, 0)
     stream = tl.load(streams + owner, inside, 0)
     position = tl.load(next_ + owner, inside, 0).to(tl.uint32, bitcast=True)
     x = (stream ^ (stream >> 32)).to(tl.uint32) + position * golden
@@ -63,7 +63,7 @@ def _toss(
     x = (x ^ (x >> 15)) * second
     x = x ^ (x >> 16)
     token = tl.load(last + owner, inside, 0)
-    tl.store(out + at, tl.where(x.to(tl.int64) < tl.load(heads), token, -1), inside)
+    tl.store(out + offsets, tl.where(x.to(tl.int64) < tl.load(heads), token, -1), inside)
 
 
 def toss(
@@ -114,7 +114,7 @@ class Coined:
         return getattr(self.inner, name)
 
     def set(self, acceptance: float) -> None:
-        """From now on so many drafts stand of those that are judged. Between requests."""
+        """From now on this share of the drafts is accepted. Between requests."""
         self.heads.fill_(round(acceptance * SIDES))
         if self.heads.is_cuda:
             wait(self.heads.device)  # steps are on another stream
@@ -153,11 +153,11 @@ class Coined:
 @contextmanager
 def tossing() -> Iterator[list[Coined]]:
     """Executors that are opened meanwhile decide by coins: theirs are noted."""
-    made = list[Coined]()
+    executors = list[Coined]()
 
-    def opened(*of: Any, **how: Any) -> Any:
-        made.append(Coined(open_backend(*of, **how)))
-        return made[-1]
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        executors.append(Coined(open_backend(*args, **kwargs)))
+        return executors[-1]
 
     with patch.object(torch_executor, "open_backend", opened):
-        yield made
+        yield executors

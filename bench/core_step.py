@@ -37,12 +37,12 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.records.tiers import HostTier
 from minfer.simulation.cost import CostModel
-from minfer.simulation.simulate import Coming, Simulation
+from minfer.simulation.simulate import ArrivalQueue, Simulation
 
 BLOCK = 64
 VOCAB = 32_000
-MOST = 8192  # output tokens of a steady decode: more than a run takes turns
-PARTS = 20  # blocks of turns that a case is measured in
+MAX_OUTPUT_TOKENS = 8192  # output tokens of a steady decode: more than a run takes turns
+BLOCKS_PER_CASE = 20  # blocks of turns that a case is measured in
 # Where two trees take turns. A process is up to 5 % slower than its twin as its memory
 # happens to lie, so the same is asked of fresh ones again and again.
 LIVES = 16
@@ -88,13 +88,13 @@ class Load:
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
         host: bool = False,
     ) -> None:
-        per_seq = (context + (512 if churn else MOST)) // block_size + 2
+        per_seq = (context + (512 if churn else MAX_OUTPUT_TOKENS)) // block_size + 2
         config = EngineConfig(
             num_blocks=sum(group.pages for group in groups)
             * (running * per_seq + idle_blocks + context // block_size + 64),
             groups=groups,
             block_size=block_size,
-            max_model_len=context + 2 * MOST,
+            max_model_len=context + 2 * MAX_OUTPUT_TOKENS,
             max_num_seqs=running,
             max_num_batched_tokens=max(8192, running + context),
             vocab_size=VOCAB,
@@ -119,7 +119,7 @@ class Load:
         before, state = Simulation(config, executor, COST, idle).turns(), initial(config)
         for turn in before:
             state = turn.transition.state
-        self.coming = Coming((state.time, self.next()) for _ in range(running))
+        self.coming = ArrivalQueue((state.time, self.next()) for _ in range(running))
         engine = Simulation(
             config, executor, COST, self.coming, state, state.time, step=self.step
         )
@@ -153,13 +153,13 @@ class Load:
 
     def request(self) -> Request:
         self.made += 1
-        own = self.rng.choice(self.lengths) - len(self.document)
-        prompt = self.document + self.tokens(own)
+        length = self.rng.choice(self.lengths) - len(self.document)
+        prompt = self.document + self.tokens(length)
         return Request(
             id=str(self.made),
             prompt=prompt,
             stop_ids=frozenset((0,)),
-            max_tokens=self.rng.randint(1, 499) if self.churn else MOST,
+            max_tokens=self.rng.randint(1, 499) if self.churn else MAX_OUTPUT_TOKENS,
             keys=block_keys(
                 b"", prompt, self.block_size
             ),  # the edge's work, not the engine's
@@ -188,33 +188,36 @@ class Load:
 
 
 def measure_solo(
-    running: int, churn: bool, aligned: bool, turns: int, **more: Any
+    running: int, churn: bool, aligned: bool, turns: int, **settings: Any
 ) -> dict[str, Any]:
     """A turn's cost; the p99 includes every turn, low and high are medians of blocks."""
-    load = Load(running, churn=churn, aligned=aligned, **more)
+    load = Load(running, churn=churn, aligned=aligned, **settings)
     load.block(turns // 4)
-    blocks = [load.block(turns // PARTS) for _ in range(PARTS)]
-    found, middle = percentiles([*chain(*blocks)]), [*map(median, blocks)]
+    blocks = [load.block(turns // BLOCKS_PER_CASE) for _ in range(BLOCKS_PER_CASE)]
+    turn_ms, middle = percentiles([*chain(*blocks)]), [*map(median, blocks)]
     return {
         "running": running,
         "churn": churn,
         "aligned": aligned,
-        "pages": sum(group.pages for group in more.get("groups", (CacheGroup(),))),
-        "median_ms": found["p50"],
-        "p99_ms": found["p99"],
-        "p99_over_median": found["p99"] / found["p50"],
+        "pages": sum(group.pages for group in settings.get("groups", (CacheGroup(),))),
+        "median_ms": turn_ms["p50"],
+        "p99_ms": turn_ms["p99"],
+        "p99_over_median": turn_ms["p99"] / turn_ms["p50"],
         "low_ms": min(middle),
         "high_ms": max(middle),
     }
 
 
-def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
+def paired(name: str, loads: list[Load], turns: int) -> dict[str, Any]:
     """Medians of two workloads that take turns, in blocks, and their ratio."""
-    pairs = [[load.block(turns // PARTS) for load in loads] for _ in range(PARTS)]
+    pairs = [
+        [load.block(turns // BLOCKS_PER_CASE) for load in loads]
+        for _ in range(BLOCKS_PER_CASE)
+    ]
     first, second = (median(chain(*blocks)) for blocks in zip(*pairs, strict=True))
     ratios = [median(b) / median(a) for a, b in pairs]
     return {
-        "what": what,
+        "what": name,
         "running": loads[0].running,
         "churn": loads[0].churn,
         "first_ms": first,
@@ -234,9 +237,11 @@ def with_host_tier(running: int, context: int, turns: int) -> dict[str, Any]:
         load.settle()
         load.block(turns // 4)
     pairs = list[tuple[float, float]]()
-    for part in range(PARTS):
-        order = (0, 1) if part % 2 else (1, 0)  # neither is always the second
-        took = {at: mean(loads[at].block(turns // PARTS)) for at in order}
+    for number in range(BLOCKS_PER_CASE):
+        order = (0, 1) if number % 2 else (1, 0)  # neither is always the second
+        took = {
+            index: mean(loads[index].block(turns // BLOCKS_PER_CASE)) for index in order
+        }
         pairs.append((took[0], took[1]))
     return {
         "running": running,
@@ -263,11 +268,11 @@ def against(before: Path, turns: int) -> list[dict[str, Any]]:
     """This tree's core and another's, in pairs of processes that take turns: how many
     times faster, once by the median turn and once by all of them.
     """
-    found = []
+    results = []
     for running, churn in product((256, 1024), (False, True)):
         case = {"running": running, "churn": churn}
         lives = [_life(before, case, turns) for _ in range(LIVES)]
-        found.append(
+        results.append(
             {
                 **case,
                 "before_ms": median([life["before_ms"] for life in lives]),
@@ -276,13 +281,13 @@ def against(before: Path, turns: int) -> list[dict[str, Any]]:
                 "faster_in_all": spread([life["by_sum"] for life in lives]),
             }
         )
-        show(found[-1])
-    return found
+        show(results[-1])
+    return results
 
 
 def _life(before: Path, case: dict[str, Any], turns: int) -> dict[str, float]:
     """One pair of processes: what a turn takes in each, and the median ratios."""
-    each = max(1, turns // PAIRS // 8)
+    turns_per_block = max(1, turns // PAIRS // 8)
     with (
         EngineWorker(before, "bench.core_step") as old,
         EngineWorker(HERE, "bench.core_step") as new,
@@ -291,15 +296,17 @@ def _life(before: Path, case: dict[str, Any], turns: int) -> dict[str, float]:
         for worker in workers:
             worker("block", **case, turns=turns // 20)
         pairs = []
-        for part in range(PAIRS):
-            order = workers[:: 1 if part % 2 else -1]  # neither is always the second
-            blocks = {worker: worker("block", **case, turns=each) for worker in order}
+        for number in range(PAIRS):
+            order = workers[:: 1 if number % 2 else -1]  # neither is always the second
+            blocks = {
+                worker: worker("block", **case, turns=turns_per_block) for worker in order
+            }
             pairs.append([blocks[worker] for worker in workers])
     return {
-        "before_ms": median([median(was) for was, _ in pairs]),
+        "before_ms": median([median(earlier) for earlier, _ in pairs]),
         "now_ms": median([median(now) for _, now in pairs]),
-        "by_median": median([median(was) / median(now) for was, now in pairs]),
-        "by_sum": median([sum(was) / sum(now) for was, now in pairs]),
+        "by_median": median([median(earlier) / median(now) for earlier, now in pairs]),
+        "by_sum": median([sum(earlier) / sum(now) for earlier, now in pairs]),
     }
 
 
@@ -337,10 +344,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
                     {"idle_blocks": n} for n in (4096, 65536)
                 ],
             }
-            for what, kinds in cases.items():
+            for name, kinds in cases.items():
                 with paused_collector():
                     loads = [Load(running, churn=churn, **kind) for kind in kinds]
-                    pairs.append(paired(what, loads, args.turns))
+                    pairs.append(paired(name, loads, args.turns))
                 show(pairs[-1])
     tiers = list[dict[str, Any]]()
     if args.part in ("all", "tiers"):
@@ -348,10 +355,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
             with paused_collector():
                 tiers.append(with_host_tier(running, context, args.turns))
             show(tiers[-1])
-    found = {"turns": args.turns, "block_size": BLOCK, "host_tier": tiers}
+    results = {"turns": args.turns, "block_size": BLOCK, "host_tier": tiers}
     if args.part == "tiers":
-        return found
-    return found | {"table": table, "pairs": pairs} if args.part == "all" else None
+        return results
+    return results | {"table": table, "pairs": pairs} if args.part == "all" else None
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def config(name: str) -> dict[str, Any]:
 
 
 def ours(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    outputs = llm.generate(prompts, how, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -71,7 +71,7 @@ def theirs(
 ) -> list[list[int]]:
     model.set_experts_implementation(experts)
     ids = torch.tensor(prompts)
-    made: list[list[int]] = model.generate(
+    tokens: list[list[int]] = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=TOKENS,
@@ -80,19 +80,19 @@ def theirs(
         cache_implementation=cache,
         disable_compile=True,
     )[:, TOKENS:].tolist()
-    return made
+    return tokens
 
 
 def rate(generate: Generate, prompts: list[list[int]]) -> tuple[Rates, list[list[int]]]:
     """Tokens per second, and the tokens."""
     clock, processor = time.perf_counter(), time.process_time()
-    made = generate(prompts)
+    tokens = generate(prompts)
     seconds = {
         "clock": time.perf_counter() - clock,
         "processor": time.process_time() - processor,
     }
-    assert [*map(len, made)] == [TOKENS] * len(prompts), "requests have failed"
-    return {by: TOKENS * len(prompts) / taken for by, taken in seconds.items()}, made
+    assert [*map(len, tokens)] == [TOKENS] * len(prompts), "requests have failed"
+    return {by: TOKENS * len(prompts) / spent for by, spent in seconds.items()}, tokens
 
 
 def compare(llm: LLM, model: Any, batch: int, pairs: int, seed: int) -> dict[str, Any]:
@@ -105,7 +105,9 @@ def compare(llm: LLM, model: Any, batch: int, pairs: int, seed: int) -> dict[str
     ways = {
         f"{e}, {c}": partial(theirs, model, e, c) for e, c in product(EXPERTS, CACHES)
     }
-    tried = {way: rate(one, prompts())[0]["processor"] for way, one in ways.items()}
+    tried = {
+        way: rate(generate, prompts())[0]["processor"] for way, generate in ways.items()
+    }
     best = max(tried, key=tried.__getitem__)
     sides: dict[str, Generate] = {
         "minfer": partial(ours, llm),
@@ -115,11 +117,11 @@ def compare(llm: LLM, model: Any, batch: int, pairs: int, seed: int) -> dict[str
     rates: dict[str, list[Rates]] = {side: [] for side in sides}
     equal = 0
     for number in range(pairs):
-        work, made = prompts(), {}
+        work, outputs = prompts(), {}
         for side in sorted(sides, reverse=number % 2 == 1):
-            speed, made[side] = rate(sides[side], work)
+            speed, outputs[side] = rate(sides[side], work)
             rates[side].append(speed)
-        equal += sum(map(list.__eq__, *made.values()))
+        equal += sum(map(list.__eq__, *outputs.values()))
     return {
         **{by: _beside(rates, by) for by in ("clock", "processor")},
         "equal_outputs": equal,
@@ -130,11 +132,13 @@ def compare(llm: LLM, model: Any, batch: int, pairs: int, seed: int) -> dict[str
 
 
 def _beside(rates: dict[str, list[Rates]], by: str) -> dict[str, Any]:
-    own, other = ([one[by] for one in rates[side]] for side in ("minfer", "transformers"))
-    ratios = [a / b for a, b in zip(own, other, strict=True)]
+    minfer_speeds, transformers_speeds = (
+        [speed[by] for speed in rates[side]] for side in ("minfer", "transformers")
+    )
+    ratios = [a / b for a, b in zip(minfer_speeds, transformers_speeds, strict=True)]
     return {
-        "minfer": spread(own),
-        "transformers": spread(other),
+        "minfer": spread(minfer_speeds),
+        "transformers": spread(transformers_speeds),
         "ratio": spread(ratios),
     }
 
@@ -157,15 +161,15 @@ def measure(folder: Path, dtype: str, pairs: int, seed: int) -> dict[str, Any]:
 
 def every_shape(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with paused_collector():  # for both
         for name, dtype in product(args.shapes, args.dtypes):
             with tempfile.TemporaryDirectory() as path:
                 save(path, "Qwen3Moe", config(name))
-                done = measure(Path(path), dtype, args.pairs, args.seed)
-            found[f"{name}, {dtype}"] = done
-            show({f"{name}, {dtype}": done})
-    return found
+                result = measure(Path(path), dtype, args.pairs, args.seed)
+            results[f"{name}, {dtype}"] = result
+            show({f"{name}, {dtype}": result})
+    return results
 
 
 if __name__ == "__main__":

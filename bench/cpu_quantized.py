@@ -39,7 +39,9 @@ IDS: Final = range(10, 1900)
 FLAGS: Final = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8")
 
 Prompts = list[list[int]]
-Serve = Callable[[Prompts, int], Prompts]  # greedy tokens, so many of each prompt
+Serve = Callable[
+    [Prompts, int], Prompts
+]  # greedy tokens, and their number for each prompt
 
 
 def engine(folder: Path, level: str) -> LLM:
@@ -58,8 +60,8 @@ def engine(folder: Path, level: str) -> LLM:
 
 def ours(llm: LLM) -> Serve:
     def serve(prompts: Prompts, tokens: int) -> Prompts:
-        how = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        outputs = llm.generate(prompts, how, use_tqdm=False)
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     return serve
@@ -90,35 +92,37 @@ def rates(
     faster of transformers' sides.
     """
     rng = random.Random(args.seed)
-    found: dict[str, dict[str, list[float]]] = {
+    speeds: dict[str, dict[str, list[float]]] = {
         by: {side: [] for side in sides} for by in ("clock", "processor")
     }
     for number in range(args.repetitions + 1):
         prompts = [rng.choices(IDS, k=size) for _ in range(batch)]  # none is cached
         for side in sorted(sides, reverse=number % 2 == 1):
             clock, processor = time.perf_counter(), time.process_time()
-            made = sides[side](prompts, tokens)
-            taken = {
+            outputs = sides[side](prompts, tokens)
+            spent = {
                 "clock": time.perf_counter() - clock,
                 "processor": time.process_time() - processor,
             }
-            assert [*map(len, made)] == [tokens] * batch, "requests have failed"
+            assert [*map(len, outputs)] == [tokens] * batch, "requests have failed"
             if number:  # the first warms up
-                for by, seconds in taken.items():
-                    found[by][side].append(batch * counted / seconds)
-    return {by: _beside(of) for by, of in found.items()}
+                for by, seconds in spent.items():
+                    speeds[by][side].append(batch * counted / seconds)
+    return {by: _beside(side_speeds) for by, side_speeds in speeds.items()}
 
 
-def _beside(of: dict[str, list[float]]) -> dict[str, Any]:
-    medians = {side: statistics.median(values) for side, values in of.items()}
-    best = max((s for s in of if s.startswith("transformers")), key=medians.__getitem__)
+def _beside(speeds: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    best = max(
+        (s for s in speeds if s.startswith("transformers")), key=medians.__getitem__
+    )
     ratios = {
-        side: spread([a / b for a, b in zip(values, of[best], strict=True)])
-        for side, values in of.items()
+        side: spread([a / b for a, b in zip(values, speeds[best], strict=True)])
+        for side, values in speeds.items()
         if side.startswith("minfer")
     }
     return {
-        "tokens_per_second": {side: spread(values) for side, values in of.items()},
+        "tokens_per_second": {side: spread(values) for side, values in speeds.items()},
         "against": best,
         "ratios": ratios,
     }
@@ -132,12 +136,12 @@ def instructions() -> list[str]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "instructions": instructions(),
         "int8": cpu_int8.description(),
         "shape": args.shape,
     }
-    show(found)
+    show(results)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(paused_collector())  # for both
@@ -153,11 +157,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             ("prefill", 1, PREFILL, 1),
         ):
             counted = size if tokens == 1 else tokens
-            found[name] = rates(sides, batch, size, tokens, counted, args)
+            results[name] = rates(sides, batch, size, tokens, counted, args)
             show(
-                {name: found[name]["clock"], "of the processor": found[name]["processor"]}
+                {
+                    name: results[name]["clock"],
+                    "of the processor": results[name]["processor"],
+                }
             )
-    return found
+    return results
 
 
 if __name__ == "__main__":

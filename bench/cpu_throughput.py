@@ -59,52 +59,67 @@ Serve = Callable[[list[Arrival]], list[list[int]]]  # gives the output tokens of
 async def continuous(llm: AsyncLLM, work: list[Arrival]) -> list[list[int]]:
     """As minfer serves: each request joins when it comes."""
 
-    async def one(arrival: Arrival) -> list[int]:
+    async def output_tokens(arrival: Arrival) -> list[int]:
         await asyncio.sleep(arrival.at)
-        how = SamplingParams(temperature=0, max_tokens=arrival.tokens, ignore_eos=True)
-        outputs = [o async for o in llm.generate(arrival.prompt, how, streaming=False)]
+        params = SamplingParams(temperature=0, max_tokens=arrival.tokens, ignore_eos=True)
+        outputs = [o async for o in llm.generate(arrival.prompt, params, streaming=False)]
         return list(outputs[0].outputs[0].token_ids)
 
-    return await asyncio.gather(*map(one, work))
+    return await asyncio.gather(*map(output_tokens, work))
 
 
 def static_batches(
-    model: Any, most: int, patient: bool, work: list[Arrival]
+    model: Any, max_batch: int, patient: bool, work: list[Arrival]
 ) -> list[list[int]]:
-    """As transformers serves: up to `most` at once; `patient`: wait until all
+    """As transformers serves: up to `max_batch` at once; `patient`: wait until all
     are there.
     """
-    left, made = work, list[list[int]]()
+    left, outputs = work, list[list[int]]()
     begin = time.perf_counter()
     while left:
         awaited = left[-1 if patient else 0].at
         time.sleep(max(0.0, awaited - (time.perf_counter() - begin)))
-        here = sum(arrival.at <= time.perf_counter() - begin for arrival in left)
-        batch, left = left[: min(here, most)], left[min(here, most) :]
+        num_arrived = sum(arrival.at <= time.perf_counter() - begin for arrival in left)
+        batch, left = (
+            left[: min(num_arrived, max_batch)],
+            left[min(num_arrived, max_batch) :],
+        )
         out = their_tokens(model, [a.prompt for a in batch], max(a.tokens for a in batch))
-        made += [tokens[: a.tokens] for a, tokens in zip(batch, out, strict=True)]
-    return made
+        outputs += [tokens[: a.tokens] for a, tokens in zip(batch, out, strict=True)]
+    return outputs
 
 
-def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str, Any]:
+def compare(
+    serve_minfer: Serve, serve_transformers: Serve, works: list[list[Arrival]]
+) -> dict[str, Any]:
     """Tokens per second of both, in turns, and the ratio within pairs."""
-    rates: dict[Serve, list[float]] = {ours: [], theirs: []}
+    rates: dict[Serve, list[float]] = {serve_minfer: [], serve_transformers: []}
     same = 0
     for number, work in enumerate(works):
-        made = {}
-        for serve in (ours, theirs) if number % 2 else (theirs, ours):
+        outputs = {}
+        for serve in (
+            (serve_minfer, serve_transformers)
+            if number % 2
+            else (serve_transformers, serve_minfer)
+        ):
             begin = time.perf_counter()
-            made[serve] = serve(work)
+            outputs[serve] = serve(work)
             rates[serve].append(
                 sum(a.tokens for a in work) / (time.perf_counter() - begin)
             )
-            assert [*map(len, made[serve])] == [a.tokens for a in work], (
+            assert [*map(len, outputs[serve])] == [a.tokens for a in work], (
                 "requests have failed"
             )
-        same += made[ours] == made[theirs]
-    ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
-    found = {"minfer": spread(rates[ours]), "transformers": spread(rates[theirs])}
-    return {**found, "ratio": spread(ratios), "equal_outputs": same}
+        same += outputs[serve_minfer] == outputs[serve_transformers]
+    ratios = [
+        minfer_rate / transformers_rate
+        for minfer_rate, transformers_rate in zip(*rates.values(), strict=True)
+    ]
+    figures = {
+        "minfer": spread(rates[serve_minfer]),
+        "transformers": spread(rates[serve_transformers]),
+    }
+    return {**figures, "ratio": spread(ratios), "equal_outputs": same}
 
 
 def arrivals(model: str, pace: float, seed: int, rng: random.Random) -> list[Arrival]:
@@ -114,13 +129,13 @@ def arrivals(model: str, pace: float, seed: int, rng: random.Random) -> list[Arr
     `seed` decides lengths and times, `rng` the prompts: new ones each time, so none is
     cached.
     """
-    sizes, at, out = random.Random(seed), 0.0, []
+    sizes, moment, out = random.Random(seed), 0.0, []
     for _ in range(REQUESTS):
         prompt, tokens = (
             round(a * (b / a) ** sizes.random()) for a, b in SIZES[model][1:]
         )
-        out.append(Arrival(rng.choices(IDS, k=prompt), tokens, at))
-        at += sizes.expovariate(1 / pace)
+        out.append(Arrival(rng.choices(IDS, k=prompt), tokens, moment))
+        moment += sizes.expovariate(1 / pace)
     return out
 
 
@@ -173,7 +188,7 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
 
 def every_model(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as path, paused_collector():  # for both
         for name in args.models:
             title, folder, dtypes = "bundled", bundled_folder(), ["float32", "bfloat16"]
@@ -183,11 +198,11 @@ def every_model(args: argparse.Namespace) -> dict[str, Any]:
                 title, folder, dtypes = "Qwen2.5 0.5B", Path(path), ["bfloat16"]
                 pairs = max(3, pairs // 2)
             for dtype in dtypes:
-                done = found[f"{title}, {dtype}"] = measure(
+                result = results[f"{title}, {dtype}"] = measure(
                     name, folder, dtype, pairs, args.seed
                 )
-                show({f"{title}, {dtype}": done})
-    return found
+                show({f"{title}, {dtype}": result})
+    return results
 
 
 if __name__ == "__main__":

@@ -45,13 +45,13 @@ SERVERS: Final = {
     "disaggregated": ("--prefill", "1", "--decode", "1"),
     "replicas": ("--replicas", "2"),
 }
-SETTLES: Final = 25.0  # seconds in which idle GPU engines capture graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which idle GPU engines capture graphs
 WARM: Final = 4  # requests at once, before and after that
-FEW: Final = 32  # output tokens of these, and of single requests
-REPORTED: Final = 1.0  # seconds until engines have reported their last counts
+SHORT_OUTPUT_TOKENS: Final = 32  # output tokens of these, and of single requests
+REPORT_SECONDS: Final = 1.0  # seconds until engines have reported their last counts
 COUNTER: Final = re.compile(r"^minfer_(kv_\w+|routed)_total\{(.*)\} (\S+)$", re.MULTILINE)
 WHERE: Final = re.compile(r'(?:replica|why)="(.*?)"')  # of a request that was routed
-SHOWN: Final = (
+SHOWN_FIGURES: Final = (
     "median_ttft_ms",
     "p99_ttft_ms",
     "median_itl_ms",
@@ -76,7 +76,7 @@ class Bench:
         clients: int | None = None,
         due: Sequence[float] = (),
     ) -> list[RequestTimes]:
-        """Send so many requests, whose prompts follow from the seed; at once, if there
+        """Send `count` requests, whose prompts follow from the seed; at once, if there
         are neither clients nor due times.
         """
         shape = self.args.shape
@@ -94,46 +94,46 @@ class Bench:
 
     def counts(self) -> dict[str, float]:
         """The counters of KV blocks, and of where requests were sent, so far."""
-        time.sleep(REPORTED)
+        time.sleep(REPORT_SECONDS)
         text = httpx.get(f"{self.url}/metrics").text
-        found = dict[str, float]()
+        counters = dict[str, float]()
         for name, labels, value in COUNTER.findall(text):
-            where = WHERE.findall(labels) if name == "routed" else []
-            key = " ".join((name, *where))
-            found[key] = found.get(key, 0.0) + float(value)
-        return found
+            route = WHERE.findall(labels) if name == "routed" else []
+            key = " ".join((name, *route))
+            counters[key] = counters.get(key, 0.0) + float(value)
+        return counters
 
     def warm_up(self) -> None:
         """Meet kernels and graphs that are not there yet."""
-        self.load("warm", WARM, FEW)
+        self.load("warm", WARM, SHORT_OUTPUT_TOKENS)
         if self.args.device == "cuda":
-            time.sleep(SETTLES)
-            self.load("warm again", WARM, FEW)
+            time.sleep(SETTLE_SECONDS)
+            self.load("warm again", WARM, SHORT_OUTPUT_TOKENS)
 
 
 def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """The counters that have changed, by how much; and GB/s of what was sent and got."""
-    found = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    differences = {name: value - before.get(name, 0.0) for name, value in after.items()}
     for way, work in (("sent", "send"), ("received", "receive")):
-        if seconds := found.get(f"kv_{work}_seconds"):
-            found[f"{way} GB/s"] = found[f"kv_{way}_bytes"] / seconds / 1e9
-    return {name: value for name, value in sorted(found.items()) if value}
+        if seconds := differences.get(f"kv_{work}_seconds"):
+            differences[f"{way} GB/s"] = differences[f"kv_{way}_bytes"] / seconds / 1e9
+    return {name: value for name, value in sorted(differences.items()) if value}
 
 
 def idle(bench: Bench) -> dict[str, Any]:
     """Single requests, in parts. The first is not counted."""
     before = bench.counts()
-    requests = bench.load("idle", bench.args.idle + 1, FEW, clients=1)[1:]
+    requests = bench.load("idle", bench.args.idle + 1, SHORT_OUTPUT_TOKENS, clients=1)[1:]
     counts = changes(before, bench.counts())
-    parts = [parts_of(request) for request in requests]
-    each = {name: spread([part[name] for part in parts]) for name in parts[0]}
-    return {**each, "counts": counts}
+    timings = [parts_of(request) for request in requests]
+    spreads = {name: spread([timing[name] for timing in timings]) for name in timings[0]}
+    return {**spreads, "counts": counts}
 
 
 def parts_of(request: RequestTimes) -> dict[str, float]:
     """Times of a request in ms."""
-    second, *others = request.itl
-    token = median(others)
+    second, *later = request.itl
+    token = median(later)
     return {
         "first_token": request.ttft,
         "second_token": second,
@@ -160,8 +160,14 @@ def loaded(bench: Bench, rate: float) -> dict[str, Any]:
 
 def options_of(args: argparse.Namespace, name: str, folder: Path) -> list[str]:
     """The options of a server."""
-    most = args.prompt + max(FEW, args.output)
-    options = [*SERVERS[name], "--device", args.device, "--max-model-len", str(most)]
+    max_length = args.prompt + max(SHORT_OUTPUT_TOKENS, args.output)
+    options = [
+        *SERVERS[name],
+        "--device",
+        args.device,
+        "--max-model-len",
+        str(max_length),
+    ]
     if args.shape != BUNDLED:
         write_model(folder, qwen(args.shape))
         options += ["--model", str(folder), "--load-format", "dummy"]
@@ -169,7 +175,7 @@ def options_of(args: argparse.Namespace, name: str, folder: Path) -> list[str]:
 
 
 def measure_server(
-    args: argparse.Namespace, name: str, parts: dict[Path, Callable[[Bench], Any]]
+    args: argparse.Namespace, name: str, measurements: dict[Path, Callable[[Bench], Any]]
 ) -> None:
     """Measure parts on one server, and write each when it is there."""
     with (
@@ -178,18 +184,22 @@ def measure_server(
     ):
         bench = Bench(url, args)
         bench.warm_up()
-        for path, work in parts.items():
-            found = work(bench)
-            result = {**circumstances(args.seed), "ready_seconds": ready, "found": found}
+        for path, work in measurements.items():
+            figures = work(bench)
+            result = {
+                **circumstances(args.seed),
+                "ready_seconds": ready,
+                "found": figures,
+            }
             path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-            show({"server": name, "part": path.stem, **brief(found)})
+            show({"server": name, "part": path.stem, **brief(figures)})
 
 
-def brief(found: dict[str, Any]) -> dict[str, Any]:
+def brief(figures: dict[str, Any]) -> dict[str, Any]:
     """What is shown of a part."""
-    if "goodput" not in found:
-        return found
-    return {name: found[name] for name in SHOWN}
+    if "goodput" not in figures:
+        return figures
+    return {name: figures[name] for name in SHOWN_FIGURES}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -199,21 +209,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.servers:
         works: dict[str, Callable[[Bench], Any]] = {f"{name}_idle": idle}
         works |= {f"{name}_{rate:g}": partial(loaded, rate=rate) for rate in args.rates}
-        parts = {folder / f"{part}.json": work for part, work in works.items()}
-        if left := {path: work for path, work in parts.items() if not path.exists()}:
+        measurements = {
+            folder / f"{part_name}.json": work for part_name, work in works.items()
+        }
+        if left := {
+            path: work for path, work in measurements.items() if not path.exists()
+        }:
             measure_server(args, name, left)
-    there = sorted(folder.glob("*.json"))
-    found = {one.stem: json.loads(one.read_text("utf-8"))["found"] for one in there}
+    paths = sorted(folder.glob("*.json"))
+    results = {path.stem: json.loads(path.read_text("utf-8"))["found"] for path in paths}
     settings = ("shape", "prompt", "output", "seconds", "ttft", "tpot")
-    return {**{name: getattr(args, name) for name in settings}, "parts": found}
+    return {**{name: getattr(args, name) for name in settings}, "parts": results}
 
 
 def names(text: str) -> Sequence[str]:
     """Servers, with commas between them."""
-    found = text.split(",")
-    if not set(found) <= set(SERVERS):
+    servers = text.split(",")
+    if not set(servers) <= set(SERVERS):
         raise argparse.ArgumentTypeError(f"servers are {', '.join(SERVERS)}")
-    return found
+    return servers
 
 
 if __name__ == "__main__":

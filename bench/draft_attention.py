@@ -25,8 +25,8 @@ from minfer.kernels.attention_tunes import num_splits
 BLOCK: Final = 16
 BATCHES: Final = (1, 8, 64)
 CONTEXTS: Final = (640, 4096, 32_768)
-MOST: Final = 1 << 20  # tokens of a batch: a layer of them has to fit
-CLOSE: Final = 2e-2  # bfloat16, sums in another order
+MAX_BATCH_TOKENS: Final = 1 << 20  # tokens of a batch: a layer of them has to fit
+TOLERANCE: Final = 2e-2  # bfloat16, sums in another order
 OPTIONS: Final[dict[str, Any]] = {
     "--shape": {"choices": [*SHAPES], "default": "7B"},
     "--drafts": {"type": int, "default": 4, "help": "of each row"},
@@ -77,19 +77,19 @@ class Work:
         """Each token as a row of its own."""
         owners = self._firsts().repeat(places)
         contexts = torch.cat([self.contexts + place for place in range(places)])
-        where = self.keys, self.values, self.table, owners, contexts
+        cache_args = self.keys, self.values, self.table, owners, contexts
         scale = q.shape[2] ** -0.5
-        return partial(decode_attention, q, *where, scale, splits=self.splits)
+        return partial(decode_attention, q, *cache_args, scale, splits=self.splits)
 
     def _chunks(self) -> Callable[[], Tensor]:
         """All tokens of a row at once."""
         firsts, places = self._firsts(), 1 + self.drafts
         counts = torch.full_like(firsts, places)
-        where = self.keys, self.values, self.table, firsts, self.contexts - 1, counts
+        cache_args = self.keys, self.values, self.table, firsts, self.contexts - 1, counts
         return partial(
             prefill_attention,
             self.q,
-            *where,
+            *cache_args,
             firsts,
             self.q.shape[2] ** -0.5,
             max_count=places,
@@ -102,13 +102,15 @@ class Work:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for rows in BATCHES:
-        for context in (one for one in CONTEXTS if rows * one <= MOST):
+        for context in (
+            length for length in CONTEXTS if rows * length <= MAX_BATCH_TOKENS
+        ):
             work = Work.of(args.shape, rows, context, args.drafts)
             ways = work.ways
             difference = (ways["chunks"]() - ways["lines"]()).abs().max().item()
-            if difference > CLOSE:
+            if difference > TOLERANCE:
                 raise RuntimeError(
                     f"{rows} rows of {context} tokens differ by {difference}"
                 )
@@ -117,11 +119,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 for name, way in ways.items()
             }
             base = spread(times["alone"])["median"]
-            some = {name: spread(one) for name, one in times.items()}
-            ratios = {name: one["median"] / base for name, one in some.items()}
-            found[f"{rows} rows, {context} tokens"] = {"us": some, "ratio": ratios}
+            spreads = {name: spread(values) for name, values in times.items()}
+            ratios = {name: figure["median"] / base for name, figure in spreads.items()}
+            results[f"{rows} rows, {context} tokens"] = {"us": spreads, "ratio": ratios}
             show({f"{rows} rows, {context} tokens, {base:.1f} us without": ratios})
-    return {"shape": args.shape, "drafts": args.drafts, "figures": found}
+    return {"shape": args.shape, "drafts": args.drafts, "figures": results}
 
 
 if __name__ == "__main__":

@@ -48,12 +48,12 @@ class Death:
 
     def pauses(self) -> list[float]:
         """For each stream that went on: seconds from the kill to its next event."""
-        found = []
+        seconds = []
         for stream in self.streams:
             after = [moment for moment in stream.times if moment > self.born]
             if after:
-                found.append(after[0] - self.time)
-        return found
+                seconds.append(after[0] - self.time)
+        return seconds
 
 
 @define(eq=False)
@@ -92,7 +92,7 @@ class Trial:
             for stream in death.streams
             if stream.times
         }
-        done = {id(stream) for _, stream in self.load.ended if stream.done}
+        completed = {id(stream) for _, stream in self.load.ended if stream.done}
         high = float(numpy.percentile(pauses, 99)) if pauses else 0.0
         gaps = [death.flows - death.time for death in self.deaths]
         ranks = Counter(death.rank for death in self.deaths)
@@ -102,7 +102,7 @@ class Trial:
             "lost": len(self.load.lost()),
             **({"different": len(self.load.different())} if self.exact else {}),
             "flawed": len(self.load.flawed()),
-            "resumed_requests": len(hit & done),
+            "resumed_requests": len(hit & completed),
             "resumed_streams": len(pauses),
             "seconds_to_next_token": {
                 "p50": median(pauses) if pauses else 0.0,
@@ -124,16 +124,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         requests = [{"logprobs": 0, **body} for body in requests]
     options = [f"--dtype={args.dtype}", f"--device={args.device}"]
     options.append(f"--tensor-parallel-size={args.ranks}")
-    with server(*options, "--num-gpu-blocks-override=256") as made:
-        made.drain()
-        trial = Trial(made, Load(made.url, requests), exact)
+    with server(*options, "--num-gpu-blocks-override=256") as served:
+        served.drain()
+        trial = Trial(served, Load(served.url, requests), exact)
         asyncio.run(trial.run(args))
-        for why in trial.load.lost():
-            print("lost:", why)
+        for reason in trial.load.lost():
+            print("lost:", reason)
         for body, stream in trial.load.different() if exact else ():
             print("different:", body, stream.text)
-        for body, why in trial.load.flawed():
-            print("flawed:", body, why)
+        for body, reason in trial.load.flawed():
+            print("flawed:", body, reason)
     return {
         "dtype": args.dtype,
         "device": args.device,

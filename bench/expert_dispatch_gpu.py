@@ -35,8 +35,8 @@ SHAPE: Final = SHAPES["moe"]
 HIDDEN, INNER = SHAPE["hidden_size"], SHAPE["moe_intermediate_size"]
 ALL, TOP_K = SHAPE["num_experts"], SHAPE["num_experts_per_tok"]
 KIND: Final = torch.bfloat16
-COLD: Final = 3e8  # bytes of weights that a graph reads, at least
-CLOSE: Final = 0.02  # relative error of bfloat16
+MIN_COLD_BYTES: Final = 3e8  # bytes of weights that a graph reads, at least
+TOLERANCE: Final = 0.02  # relative error of bfloat16
 
 
 @frozen(eq=False)
@@ -51,22 +51,22 @@ class Case:
     hit: int  # experts
 
     @classmethod
-    def of(cls, tokens: int, held: int) -> "Case":
+    def of(cls, tokens: int, num_experts: int) -> "Case":
         """Random choices of tokens among all experts, of which the rank has the first."""
-        draw = torch.Generator("cuda").manual_seed(tokens + held)
+        draw = torch.Generator("cuda").manual_seed(tokens + num_experts)
         x = torch.randn(tokens, HIDDEN, device="cuda", generator=draw).to(KIND)
         scores = torch.rand(tokens, ALL, device="cuda", generator=draw)
         weights, ids = scores.topk(TOP_K)
         weights /= weights.sum(-1, keepdim=True)
-        mixed = torch.zeros_like(scores).scatter_(1, ids, weights)[:, :held].t()
-        most = int((mixed > 0).sum(1).max())
+        mixed = torch.zeros_like(scores).scatter_(1, ids, weights)[:, :num_experts].t()
+        max_tokens = int((mixed > 0).sum(1).max())
         shares, packed = mixed.sort(dim=1, descending=True, stable=True)
         return cls(
             x,
-            ChosenExperts(ids.int().where(ids < held, -1), weights),
+            ChosenExperts(ids.int().where(ids < num_experts, -1), weights),
             mixed[:, :, None].contiguous(),
-            packed[:, :most].contiguous(),
-            shares[:, :most, None].contiguous(),
+            packed[:, :max_tokens].contiguous(),
+            shares[:, :max_tokens, None].contiguous(),
             int((mixed > 0).any(1).sum()),
         )
 
@@ -81,10 +81,10 @@ def dense(residual: Tensor, case: Case, experts: Experts) -> None:
 
 def packed(residual: Tensor, case: Case, experts: Experts) -> None:
     """The tokens of each expert, padded."""
-    count, most = case.packed.shape
-    x = case.x.index_select(0, case.packed.flatten()).view(count, most, HIDDEN)
+    count, max_tokens = case.packed.shape
+    x = case.x.index_select(0, case.packed.flatten()).view(count, max_tokens, HIDDEN)
     inner = torch.bmm(x, experts.gate_up.weight.transpose(1, 2))
-    inner = gated_mul(inner.flatten(0, 1)).view(count, most, INNER)
+    inner = gated_mul(inner.flatten(0, 1)).view(count, max_tokens, INNER)
     out = torch.bmm(inner, experts.down.weight.transpose(1, 2)) * case.shares
     residual.index_add_(0, case.packed.flatten(), out.flatten(0, 1).to(KIND))
 
@@ -97,40 +97,47 @@ def grouped(residual: Tensor, case: Case, experts: Experts) -> None:
 WAYS: Final = {"dense": dense, "packed": packed, "grouped": grouped}
 
 
-def leaf(held: int) -> Experts:
+def leaf(num_experts: int) -> Experts:
     """Random experts."""
 
     def matrix(*shape: int) -> Tensor:
         return torch.randn(shape, device="cuda", dtype=KIND).div_(shape[-1] ** 0.5)
 
     return Experts(
-        gate_up=Linear(weight=matrix(held, 2 * INNER, HIDDEN), parts=(INNER, INNER)),
-        down=Linear(weight=matrix(held, HIDDEN, INNER), parts=(HIDDEN,)),
+        gate_up=Linear(
+            weight=matrix(num_experts, 2 * INNER, HIDDEN), parts=(INNER, INNER)
+        ),
+        down=Linear(weight=matrix(num_experts, HIDDEN, INNER), parts=(HIDDEN,)),
     )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Each number of ranks, and of tokens."""
     speed = bandwidth()
-    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "bytes/s": speed}
+    results: dict[str, Any] = {"card": torch.cuda.get_device_name(), "bytes/s": speed}
     for ranks in args.ranks:
-        held = ALL // ranks
-        each = 3 * INNER * HIDDEN * KIND.itemsize  # bytes of an expert
-        layers = [leaf(held) for _ in range(1 + int(COLD / (held * each)))]
+        num_experts = ALL // ranks
+        expert_bytes = 3 * INNER * HIDDEN * KIND.itemsize  # bytes of an expert
+        layers = [
+            leaf(num_experts)
+            for _ in range(1 + int(MIN_COLD_BYTES / (num_experts * expert_bytes)))
+        ]
         for tokens in args.tokens:
-            case = Case.of(tokens, held)
+            case = Case.of(tokens, num_experts)
             outputs, us = dict[str, Tensor](), dict[str, float]()
             for name, way in WAYS.items():
                 outputs[name] = torch.zeros_like(case.x)
                 way(outputs[name], case, layers[0])
                 out = torch.zeros_like(case.x)
-                us[name] = microseconds([partial(way, out, case, one) for one in layers])
+                us[name] = microseconds(
+                    [partial(way, out, case, layer) for layer in layers]
+                )
             right = outputs["dense"].float()
-            for name, one in outputs.items():
-                error = float((one.float() - right).norm() / right.norm())
-                if error > CLOSE:
+            for name, output in outputs.items():
+                error = float((output.float() - right).norm() / right.norm())
+                if error > TOLERANCE:
                     raise RuntimeError(f"{name} is wrong by {error:.3f}")
-            floor = 1e6 * case.hit * each / speed
+            floor = 1e6 * case.hit * expert_bytes / speed
             figures = {
                 "us": us,
                 "hit": case.hit,
@@ -140,8 +147,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "packed / grouped": us["packed"] / us["grouped"],
             }
             show({f"{ranks} ranks, {tokens} tokens": figures})
-            found[f"{ranks} ranks, {tokens} tokens"] = figures
-    return found
+            results[f"{ranks} ranks, {tokens} tokens"] = figures
+    return results
 
 
 if __name__ == "__main__":

@@ -36,13 +36,13 @@ from bench.shapes import SHAPES, qwen
 
 MODEL: Final = "0.5B"
 CLIENTS: Final = (8, 64)
-EACH: Final = 8  # requests of a client, one after the other
+REQUESTS_PER_CLIENT: Final = 8  # requests of a client, one after the other
 TOKENS_IN: Final = 512
 TOKENS_OUT: Final = 128
-REST: Final = 4.0  # seconds before the last load
+REST_SECONDS: Final = 4.0  # seconds before the last load
 SEED: Final = 0
 CACHES: Final = ("empty", "full")
-LIMIT: Final = 100.0  # seconds of a part
+LIMIT_SECONDS: Final = 100.0  # seconds of a part
 CHILD: Final = "MINFER_FIRST_MINUTE"  # a part's job, in its process's environment
 WORDS: Final = range(1, 100_000)  # token ids of prompts
 SETTINGS: Final[dict[str, Any]] = {
@@ -99,11 +99,14 @@ async def load(
     graphs, compiled = len(captures.graphs), len(watch.compiled)
     missed = Counter(captures.launched)
     prompts = [
-        [rng.choices(WORDS, k=TOKENS_IN) for _ in range(EACH)] for _ in range(clients)
+        [rng.choices(WORDS, k=TOKENS_IN) for _ in range(REQUESTS_PER_CLIENT)]
+        for _ in range(clients)
     ]
     firsts = list[float]()
     begin = time.perf_counter()
-    tokens = await asyncio.gather(*(client(llm, each, firsts) for each in prompts))
+    tokens = await asyncio.gather(
+        *(client(llm, client_prompts, firsts) for client_prompts in prompts)
+    )
     seconds = time.perf_counter() - begin
     return {
         "tok/s": sum(tokens) / seconds,
@@ -117,12 +120,12 @@ async def load(
 
 
 async def loads(llm: Any, watch: Watch, clients: int) -> dict[str, Any]:
-    rng, found = random.Random(SEED), dict[str, Any]()
+    rng, results = random.Random(SEED), dict[str, Any]()
     for name in ("first", "second", "rested"):
         if name == "rested":
-            await asyncio.sleep(REST)
-        found[name] = await load(llm, rng, watch, clients)
-    return found
+            await asyncio.sleep(REST_SECONDS)
+        results[name] = await load(llm, rng, watch, clients)
+    return results
 
 
 def part(job: dict[str, Any]) -> None:
@@ -142,13 +145,13 @@ def part(job: dict[str, Any]) -> None:
     with patch.object(opening, "open_executor", watched):
         llm = AsyncLLM(job["model"], **SETTINGS)
     ready, compiled = watch.now(), len(watch.compiled)
-    found = asyncio.run(loads(llm, watch, job["clients"]))
+    results = asyncio.run(loads(llm, watch, job["clients"]))
     llm.close()
     print(json.dumps({
         "ready_seconds": ready,
         "compiled_before_ready": compiled,
         "stages": watch.stages,
-        "loads": found,
+        "loads": results,
     }))  # fmt: skip
 
 
@@ -172,30 +175,39 @@ def child(model: Path, clients: int, cache: Path) -> dict[str, Any]:
     env = {**os.environ, CHILD: json.dumps(job), "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "bench.first_minute"]
     try:
-        done = subprocess.run(
-            command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+        process = subprocess.run(
+            command,
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"no end after {LIMIT:.0f} s: {error.stderr!r}") from error
-    if done.returncode:
-        raise RuntimeError(f"{done.stdout[-1000:]}\n{done.stderr[-6000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+        raise RuntimeError(
+            f"no end after {LIMIT_SECONDS:.0f} s: {error.stderr!r}"
+        ) from error
+    if process.returncode:
+        raise RuntimeError(f"{process.stdout[-1000:]}\n{process.stderr[-6000:]}")
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return result
 
 
-def verdict(found: dict[str, Any]) -> dict[str, Any]:
+def verdict(result: dict[str, Any]) -> dict[str, Any]:
     """The figures that targets are about."""
-    first, second = found["loads"]["first"], found["loads"]["second"]
+    first, second = result["loads"]["first"], result["loads"]["second"]
     return {
-        "ready s": found["ready_seconds"],
-        "compiled": found["compiled_before_ready"],
+        "ready s": result["ready_seconds"],
+        "compiled": result["compiled_before_ready"],
         "first of second": first["tok/s"] / second["tok/s"],
         "first tok/s": first["tok/s"],
         "second tok/s": second["tok/s"],
-        "rested tok/s": found["loads"]["rested"]["tok/s"],
+        "rested tok/s": result["loads"]["rested"]["tok/s"],
         "first TTFT p99 ms": 1000 * first["ttft"]["p99"],
         "second TTFT p99 ms": 1000 * second["ttft"]["p99"],
-        "compiled under load": sum(one["compiled"] for one in found["loads"].values()),
+        "compiled under load": sum(
+            figures["compiled"] for figures in result["loads"].values()
+        ),
     }
 
 
@@ -205,28 +217,28 @@ def measure(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("python -m bench.first_minute needs a CUDA GPU")
     path = args.folder / f"{args.name}.json"
-    parts: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if path.exists() and not args.again:
-        parts = json.loads(path.read_text("utf-8"))["results"]["parts"]
+        results = json.loads(path.read_text("utf-8"))["results"]["parts"]
     broken = list[str]()
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / MODEL)
         # With a full cache there is what the part before it has left.
         names = [f"{cache} {n}" for n in CLIENTS for cache in CACHES]
-        parts = {name: parts[name] for name in names if name in parts}
-        for name in names if len(parts) < len(names) else ():
+        results = {name: results[name] for name in names if name in results}
+        for name in names if len(results) < len(names) else ():
             _, clients = name.split()
             try:
-                found = child(model, int(clients), Path(folder) / clients)
+                result = child(model, int(clients), Path(folder) / clients)
             except Exception as error:  # whatever it is, the others go on
                 print(f"{name} is broken: {error}", file=sys.stderr, flush=True)
                 broken.append(name)
                 continue
             gpu = {"gpu": torch.cuda.get_device_name()}
-            figures = {"verdict": verdict(found), **found, **gpu}
-            parts[name] = {**circumstances(SEED), **figures}
-            write(args.name, {"parts": parts}, SEED, args.folder)
-            show({f"{name:8}": parts[name]["verdict"]})
+            figures = {"verdict": verdict(result), **result, **gpu}
+            results[name] = {**circumstances(SEED), **figures}
+            write(args.name, {"parts": results}, SEED, args.folder)
+            show({f"{name:8}": results[name]["verdict"]})
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")
 

@@ -51,11 +51,11 @@ TARGETS: Final = ("at least", "aim", VLLM, FLOOR)
 
 def by_name(tasks: dict[str, Any]) -> Figures:
     """Every figure, by "PART MODEL: NAME"."""
-    done = tasks.items()
+    entries = tasks.items()
     return {
-        f"{task}: {name}": one
-        for task, did in done
-        for name, one in did["figures"].items()
+        f"{task}: {name}": figure
+        for task, did in entries
+        for name, figure in did["figures"].items()
     }
 
 
@@ -63,19 +63,19 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def measured(one: dict[str, Any]) -> str:
+def measured(figure: dict[str, Any]) -> str:
     spread = (
-        f" ({number(one['low'])} to {number(one['high'])})"
-        if one["repetitions"] > 1
+        f" ({number(figure['low'])} to {number(figure['high'])})"
+        if figure["repetitions"] > 1
         else ""
     )
-    return f"{number(one['median'])} {one['unit']}{spread}"
+    return f"{number(figure['median'])} {figure['unit']}{spread}"
 
 
-def ratio(one: dict[str, Any], other: float) -> str:
+def ratio(figure: dict[str, Any], other: float) -> str:
     """How many times better than `other`."""
-    better = one["median"] / other
-    return f"{better if one['unit'] in HIGHER else 1 / better:.2f}"
+    better = figure["median"] / other
+    return f"{better if figure['unit'] in HIGHER else 1 / better:.2f}"
 
 
 def targets() -> dict[str, dict[str, float]]:
@@ -92,23 +92,27 @@ def targets() -> dict[str, dict[str, float]]:
     }
 
 
-def report(found: Figures, path: Path) -> None:
+def report(figures: Figures, path: Path) -> None:
     """Fill the README's table, and draw throughputs to `path`."""
     text, rows = README.read_text("utf-8"), targets()
-    for name in rows.keys() & found.keys():
-        one, peer = found[name], rows[name].get(VLLM)
-        filled = f"| {name} | {measured(one)} | {ratio(one, peer) if peer else ''} |"
+    for name in rows.keys() & figures.keys():
+        result, peer = figures[name], rows[name].get(VLLM)
+        filled = (
+            f"| {name} | {measured(result)} | {ratio(result, peer) if peer else ''} |"
+        )
         text = re.sub(rf"\| {re.escape(name)} \|[^|]*\|[^|]*\|", filled, text)
     README.write_text(text, "utf-8")
-    names = [name for name in rows if name.startswith("throughput") and name in found]
+    names = [name for name in rows if name.startswith("throughput") and name in figures]
     axes = (figure := canvas(9, 3.5)).subplots()
     for i, label in enumerate(("minfer", VLLM, FLOOR)):
         values = [
-            (rows[name] | {"minfer": found[name]["median"]})[label] for name in names
+            (rows[name] | {"minfer": figures[name]["median"]})[label] for name in names
         ]
-        axes.bar([at + 0.27 * i for at in range(len(names))], values, 0.25, label=label)
+        axes.bar(
+            [place + 0.27 * i for place in range(len(names))], values, 0.25, label=label
+        )
     labels = [name.removeprefix("throughput ").replace(": ", "\n") for name in names]
-    axes.set_xticks([at + 0.27 for at in range(len(names))], labels, fontsize=7)
+    axes.set_xticks([place + 0.27 for place in range(len(names))], labels, fontsize=7)
     axes.set(ylabel="output tokens/s", yscale="log")
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
@@ -117,50 +121,56 @@ def report(found: Figures, path: Path) -> None:
 def baseline() -> Figures:
     """What was committed last."""
     command = ["git", "show", "HEAD:bench/results/gpu.json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return by_name(json.loads(done.stdout)["results"]["tasks"]) if done.stdout else {}
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return (
+        by_name(json.loads(process.stdout)["results"]["tasks"]) if process.stdout else {}
+    )
 
 
 def measure(args: argparse.Namespace) -> None:
     path = args.folder / f"{args.name}.json"
-    found = (
+    results = (
         json.loads(path.read_text("utf-8"))["results"] if path.exists() else {"tasks": {}}
     )
-    tasks, before, wanted, broken = found["tasks"], baseline(), targets(), list[str]()
+    tasks, before, wanted, broken = results["tasks"], baseline(), targets(), list[str]()
     if args.report:
         report(by_name(tasks), path.with_suffix(".svg"))
         return
     if not torch.cuda.is_available():
         raise SystemExit("python -m bench.gpu needs a CUDA GPU; only --report does not")
     gpu = torch.cuda.get_device_name()
-    if found.setdefault("gpu", gpu) != gpu:
+    if results.setdefault("gpu", gpu) != gpu:
         raise SystemExit(
-            f"{path} is of GPU {found['gpu']}, this is {gpu}: use another --folder"
+            f"{path} is of GPU {results['gpu']}, this is {gpu}: use another --folder"
         )
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder))
-        for part, model in (
-            (part, model) for model, parts in PARTS.items() for part in parts
+        for workload, model in (
+            (workload, model)
+            for model, workloads in PARTS.items()
+            for workload in workloads
         ):
-            task = f"{part} {model}"
-            if not (part in args.parts if args.parts else task not in tasks):
+            task = f"{workload} {model}"
+            if not (workload in args.parts if args.parts else task not in tasks):
                 continue
             try:
-                figures = getattr(gpu_workloads, part)(lab, model)
+                figures = getattr(gpu_workloads, workload)(lab, model)
             except Exception:  # whatever it is, the others go on
                 traceback.print_exc()
                 lab.close()
                 broken.append(task)
                 continue
             tasks[task] = {**circumstances(SEED), "figures": figures}
-            write(args.name, found, SEED, args.folder)
-            for name, one in by_name({task: tasks[task]}).items():
-                beside = {FLOOR: one[FLOOR]} if FLOOR in one else wanted.get(name, {})
+            write(args.name, results, SEED, args.folder)
+            for name, figure in by_name({task: tasks[task]}).items():
+                beside = (
+                    {FLOOR: figure[FLOOR]} if FLOOR in figure else wanted.get(name, {})
+                )
                 beside |= {"baseline": before[name]["median"]} if name in before else {}
                 text = ", ".join(
-                    f"{k} {number(v)}: {ratio(one, v)}x" for k, v in beside.items()
+                    f"{k} {number(v)}: {ratio(figure, v)}x" for k, v in beside.items()
                 )
-                print(f"{name:52} {measured(one):36} {text}", flush=True)
+                print(f"{name:52} {measured(figure):36} {text}", flush=True)
         lab.close()
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")

@@ -33,7 +33,7 @@ WARM: Final = 2  # runs of each case that do not count
 PAIRS: Final = 5
 # Seconds before the first run: an idle engine captures graphs, which would slow the other
 # one down.
-REST: Final = 50.0
+REST_SECONDS: Final = 50.0
 # Bytes of KV cache of each engine: two of a 7B fit into 80 GB, and no case but "nano" of
 # a 7B has to preempt.
 CACHE: Final = 12 << 30
@@ -83,11 +83,13 @@ def measure_case(llm: Any, case: str, number: int) -> float:
             SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
         ] * batch
     began = time.perf_counter()
-    made = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
+    outputs = [
+        output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)
+    ]
     seconds = time.perf_counter() - began
-    if any(one.finish_reason != "length" for one in made):
-        raise RuntimeError(f"{case}: a request failed: {made[0].error}")
-    return sum(len(one.token_ids) for one in made) / seconds
+    if any(output.finish_reason != "length" for output in outputs):
+        raise RuntimeError(f"{case}: a request failed: {outputs[0].error}")
+    return sum(len(output.token_ids) for output in outputs) / seconds
 
 
 # --- the comparison ---------------------------------------------------------------------
@@ -144,27 +146,29 @@ def paired(before: Path, folder: str, cases: tuple[str, ...]) -> dict[str, Any]:
     """All cases of one model, with both trees in turn."""
     from bench.results import show, spread
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with ExitStack() as stack:
-        both = [
+        workers = [
             stack.enter_context(worker(tree, Path(__file__), folder))
             for tree in (before, HERE)
         ]
-        for process in both:
+        for process in workers:
             read_answer(process)
-        time.sleep(REST)
+        time.sleep(REST_SECONDS)
         for case in cases:
             runs: list[list[float]] = []
             for number in range(WARM + PAIRS):
-                order = both[:: 1 if number % 2 else -1]  # neither is always the second
+                order = workers[
+                    :: 1 if number % 2 else -1
+                ]  # neither is always the second
                 rates = {process: ask(process, case, number) for process in order}
-                runs.append([rates[process] for process in both])
+                runs.append([rates[process] for process in workers])
             counted = runs[WARM:]
             old, new = (median(column) for column in zip(*counted, strict=True))
-            ratios = spread([now / was for was, now in counted])
-            found[case] = {"before": old, "now": new, "times as fast": ratios}
-            show({"model": Path(folder).name, "case": case, **found[case]})
-    return found
+            ratios = spread([now / earlier for earlier, now in counted])
+            results[case] = {"before": old, "now": new, "times as fast": ratios}
+            show({"model": Path(folder).name, "case": case, **results[case]})
+    return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -180,7 +184,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 model: paired(
                     args.before.resolve(),
                     model_folder(root, model),
-                    tuple(one for one in cases if not args.cases or one in args.cases),
+                    tuple(case for case in cases if not args.cases or case in args.cases),
                 )
                 for model, cases in CASES.items()
                 if not args.models or model in args.models

@@ -41,20 +41,20 @@ Figures = dict[str, dict[str, Any]]
 Spans = defaultdict[str, list[Any]]  # calls by name
 SEED, BLOCK, STEPS = 0, 64, 64  # tokens of a KV block; decode steps that are timed
 BANDWIDTH: Final = 4.26e12  # bytes a second, read and written, measured on an H200
-COLD: Final = 256e6  # bytes after which nothing is left in the second-level cache
+MIN_COLD_BYTES: Final = 256e6  # after these the second-level cache has nothing left
 
 
-def figure(values: Sequence[float], unit: str, **more: Any) -> dict[str, Any]:
-    return {"unit": unit, **spread(values), **more}
+def figure(values: Sequence[float], unit: str, **extra: Any) -> dict[str, Any]:
+    return {"unit": unit, **spread(values), **extra}
 
 
-def against(what: str, names: tuple[str, str], runs: list[list[float]]) -> Figures:
+def against(title: str, names: tuple[str, str], runs: list[list[float]]) -> Figures:
     """Two ways in ms, and how much less the first takes."""
     less = [100 * (1 - a / b) for a, b in zip(*runs, strict=True)]
-    both = {
-        f"{what}, {name}": figure(ms, "ms") for name, ms in zip(names, runs, strict=True)
+    figures = {
+        f"{title}, {name}": figure(ms, "ms") for name, ms in zip(names, runs, strict=True)
     }
-    return {**both, f"{what}, {names[0]} against {names[1]}": figure(less, "% less")}
+    return {**figures, f"{title}, {names[0]} against {names[1]}": figure(less, "% less")}
 
 
 def greedy(tokens: int) -> SamplingParams:
@@ -87,19 +87,21 @@ class Lab:
             Tokenizer(models.WordLevel(words, "0")).save(str(folder / "tokenizer.json"))
         return str(folder)
 
-    def engine(self, model: str, **more: Any) -> LLM:
+    def engine(self, model: str, **overrides: Any) -> LLM:
         """The engine with these settings, else as vLLM's was; another one is closed
         first.
         """
-        if self.llm is None or self.opened != (model, more):
+        if self.llm is None or self.opened != (model, overrides):
             self.close()
             settings: dict[str, Any] = {
                 "device": "cuda",
                 "max_num_seqs": 256,
                 "enable_prefix_caching": False,
             }
-            self.llm = LLM(self.model(model), load_format="dummy", **(settings | more))
-            self.opened = model, more
+            self.llm = LLM(
+                self.model(model), load_format="dummy", **(settings | overrides)
+            )
+            self.opened = model, overrides
         return self.llm
 
     def close(self) -> None:
@@ -128,10 +130,10 @@ def watched(spans: Spans, owner: Any, name: str, stream: Any = None) -> Any:
         # Torch's.
         return stream and stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
-    def call(*of: Any) -> Any:
+    def call(*args: Any) -> Any:
         before, begin = mark(), time.perf_counter()
-        result, end = inner(*of), time.perf_counter()
-        span = {"begin": begin, "end": end, "before": before, "after": mark(), "of": of}
+        result, end = inner(*args), time.perf_counter()
+        span = {"begin": begin, "end": end, "before": before, "after": mark(), "of": args}
         spans[name].append(SimpleNamespace(**span))
         return result
 
@@ -162,8 +164,8 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     launched = [(s, s.of[-1]) for s in spans["launch"]]
     decoding = [s for s, plan in launched if len(plan.rows) == rows and not plan.fills]
     first, last = decoding[-STEPS], decoding[-1]
-    for name, some in spans.items():
-        spans[name] = [span for span in some if first.begin <= span.begin < last.end]
+    for name, calls in spans.items():
+        spans[name] = [span for span in calls if first.begin <= span.begin < last.end]
     return first.after.elapsed_time(last.after) / (STEPS - 1), spans
 
 
@@ -178,13 +180,19 @@ def executor_of(llm: LLM) -> TorchExecutor:
 def rate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:
     """Output tokens a second, prefill and text included."""
     began = time.perf_counter()
-    made = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
+    outputs = [
+        output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)
+    ]
     seconds = time.perf_counter() - began
     if broken := [
-        one.error or one.finish_reason for one in made if one.finish_reason != "length"
+        output.error or output.finish_reason
+        for output in outputs
+        if output.finish_reason != "length"
     ]:
-        raise RuntimeError(f"{len(broken)} of {len(made)} requests failed: {broken[0]}")
-    return sum(len(one.token_ids) for one in made) / seconds
+        raise RuntimeError(
+            f"{len(broken)} of {len(outputs)} requests failed: {broken[0]}"
+        )
+    return sum(len(output.token_ids) for output in outputs) / seconds
 
 
 def streamed(
@@ -206,16 +214,20 @@ def throughput(lab: Lab, model: str) -> Figures:
     dice = random.Random(0)
     sizes = partial(dice.randint, 100, 1024)
     prompts = [[dice.randint(0, 10_000) for _ in range(sizes())] for _ in range(256)]
-    most = [sizes() for _ in prompts]
+    lengths = [sizes() for _ in prompts]
     params = [
-        SamplingParams(temperature=0.6, max_tokens=n, ignore_eos=True) for n in most
+        SamplingParams(temperature=0.6, max_tokens=n, ignore_eos=True) for n in lengths
     ]
     runs = [rate(llm, prompts, params) for _ in range(4)]
     free, total = torch.cuda.mem_get_info()
     memory = figure(
         [(total - free) / 2**30], "GiB", planned=llm.setup.memory.total / 2**30
     )
-    return {**out, "nano": figure(runs[2:], "tok/s", tokens=sum(most)), "memory": memory}
+    return {
+        **out,
+        "nano": figure(runs[2:], "tok/s", tokens=sum(lengths)),
+        "memory": memory,
+    }
 
 
 def latency(lab: Lab, model: str) -> Figures:
@@ -225,7 +237,7 @@ def latency(lab: Lab, model: str) -> Figures:
         for _ in range(5):
             began = 1e3 * time.perf_counter()
             rows += [
-                [began, *(1e3 * at for at in row)]
+                [began, *(1e3 * moment for moment in row)]
                 for row in streamed(llm, *lab.equal(batch))
             ]
         del rows[: 2 * batch]
@@ -254,42 +266,43 @@ def prefill(lab: Lab, model: str) -> Figures:
 
 def host(lab: Lab, model: str) -> Figures:
     """Host time of a step at 256 rows, and how long the GPU is between graphs."""
-    llm, found = lab.engine(model), defaultdict[str, list[float]](list)
+    llm, samples = lab.engine(model), defaultdict[str, list[float]](list)
     for _ in range(3):
         _, spans = steady(lab, llm, 256, 600)
         ms = {
-            name: 1e3 * mean(s.end - s.begin for s in some)
-            for name, some in spans.items()
+            name: 1e3 * mean(s.end - s.begin for s in calls)
+            for name, calls in spans.items()
         }
-        found["staging"].append(ms["launch"])
-        found["planning, committing, staging"].append(ms["turn"] - ms["collect"])
-        found["delivering"].append(ms["outputs_of"])
+        samples["staging"].append(ms["launch"])
+        samples["planning, committing, staging"].append(ms["turn"] - ms["collect"])
+        samples["delivering"].append(ms["outputs_of"])
         busy = sum(span.before.elapsed_time(span.after) for span in spans["_replay"])
-        whole = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
-        found["GPU idle"].append(100 * (1 - busy / whole))
+        total = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
+        samples["GPU idle"].append(100 * (1 - busy / total))
     units = {"GPU idle": "%"}
     return {
-        name: figure(values[1:], units.get(name, "ms")) for name, values in found.items()
+        name: figure(values[1:], units.get(name, "ms"))
+        for name, values in samples.items()
     }
 
 
 def graphs(lab: Lab, model: str) -> Figures:
     ways: tuple[dict[str, bool], ...] = ({}, {"enforce_eager": True})
     runs = [
-        [steady(lab, lab.engine(model, **how), 1, 600)[0] for _ in range(4)]
-        for how in ways
+        [steady(lab, lab.engine(model, **settings), 1, 600)[0] for _ in range(4)]
+        for settings in ways
     ]
-    return against("step", ("graphs", "eager"), [some[1:] for some in runs])
+    return against("step", ("graphs", "eager"), [run[1:] for run in runs])
 
 
 def journal(lab: Lab, model: str) -> Figures:
     """256 requests, with every turn recorded and without."""
     ways: tuple[dict[str, Any], ...] = ({"journal": lab.folder / "journal"}, {})
     runs = [
-        [1e3 / rate(lab.engine(model, **how), *lab.equal(256)) for _ in range(5)]
-        for how in ways
+        [1e3 / rate(lab.engine(model, **settings), *lab.equal(256)) for _ in range(5)]
+        for settings in ways
     ]
-    return against("1 token", ("recorded", "not"), [some[2:] for some in runs])
+    return against("1 token", ("recorded", "not"), [run[2:] for run in runs])
 
 
 def chunked(lab: Lab, model: str) -> Figures:
@@ -298,7 +311,7 @@ def chunked(lab: Lab, model: str) -> Figures:
     """
     peaks = []
     for budget in (1024, 8192 + 64):
-        llm, at = lab.engine(model, max_num_batched_tokens=budget), list[float]()
+        llm, arrivals = lab.engine(model, max_num_batched_tokens=budget), list[float]()
         with ThreadPoolExecutor(1) as pool:
             decoding = pool.submit(
                 streamed, llm, lab.prompts(32, 2100), [greedy(1900)] * 32
@@ -306,26 +319,27 @@ def chunked(lab: Lab, model: str) -> Figures:
             time.sleep(2)
             for prompt in lab.prompts(6, 8192):
                 time.sleep(1)
-                at.append(time.perf_counter())
+                arrivals.append(time.perf_counter())
                 rate(llm, [prompt], [greedy(1)])
         gaps = [
             (b, b - a) for row in decoding.result() for a, b in itertools.pairwise(row)
         ]
         peaks.append(
-            [1e3 * max(gap for end, gap in gaps if a < end < a + 1) for a in at[2:]]
+            [1e3 * max(gap for end, gap in gaps if a < end < a + 1) for a in arrivals[2:]]
         )
     return against("ITL peak", ("chunks of 1024", "whole"), peaks)
 
 
 def prefix(lab: Lab, model: str) -> Figures:
-    llm, found = lab.engine(model, enable_prefix_caching=True), []
+    llm, pairs = lab.engine(model, enable_prefix_caching=True), []
     for shared in lab.prompts(10, 2048):
         cold, hit = (
-            1e3 / rate(llm, [shared + own], [greedy(1)]) for own in lab.prompts(2, 64)
+            1e3 / rate(llm, [shared + suffix], [greedy(1)])
+            for suffix in lab.prompts(2, 64)
         )
-        found.append((hit, cold))
+        pairs.append((hit, cold))
     return against(
-        "TTFT", ("hit", "cold"), [list(runs) for runs in zip(*found[2:], strict=True)]
+        "TTFT", ("hit", "cold"), [list(runs) for runs in zip(*pairs[2:], strict=True)]
     )
 
 
@@ -346,7 +360,7 @@ def start(lab: Lab, model: str) -> Figures:
 def transformers(lab: Lab, model: str) -> Figures:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    ours, theirs = (
+    minfer_rates, peer_rates = (
         [rate(lab.engine(model), *lab.equal(8)) for _ in range(5)][2:],
         list[float](),
     )
@@ -357,12 +371,20 @@ def transformers(lab: Lab, model: str) -> Figures:
         peer: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         for _ in range(3):
             ids, began = torch.tensor(lab.equal(8)[0]), time.perf_counter()
-            made = peer.generate(ids, max_new_tokens=128, do_sample=False, pad_token_id=0)
-            theirs.append(
-                made[:, ids.shape[1] :].cpu().numel() / (time.perf_counter() - began)
+            outputs = peer.generate(
+                ids, max_new_tokens=128, do_sample=False, pad_token_id=0
             )
-    both = {"minfer": figure(ours, "tok/s"), "transformers": figure(theirs[1:], "tok/s")}
-    return {**both, "ratio": figure([median(ours) / median(theirs[1:])], "times")}
+            peer_rates.append(
+                outputs[:, ids.shape[1] :].cpu().numel() / (time.perf_counter() - began)
+            )
+    figures = {
+        "minfer": figure(minfer_rates, "tok/s"),
+        "transformers": figure(peer_rates[1:], "tok/s"),
+    }
+    return {
+        **figures,
+        "ratio": figure([median(minfer_rates) / median(peer_rates[1:])], "times"),
+    }
 
 
 def tensor(*shape: int) -> Tensor:
@@ -375,11 +397,14 @@ def timed(
     """Microseconds of a function that moves `size` bytes, of arguments that no cache
     holds.
     """
-    calls = [partial(function, *build()) for _ in range(min(32, 1 + int(COLD // size)))]
+    calls = [
+        partial(function, *build())
+        for _ in range(min(32, 1 + int(MIN_COLD_BYTES // size)))
+    ]
     turns = itertools.cycle(calls)
     torch.cuda.synchronize()  # what follows is on another stream
-    found: list[float] = do_bench_cudagraph(lambda: next(turns)(), return_mode="all")
-    return figure([1e3 * ms for ms in found], "us", floor=1e6 * size / BANDWIDTH)
+    times: list[float] = do_bench_cudagraph(lambda: next(turns)(), return_mode="all")
+    return figure([1e3 * ms for ms in times], "us", floor=1e6 * size / BANDWIDTH)
 
 
 def flash_decoding(_lab: Lab, model: str) -> Figures:
@@ -394,24 +419,26 @@ def flash_decoding(_lab: Lab, model: str) -> Figures:
 
     for tokens in (4096, 32_768):
         size = 4 * tokens * kv_heads * dim
-        out[f"{tokens} tokens"] = ours = timed(function, size, partial(build, tokens))
-        out[f"{tokens} tokens, bandwidth"] = figure([size / ours["median"] / 1e6], "TB/s")
-        whole = timed(partial(function, splits=1), size, partial(build, tokens))
-        ratio = whole["median"] / ours["median"]
+        out[f"{tokens} tokens"] = split = timed(function, size, partial(build, tokens))
+        out[f"{tokens} tokens, bandwidth"] = figure(
+            [size / split["median"] / 1e6], "TB/s"
+        )
+        unsplit = timed(partial(function, splits=1), size, partial(build, tokens))
+        ratio = unsplit["median"] / split["median"]
         out[f"{tokens} tokens, against unsplit"] = figure([ratio], "times")
     return out
 
 
 def kernels(_lab: Lab, model: str) -> Figures:
     hidden, inner, _, heads, kv_heads, vocab, _ = SHAPES[model]
-    many, rows, dim, eps, t = 4096, 256, hidden // heads, 1e-6, tensor
-    qkv, paged = hidden + 2 * kv_heads * dim, (many // BLOCK, BLOCK, kv_heads, dim)
-    at, logits = torch.arange(many, device="cuda").int(), 2 * rows * vocab
+    num_tokens, rows, dim, eps, t = 4096, 256, hidden // heads, 1e-6, tensor
+    qkv, paged = hidden + 2 * kv_heads * dim, (num_tokens // BLOCK, BLOCK, kv_heads, dim)
+    positions, logits = torch.arange(num_tokens, device="cuda").int(), 2 * rows * vocab
 
     def draw(temperature: float, top_p: float) -> tuple[Any, ...]:
-        device_rows, every = at[:rows], torch.zeros_like(at[:rows])
-        heat, share, deep = (0 * every + x for x in (temperature, top_p, torch.inf))
-        values = SamplingValues(heat, every, share, deep, torch.ones_like(heat))
+        device_rows, zeros = positions[:rows], torch.zeros_like(positions[:rows])
+        heat, share, deep = (0 * zeros + x for x in (temperature, top_p, torch.inf))
+        values = SamplingValues(heat, zeros, share, deep, torch.ones_like(heat))
         return 80 * t(rows, vocab), device_rows, values, device_rows.long(), device_rows
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
@@ -429,17 +456,17 @@ def kernels(_lab: Lab, model: str) -> Figures:
     work: dict[str, tuple[Callable[..., Any], int, Callable[[], Any]]] = {
         "RMSNorm of a sum, 4096 tokens": (
             norm.rms_norm,
-            8 * many * hidden,
-            lambda: (t(many, hidden), scale(hidden), t(many, hidden)),
+            8 * num_tokens * hidden,
+            lambda: (t(num_tokens, hidden), scale(hidden), t(num_tokens, hidden)),
         ),
         "RoPE and cache, 4096 tokens": (
             rotate,
-            4 * many * qkv,
+            4 * num_tokens * qkv,
             lambda: (
-                t(many, qkv),
-                t(many, dim).float(),
-                at,
-                at.long(),
+                t(num_tokens, qkv),
+                t(num_tokens, dim).float(),
+                positions,
+                positions.long(),
                 t(*paged),
                 t(*paged),
                 heads,
@@ -448,8 +475,8 @@ def kernels(_lab: Lab, model: str) -> Figures:
         ),
         "SiLU times up, 4096 tokens": (
             activation.gated_mul,
-            6 * many * inner,
-            lambda: (t(many, 2 * inner),),
+            6 * num_tokens * inner,
+            lambda: (t(num_tokens, 2 * inner),),
         ),
         "greedy, 256 rows": (unfiltered, logits, partial(draw, 0.0, 1.0)),
         "temperature, 256 rows": (unfiltered, logits, partial(draw, 0.8, 1.0)),
@@ -465,4 +492,4 @@ def kernels(_lab: Lab, model: str) -> Figures:
         for tokens in (1, 16):
             build = partial(product, function, outs, ins, tokens)
             work[f"{name}, {tokens} tokens"] = function, 2 * outs * ins, build
-    return {name: timed(*how) for name, how in work.items()}
+    return {name: timed(*case) for name, case in work.items()}

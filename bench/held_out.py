@@ -9,8 +9,8 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-SHARE: Final = 20  # one file of so many is held out
-SHORTEST: Final = 200  # characters of a file that counts
+FILES_PER_HELD_OUT: Final = 20  # one of as many files is held out
+MIN_CHARACTERS: Final = 200  # characters of a file that counts
 NOT_TEXT: Final = "pydoc_data/topics.py"  # the language reference, as one dictionary
 SKIPPED: Final = frozenset(  # folders that the training did not read either
     [
@@ -36,7 +36,7 @@ def held_out_texts() -> list[str]:
     stdlib = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in sorted(stdlib.rglob("*.py")) if _held_out(path, stdlib)]
     texts = (_text(path) for path in paths)
-    return [text for text in texts if len(text) > SHORTEST]
+    return [text for text in texts if len(text) > MIN_CHARACTERS]
 
 
 def _held_out(path: Path, stdlib: Path) -> bool:
@@ -45,7 +45,7 @@ def _held_out(path: Path, stdlib: Path) -> bool:
         return False
     name = relative.as_posix()
     digest = hashlib.sha256(name.encode()).digest()[:8]
-    return name != NOT_TEXT and int.from_bytes(digest, "big") % SHARE == 0
+    return name != NOT_TEXT and int.from_bytes(digest, "big") % FILES_PER_HELD_OUT == 0
 
 
 def _text(path: Path) -> str:

@@ -29,7 +29,7 @@ def measure_type(lab: Lab, name: str, args: argparse.Namespace) -> dict[str, Any
     """What an engine with a cache of this type does."""
     llm = lab.engine(args.shape, kv_cache_dtype=name, gpu_memory_utilization=0.9)
     plan = llm.setup.memory
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "kv_bytes_of_a_token": plan.block_bytes / plan.sizes.block_size,
         "sequences": plan.num_blocks * plan.sizes.block_size // CONTEXT,
     }
@@ -38,21 +38,21 @@ def measure_type(lab: Lab, name: str, args: argparse.Namespace) -> dict[str, Any
             1e3 / rate(llm, lab.prompts(1, length), [greedy(1)])
             for _ in range(args.repeats + 1)
         ]
-        found[f"ttft_{length}"] = figure(runs[1:], "ms")
+        result[f"ttft_{length}"] = figure(runs[1:], "ms")
     steps = [steady(lab, llm, ROWS, CONTEXT)[0] for _ in range(args.repeats)]
-    found["step"] = figure(steps, "ms")
-    return found
+    result["step"] = figure(steps, "ms")
+    return result
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All types."""
     with tempfile.TemporaryDirectory() as folder:
-        lab, found = Lab(Path(folder), random.Random(0)), {}
+        lab, results = Lab(Path(folder), random.Random(0)), {}
         for name in args.types:
-            found[name] = measure_type(lab, name, args)
-            show({name: found[name]})
+            results[name] = measure_type(lab, name, args)
+            show({name: results[name]})
         lab.close()
-    return {"card": torch.cuda.get_device_name(), "types": found}
+    return {"card": torch.cuda.get_device_name(), "types": results}
 
 
 if __name__ == "__main__":

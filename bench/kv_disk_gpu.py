@@ -43,10 +43,10 @@ from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
 PAGES: Final = 256
 BLOCK: Final = 64  # tokens
-OTHERS: Final = 3  # prompts that push one out
+NUM_FILLERS: Final = 3  # prompts that push one out
 HOST: Final = 8 << 30  # bytes
 DISK: Final = 64 << 30
-SETTLES: Final = 25.0  # seconds in which an idle GPU engine captures graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which an idle GPU engine captures graphs
 CHUNK: Final = 1 << 24  # bytes of a write or a read of the one large file
 
 BUNDLED: Final = "bundled"
@@ -83,7 +83,7 @@ def forget(folder: Path) -> None:
 
 
 def rate(size: int, work: Callable[[], object]) -> float:
-    """GB/s of a work on so many bytes."""
+    """GB/s of a work on `size` bytes."""
     begin = time.perf_counter()
     work()
     return size / (time.perf_counter() - begin) / 1e9
@@ -106,15 +106,15 @@ def read_file(path: Path, into: memoryview) -> None:
 
 def file_rates(folder: Path, size: int, repeats: int) -> dict[str, list[float]]:
     """GB/s of one large file."""
-    found: dict[str, list[float]] = {"out": [], "page cache": [], "disk": []}
+    rates: dict[str, list[float]] = {"out": [], "page cache": [], "disk": []}
     data, path = memoryview(bytearray(os.urandom(CHUNK))), folder / "large"
     for _ in range(repeats):
-        found["out"].append(rate(size, partial(write_file, path, size, data)))
-        found["page cache"].append(rate(size, partial(read_file, path, data)))
+        rates["out"].append(rate(size, partial(write_file, path, size, data)))
+        rates["page cache"].append(rate(size, partial(read_file, path, data)))
         forget(folder)
-        found["disk"].append(rate(size, partial(read_file, path, data)))
+        rates["disk"].append(rate(size, partial(read_file, path, data)))
         path.unlink()
-    return found
+    return rates
 
 
 def copied(copier: KeyedCopier, command: KeyedCommand) -> None:
@@ -135,16 +135,16 @@ def block_rates(llm: LLM, repeats: int) -> tuple[int, dict[str, list[float]]]:
     count = min(PAGES, llm.setup.config.num_blocks)
     size = count * llm.setup.memory.block_bytes
     pages = tuple((page,) for page in range(count))
-    found: dict[str, list[float]] = {"out": [], "page cache": [], "disk": []}
+    rates: dict[str, list[float]] = {"out": [], "page cache": [], "disk": []}
     for _ in range(repeats + 1):
         keys = tuple(secrets.token_bytes(DIGEST) for _ in pages)
         store, fetch = StoreBlocks(-1, keys, pages), FetchBlocks(-1, keys, pages)
-        found["out"].append(rate(size, partial(copied, copier, store)))
-        found["page cache"].append(rate(size, partial(copied, copier, fetch)))
+        rates["out"].append(rate(size, partial(copied, copier, store)))
+        rates["page cache"].append(rate(size, partial(copied, copier, fetch)))
         folder.uncache(keys)
-        found["disk"].append(rate(size, partial(copied, copier, fetch)))
+        rates["disk"].append(rate(size, partial(copied, copier, fetch)))
         folder.remove(keys)
-    return size, {name: values[1:] for name, values in found.items()}
+    return size, {name: values[1:] for name, values in rates.items()}
 
 
 # --- first tokens -----------------------------------------------------------------------
@@ -158,7 +158,7 @@ def served(llm: LLM, prompt: list[int]) -> float:
 
 
 def stored(llm: LLM, blocks: int) -> None:
-    """Wait until so many blocks are written."""
+    """Wait until `blocks` blocks are written."""
     while llm.worker.snapshot().totals.counts[STORED] < blocks:
         time.sleep(0.05)
 
@@ -180,15 +180,15 @@ def first_tokens(
     vocab = first.setup.spec.vocab_size
     count = 2 * (args.repeats + 1)  # the first of each half does not count
     prompts = [lab.rng.choices(range(1, vocab), k=args.prompt) for _ in range(count)]
-    found: dict[str, list[float]] = {"computed": [], "on the device": []}
+    times: dict[str, list[float]] = {"computed": [], "on the device": []}
     with closing(first) as llm:
         blocks = int(llm.worker.snapshot().totals.counts[STORED])
         for prompt in prompts:
-            found["computed"].append(served(llm, prompt))
-            found["on the device"].append(served(llm, prompt))
+            times["computed"].append(served(llm, prompt))
+            times["on the device"].append(served(llm, prompt))
             blocks += args.prompt // BLOCK
             stored(llm, blocks)
-    found = {name: values[2:] for name, values in found.items()}
+    times = {name: values[2:] for name, values in times.items()}
     tiers = {"kv_disk_choice": "load", "kv_host_memory": args.host}
     with closing(engine(lab, args, **tiers)) as llm:
         half = count // 2
@@ -198,8 +198,8 @@ def first_tokens(
             disk.append(loaded(llm, prompt, "keyed"))
         for prompt in prompts[half:]:
             cached.append(loaded(llm, prompt, "keyed"))
-    found |= {"from the disk": disk[1:], "from the page cache": cached[1:]}
-    show({name: figure(ms, "ms") for name, ms in found.items()})
+    times |= {"from the disk": disk[1:], "from the page cache": cached[1:]}
+    show({name: figure(ms, "ms") for name, ms in times.items()})
     with closing(
         engine(
             lab,
@@ -211,12 +211,14 @@ def first_tokens(
     ) as llm:
         host = list[float]()
         for number in range(half):
-            others = [prompts[(number + at) % count] for at in range(OTHERS + 1)]
-            for prompt in others:
+            fillers = [
+                prompts[(number + offset) % count] for offset in range(NUM_FILLERS + 1)
+            ]
+            for prompt in fillers:
                 served(llm, prompt)
             time.sleep(0.5)  # all is stored
             host.append(loaded(llm, prompts[number], "host"))
-    return found | {"from host memory": host[1:]}
+    return times | {"from host memory": host[1:]}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -232,7 +234,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raw_folder = args.disk / "00"
         raw_folder.mkdir(exist_ok=True)
         raw = file_rates(raw_folder, size, args.repeats)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "rates": {
                 name: {
                     "one file": figure(raw[name], "GB/s"),
@@ -242,12 +244,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 for name in raw
             }
         }
-        show(found["rates"])
+        show(results["rates"])
         tokens = first_tokens(lab, args, llm)
-        found["first_token"] = {name: figure(ms, "ms") for name, ms in tokens.items()}
-        show({"first token": found["first_token"]})
+        results["first_token"] = {name: figure(ms, "ms") for name, ms in tokens.items()}
+        show({"first token": results["first_token"]})
     card = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    return {"card": card, "block_bytes": block, "prompt": args.prompt, **found}
+    return {"card": card, "block_bytes": block, "prompt": args.prompt, **results}
 
 
 if __name__ == "__main__":
@@ -262,6 +264,6 @@ if __name__ == "__main__":
             "--host": HOST,
             "--prompt": 16_384,
             "--repeats": 3,
-            "--settles": SETTLES,  # seconds
+            "--settles": SETTLE_SECONDS,  # seconds
         },
     )

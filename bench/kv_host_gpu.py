@@ -33,19 +33,19 @@ RAW: Final = 1 << 30  # bytes of a copy of pinned memory
 PAGES: Final = 256
 PROMPT: Final = 16_384
 POOL: Final = 600  # blocks of 64 tokens: two such prompts
-OTHERS: Final = 3  # that push it out
+NUM_FILLERS: Final = 3  # that push it out
 HOST: Final = 8 << 30  # bytes
-SETTLES: Final = 25.0  # seconds in which an idle engine captures graphs
+SETTLE_SECONDS: Final = 25.0  # seconds in which an idle engine captures graphs
 
 
 def seconds(work: Callable[[], object], repeats: int) -> list[float]:
     """How long it takes, after a run that does not count."""
-    found = list[float]()
+    times = list[float]()
     for _ in range(repeats + 1):
         begin = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begin)
-    return found[1:]
+        times.append(time.perf_counter() - begin)
+    return times[1:]
 
 
 def pinned_rates(repeats: int) -> dict[str, list[float]]:
@@ -83,7 +83,7 @@ def copier_of(llm: LLM, *, settled: bool = False) -> PageCopier:
     copier = copiers.host
     assert copier is not None
     copier.growing.join()  # all host memory is pinned
-    time.sleep(SETTLES if torch.cuda.is_available() and not settled else 0.0)
+    time.sleep(SETTLE_SECONDS if torch.cuda.is_available() and not settled else 0.0)
     return copier
 
 
@@ -113,7 +113,7 @@ def page_rates(llm: LLM, repeats: int) -> dict[str, list[float]]:
 
 def first_tokens(lab: Lab, llm: LLM, repeats: int) -> dict[str, list[float]]:
     """ms to the first token of a prompt: computed, cached, and from host memory."""
-    found: dict[str, list[float]] = {"computed": [], "on the device": [], "on host": []}
+    times: dict[str, list[float]] = {"computed": [], "on the device": [], "on host": []}
 
     def served(prompts: list[list[int]]) -> float:
         begin = time.perf_counter()
@@ -123,15 +123,15 @@ def first_tokens(lab: Lab, llm: LLM, repeats: int) -> dict[str, list[float]]:
     for number in range(repeats + 1):
         [prompt] = lab.prompts(1, PROMPT)
         took = [served([prompt]), served([prompt])]
-        served(lab.prompts(OTHERS, PROMPT))
+        served(lab.prompts(NUM_FILLERS, PROMPT))
         time.sleep(0.5)  # all is stored
         before = llm.worker.snapshot().totals.counts["kv_host_loaded_blocks"]
         took.append(served([prompt]))
         after = llm.worker.snapshot().totals.counts["kv_host_loaded_blocks"]
         assert after - before == PROMPT // 64 - 1
-        for values, one in zip(found.values(), took, strict=True):
-            values += [one] * (number > 0)
-    return found
+        for values, ms in zip(times.values(), took, strict=True):
+            values += [ms] * (number > 0)
+    return times
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         tier = {"kv_host_memory": HOST, "kv_host_choice": "load"}
         llm = lab.engine(args.shape, **shared, **tier)
         rates = page_rates(llm, args.repeats)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "copies": {
                 name: {
                     "pinned memory": figure(raw[name], "GB/s"),
@@ -154,12 +154,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 for name in raw
             }
         }
-        show(found["copies"])
+        show(results["copies"])
         tokens = first_tokens(lab, llm, args.repeats)
-        found["first_token"] = {name: figure(ms, "ms") for name, ms in tokens.items()}
-        show({"first token": found["first_token"]})
+        results["first_token"] = {name: figure(ms, "ms") for name, ms in tokens.items()}
+        show({"first token": results["first_token"]})
         lab.close()
-    return {"card": torch.cuda.get_device_name(), **found}
+    return {"card": torch.cuda.get_device_name(), **results}
 
 
 if __name__ == "__main__":

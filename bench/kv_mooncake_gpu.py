@@ -22,7 +22,7 @@ import torch
 from attrs import evolve, frozen
 
 from bench.gpu_workloads import BLOCK, Lab, greedy
-from bench.kv_host_gpu import SETTLES
+from bench.kv_host_gpu import SETTLE_SECONDS
 from bench.results import percentiles, run, show
 from bench.shapes import SHAPES, TINY
 from minfer import AsyncLLM
@@ -44,29 +44,29 @@ class Asked:
 
 def conversations(args: argparse.Namespace, words: int, salt: int = 0) -> list[Asked]:
     """The trace's first requests; other content with another salt."""
-    found = list[Asked]()
+    requests = list[Asked]()
     for row in read_trace(str(args.trace), args.requests, args.scale).rows:
         tokens = list[int]()
         for name in row.ids:
             dice = random.Random((salt << 32) + name)
             tokens += dice.choices(range(1, words), k=row.span)
-        found.append(Asked(row.time, tokens[: row.prompt], row.output))
-    return found
+        requests.append(Asked(row.time, tokens[: row.prompt], row.output))
+    return requests
 
 
 async def replayed(llm: AsyncLLM, work: list[Asked], speed: float) -> list[float]:
     """ms to the first token of each request, which arrive `speed` times as fast."""
     began = time.perf_counter()
 
-    async def one(asked: Asked) -> float:
+    async def first_token_ms(asked: Asked) -> float:
         await asyncio.sleep(max(0.0, asked.at / speed - (time.perf_counter() - began)))
-        begin, got = time.perf_counter(), 0.0
+        begin, first_token = time.perf_counter(), 0.0
         prompt = {"prompt_token_ids": asked.tokens}
         async for _ in llm.generate(prompt, greedy(asked.output)):
-            got = got or time.perf_counter()
-        return 1e3 * (got - begin)
+            first_token = first_token or time.perf_counter()
+        return 1e3 * (first_token - begin)
 
-    return [*await asyncio.gather(*map(one, work))]
+    return [*await asyncio.gather(*map(first_token_ms, work))]
 
 
 async def served(llm: AsyncLLM, work: list[Asked], speed: float) -> dict[str, Any]:
@@ -79,8 +79,8 @@ async def served(llm: AsyncLLM, work: list[Asked], speed: float) -> dict[str, An
     counts = {name: value - before.get(name, 0) for name, value in after.items()}
     return {
         "first token, ms": percentiles(ms),
-        "output tokens/s": sum(one.output for one in work) / took,
-        "prompt tokens/s": sum(len(one.tokens) for one in work) / took,
+        "output tokens/s": sum(request.output for request in work) / took,
+        "prompt tokens/s": sum(len(request.tokens) for request in work) / took,
         "seconds": took,
         "hit share": counts["prefix_cache_hits"] / counts["prompt_tokens"],
         "counts": {k: v for k, v in counts.items() if v and k.startswith("kv_")},
@@ -100,39 +100,41 @@ async def compared(lab: Lab, args: argparse.Namespace) -> dict[str, Any]:
         kv_host_choice=RECOMPUTE,
     )
     await asyncio.sleep(args.settles if args.gpu else 0)
-    some = [evolve(one, at=0.0) for one in conversations(args, lab.words, salt=2)]
-    some = some[:AT_ONCE]
-    await replayed(llm, some[: AT_ONCE // 4], 1.0)  # compiles kernels
-    began, timed = time.perf_counter(), some[AT_ONCE // 4 :]
+    warm_up = [
+        evolve(request, at=0.0) for request in conversations(args, lab.words, salt=2)
+    ]
+    warm_up = warm_up[:AT_ONCE]
+    await replayed(llm, warm_up[: AT_ONCE // 4], 1.0)  # compiles kernels
+    began, timed = time.perf_counter(), warm_up[AT_ONCE // 4 :]
     await replayed(llm, timed, 1.0)
     took = time.perf_counter() - began
-    capacity = sum(len(one.tokens) for one in timed) / took
+    capacity = sum(len(request.tokens) for request in timed) / took
     work = conversations(args, lab.words)
-    prompts = sum(len(one.tokens) for one in work)
+    prompts = sum(len(request.tokens) for request in work)
     speed = args.load * capacity * work[-1].at / prompts
-    found: dict[str, Any] = {"capacity, prompt tokens/s": capacity, "speed": speed}
-    show(found)
-    found["without"] = await served(llm, work, speed)
-    show({"without": found["without"]})
+    results: dict[str, Any] = {"capacity, prompt tokens/s": capacity, "speed": speed}
+    show(results)
+    results["without"] = await served(llm, work, speed)
+    show({"without": results["without"]})
     driver = llm.worker.driver
     config = driver.config
     assert config.host is not None
     driver.config = evolve(config, host=evolve(config.host, choice=BY_COST))
-    found["with"] = await served(llm, conversations(args, lab.words, 1), speed)
-    show({"with": found["with"]})
+    results["with"] = await served(llm, conversations(args, lab.words, 1), speed)
+    show({"with": results["with"]})
     llm.close()
-    return found
+    return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Both engines."""
     args.gpu = torch.cuda.is_available()
     card = torch.cuda.get_device_name() if args.gpu else "CPU"
-    found: dict[str, Any] = {"card": card, "shape": args.shape}
+    results: dict[str, Any] = {"card": card, "shape": args.shape}
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab.for_shape(folder, args.shape)
-        found |= asyncio.run(compared(lab, args))
-    return found
+        results |= asyncio.run(compared(lab, args))
+    return results
 
 
 if __name__ == "__main__":
@@ -147,6 +149,6 @@ if __name__ == "__main__":
             "--load": 0.9,
             "--pool": 750,  # blocks
             "--host": HOST,
-            "--settles": SETTLES,  # seconds
+            "--settles": SETTLE_SECONDS,  # seconds
         },
     )

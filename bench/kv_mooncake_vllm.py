@@ -34,7 +34,7 @@ class Replay:
     prompts: int = 0
     sent: int = 0
 
-    async def one(self, asked: Asked, due: float) -> float:
+    async def first_token_ms(self, asked: Asked, due: float) -> float:
         """ms to the first token of a request, sent when it is due."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -48,13 +48,17 @@ class Replay:
             output_kind=RequestOutputKind.DELTA,
         )
         self.sent += 1
-        prompt, begin, got = {"prompt_token_ids": asked.tokens}, time.perf_counter(), 0.0
+        prompt, begin, first_token = (
+            {"prompt_token_ids": asked.tokens},
+            time.perf_counter(),
+            0.0,
+        )
         async for out in self.llm.generate(prompt, params, str(self.sent)):
-            if not got:
-                got = time.perf_counter()
+            if not first_token:
+                first_token = time.perf_counter()
                 self.cached += out.num_cached_tokens or 0
                 self.prompts += len(asked.tokens)
-        return 1e3 * (got - begin)
+        return 1e3 * (first_token - begin)
 
     async def all(self, work: list[Asked], speed: float) -> list[float]:
         """ms to the first tokens of requests that arrive `speed` times as fast."""
@@ -62,7 +66,7 @@ class Replay:
         self.cached = self.prompts = 0
         return [
             *await asyncio.gather(
-                *(self.one(asked, began + asked.at / speed) for asked in work)
+                *(self.first_token_ms(asked, began + asked.at / speed) for asked in work)
             )
         ]
 
@@ -86,20 +90,20 @@ async def served(args: argparse.Namespace, folder: str, words: int) -> dict[str,
         )
     )
     replay = Replay(llm)
-    first = [evolve(one, at=0.0) for one in conversations(args, words, salt=2)]
+    first = [evolve(request, at=0.0) for request in conversations(args, words, salt=2)]
     await replay.all(first[:AT_ONCE], 1.0)  # compiles kernels
     work, began = conversations(args, words), time.perf_counter()
     ms = await replay.all(work, args.speed)
     took = time.perf_counter() - began
-    found = {
+    figures = {
         "first token, ms": percentiles(ms),
-        "output tokens/s": sum(one.output for one in work) / took,
-        "prompt tokens/s": sum(len(one.tokens) for one in work) / took,
+        "output tokens/s": sum(request.output for request in work) / took,
+        "prompt tokens/s": sum(len(request.tokens) for request in work) / took,
         "seconds": took,
         "hit share": replay.cached / replay.prompts,
     }
     llm.shutdown()
-    return found
+    return figures
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,11 +115,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab.for_shape(folder, args.shape)
-        found = asyncio.run(served(args, lab.model(args.shape), lab.words))
+        figures = asyncio.run(served(args, lab.model(args.shape), lab.words))
     card = torch.cuda.get_device_name()
-    about = {"card": card, "shape": args.shape, "vllm": vllm.__version__}
-    show(found)
-    return {**about, "speed": args.speed, "host": args.host, **found}
+    setup = {"card": card, "shape": args.shape, "vllm": vllm.__version__}
+    show(figures)
+    return {**setup, "speed": args.speed, "host": args.host, **figures}
 
 
 if __name__ == "__main__":

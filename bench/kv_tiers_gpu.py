@@ -33,7 +33,7 @@ from attrs import evolve
 
 from bench import layers_gpu
 from bench.gpu_workloads import BLOCK, Lab, figure, greedy, rate, streamed
-from bench.kv_host_gpu import SETTLES, copier_of
+from bench.kv_host_gpu import SETTLE_SECONDS, copier_of
 from bench.layers_gpu import tiny
 from bench.results import percentiles, run, show, write
 from bench.shapes import SHAPES, TINY, qwen
@@ -45,8 +45,8 @@ from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE
 ROWS: Final = 64
 CONTEXT: Final = 1024  # tokens of a row that decodes
 TOKENS: Final = 512  # that it outputs
-PIECE: Final = 128  # pages of a transfer beside the steps
-KNOWN: Final = 16_384  # tokens of the prompt that comes again
+TRANSFER_PAGES: Final = 128  # pages of a transfer beside the steps
+REPEATED_PROMPT_TOKENS: Final = 16_384  # tokens of the prompt that comes again
 HOST: Final = 24 << 30  # bytes
 LENGTHS: Final = (1024, 2048, 4096, 8192, 16_384)
 POOL: Final = 640  # blocks, of which prompts that come again need twice as many
@@ -66,16 +66,16 @@ ATTENTION: Final[dict[str, dict[str, Any] | None]] = {
 }
 
 
-def opened(lab: Lab, shape: str, args: argparse.Namespace, **more: Any) -> LLM:
+def opened(lab: Lab, shape: str, args: argparse.Namespace, **settings: Any) -> LLM:
     """An engine that has captured its graphs, and pinned its memory."""
     before = lab.llm
-    llm = lab.engine(shape, device="cuda" if args.gpu else "cpu", **more)
+    llm = lab.engine(shape, device="cuda" if args.gpu else "cpu", **settings)
     if llm is before:
         return llm
-    if more.get("kv_host_memory"):
+    if settings.get("kv_host_memory"):
         copier_of(llm)  # waits
     else:
-        time.sleep(SETTLES if args.gpu else 0.0)
+        time.sleep(SETTLE_SECONDS if args.gpu else 0.0)
     return llm
 
 
@@ -91,11 +91,17 @@ def gaps(times: list[list[float]]) -> dict[str, float]:
     """ms between tokens of all rows, without the first ones, while rows are added; and
     between tokens of which the second is the first in its block.
     """
-    each = [1e3 * (b - a) for row in times for a, b in pairwise(row[64:])]
+    intervals = [1e3 * (b - a) for row in times for a, b in pairwise(row[64:])]
     new = [
-        1e3 * (row[at] - row[at - 1]) for row in times for at in range(128, len(row), 64)
+        1e3 * (row[index] - row[index - 1])
+        for row in times
+        for index in range(128, len(row), 64)
     ]
-    return {**percentiles(each), "longest": max(each), "in new blocks": median(new)}
+    return {
+        **percentiles(intervals),
+        "longest": max(intervals),
+        "in new blocks": median(new),
+    }
 
 
 def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[list[float]]:
@@ -106,11 +112,11 @@ def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[lis
 def idle(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     rates = dict[str, list[float]]()
     for name, tier in (("on", {"kv_host_memory": args.host}), ("off", {})):
-        llm, found = opened(lab, shape, args, **shared(args), **tier), list[float]()
+        llm, speeds = opened(lab, shape, args, **shared(args), **tier), list[float]()
         for _ in range(args.repeats + 1):
             prompts = lab.prompts(ROWS, args.context)
-            found.append(rate(llm, prompts, [greedy(TOKENS)] * ROWS))
-        rates[name] = found[1:]
+            speeds.append(rate(llm, prompts, [greedy(TOKENS)] * ROWS))
+        rates[name] = speeds[1:]
         del llm
     return {
         **{name: figure(values, "tok/s") for name, values in rates.items()},
@@ -124,12 +130,12 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
     there were. What rows have there is overwritten, which changes no times.
     """
     ended, over = SimpleQueue[Moved | Lost](), threading.Event()
-    there = tuple(range(pool - PIECE, pool))
+    pages = tuple(range(pool - TRANSFER_PAGES, pool))
     moves = [
-        Move(way, bool(way), *((there, there) if way else (there[::-1], there)))
+        Move(way, bool(way), *((pages, pages) if way else (pages[::-1], pages)))
         for way in (0, 1)
     ]
-    done, began = [0], time.perf_counter()
+    moved, began = [0], time.perf_counter()
 
     def go_on() -> None:
         for move in moves:
@@ -137,16 +143,16 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
         while True:
             end = ended.get()
             assert isinstance(end, Moved), end
-            done[0] += PIECE
+            moved[0] += TRANSFER_PAGES
             if over.is_set():
                 return
             copier.move(moves[end.number], ended.put)
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    size = sum(part.page_bytes for part in copier.tensors)
+    size = sum(page_tensor.page_bytes for page_tensor in copier.tensors)
     try:
-        yield lambda: done[0] * size / (time.perf_counter() - began) / 1e9
+        yield lambda: moved[0] * size / (time.perf_counter() - began) / 1e9
     finally:
         over.set()
         thread.join()
@@ -164,18 +170,18 @@ def moving(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
         with pages_moving(copier, min(pages, copier.tensors[0].host.pages)) as so:
             runs["moving"].append(gaps(decoding(lab, llm, args.context)))
             rates.append(so())
-    each = [
+    ratios = [
         {p: a[p] / b[p] for p in ("p50", "p99")}
         for a, b in zip(runs["moving"], runs["still"], strict=True)
     ]
     return {
         **{
-            f"{name}, {p}": figure([one[p] for one in some], "ms")
-            for name, some in runs.items()
+            f"{name}, {p}": figure([gap[p] for gap in run_gaps], "ms")
+            for name, run_gaps in runs.items()
             for p in ("p50", "p99")
         },
-        "p50 moving to still": figure([one["p50"] for one in each], "ratio"),
-        "p99 moving to still": figure([one["p99"] for one in each], "ratio"),
+        "p50 moving to still": figure([ratio["p50"] for ratio in ratios], "ratio"),
+        "p99 moving to still": figure([ratio["p99"] for ratio in ratios], "ratio"),
         "GB/s both ways": figure(rates, "GB/s"),
         "runs": runs,
     }
@@ -200,18 +206,18 @@ def first(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     """First tokens of known prompts, each asked for once, beside rows that decode all the
     time.
     """
-    known, repeats = args.known // BLOCK, args.repeats + 1
+    num_blocks, repeats = args.known // BLOCK, args.repeats + 1
     llm = opened(lab, shape, args, **shared(args), kv_host_memory=args.host)
     pool = llm.setup.config.num_blocks
     prompts = lab.prompts(2 * repeats, args.known)
-    others = lab.prompts(pool // known + 1, args.known)  # push them out
-    alone, beside = (dict[str, list[float]]({LOAD: [], RECOMPUTE: []}) for _ in range(2))
-    for prompt in prompts + others:
-        alone[RECOMPUTE].append(served(llm, [prompt]))
-    for prompt in others[:repeats]:
+    fillers = lab.prompts(pool // num_blocks + 1, args.known)  # push them out
+    solo, beside = (dict[str, list[float]]({LOAD: [], RECOMPUTE: []}) for _ in range(2))
+    for prompt in prompts + fillers:
+        solo[RECOMPUTE].append(served(llm, [prompt]))
+    for prompt in fillers[:repeats]:
         with choosing(llm, LOAD) as loaded:
-            alone[LOAD].append(served(llm, [prompt]))
-            assert loaded() == known - 1, loaded()
+            solo[LOAD].append(served(llm, [prompt]))
+            assert loaded() == num_blocks - 1, loaded()
     rows = threading.Thread(target=decoding, args=(lab, llm, args.context))
     rows.start()
     time.sleep(2.0 if args.gpu else 0.5)  # all rows decode
@@ -219,18 +225,18 @@ def first(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
         choice = (LOAD, RECOMPUTE)[number % 2]
         with choosing(llm, choice) as loaded:
             beside[choice].append(served(llm, [prompt]))
-            assert loaded() == (known - 1) * (choice == LOAD), loaded()
+            assert loaded() == (num_blocks - 1) * (choice == LOAD), loaded()
         assert rows.is_alive(), f"rows ended before prompt {number}"
     rows.join()
-    found = dict[str, Any]()
-    for where, times in (("alone", alone), ("beside rows", beside)):
+    results = dict[str, Any]()
+    for setting, times in (("alone", solo), ("beside rows", beside)):
         ms = {name: values[1:] for name, values in times.items()}
-        found[where] = {
+        results[setting] = {
             "loaded": figure(ms[LOAD], "ms"),
             "computed": figure(ms[RECOMPUTE], "ms"),
             "loaded to computed": median(ms[LOAD]) / median(ms[RECOMPUTE]),
         }
-    return found
+    return results
 
 
 def served(llm: LLM, prompts: list[list[int]], tokens: int = 1) -> float:
@@ -256,20 +262,22 @@ def choice(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
         rounds = defaultdict[str, list[float]](list)
         blocks = defaultdict[str, list[int]](list)
         for _ in range(args.repeats + 1):
-            for one in CHOICES:
-                with choosing(llm, one) as loaded:
+            for policy in CHOICES:
+                with choosing(llm, policy) as loaded:
                     began = time.perf_counter()
-                    for at in range(0, len(prompts), 8):
-                        served(llm, prompts[at : at + 8], 4)
-                    rounds[one].append(time.perf_counter() - began)
-                    blocks[one].append(loaded())
-        each = {one: median(rounds[one][1:]) for one in CHOICES}  # at first none is known
-        fixed = each[LOAD], each[RECOMPUTE]
+                    for start in range(0, len(prompts), 8):
+                        served(llm, prompts[start : start + 8], 4)
+                    rounds[policy].append(time.perf_counter() - began)
+                    blocks[policy].append(loaded())
+        medians = {
+            policy: median(rounds[policy][1:]) for policy in CHOICES
+        }  # at first none is known
+        fixed = medians[LOAD], medians[RECOMPUTE]
         table[str(length)] = {
-            **{one: figure(rounds[one][1:], "s") for one in CHOICES},
-            "blocks loaded": {one: sum(blocks[one][1:]) for one in CHOICES},
-            "cost to the better": min(fixed) / each[BY_COST],
-            "cost to the worse": max(fixed) / each[BY_COST],
+            **{policy: figure(rounds[policy][1:], "s") for policy in CHOICES},
+            "blocks loaded": {policy: sum(blocks[policy][1:]) for policy in CHOICES},
+            "cost to the better": min(fixed) / medians[BY_COST],
+            "cost to the worse": max(fixed) / medians[BY_COST],
         }
         show({str(length): table[str(length)]})
     return {"rounds": table, "costs": costs_of(llm)}
@@ -289,7 +297,7 @@ def costs_of(llm: LLM) -> dict[str, float]:
 
 
 def break_even(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    found = dict[str, Any]()
+    results = dict[str, Any]()
     for name, config in ATTENTION.items():
         folder = lab.folder / name.replace(" ", "_")
         folder.mkdir()
@@ -306,9 +314,9 @@ def break_even(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]
             max_model_len=16_384 if args.gpu else 512,
             kv_host_memory=min(args.host, 1 << 30),
         )
-        found[name] = costs_of(lab.llm)
-        show({name: found[name]})
-    return found
+        results[name] = costs_of(lab.llm)
+        show({name: results[name]})
+    return results
 
 
 PARTS: Final = {
@@ -324,17 +332,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The parts that are asked for."""
     args.gpu = torch.cuda.is_available()
     card = torch.cuda.get_device_name() if args.gpu else "CPU"
-    found: dict[str, Any] = {"card": card, "shape": args.shape}
+    results: dict[str, Any] = {"card": card, "shape": args.shape}
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab.for_shape(folder, args.shape)
         for name in args.parts.split(","):
             began = time.perf_counter()
-            found[name] = PARTS[name](lab, args.shape, args)
-            show({name: found[name]})
+            results[name] = PARTS[name](lab, args.shape, args)
+            show({name: results[name]})
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-            write(args.name, found, folder=args.folder)  # a later part may fail
+            write(args.name, results, folder=args.folder)  # a later part may fail
         lab.close()
-    return found
+    return results
 
 
 def lengths(text: str) -> tuple[int, ...]:
@@ -351,7 +359,7 @@ if __name__ == "__main__":
             "--repeats": 3,
             "--host": HOST,
             "--context": CONTEXT,
-            "--known": KNOWN,
+            "--known": REPEATED_PROMPT_TOKENS,
             "--pool": POOL,
             "--lengths": {"type": lengths, "default": LENGTHS},
         },

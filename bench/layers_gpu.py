@@ -4,7 +4,7 @@
 
 Output tokens a second of 512 tokens in and 128 out, greedy, without prefix cache, prefill
 included; the experts that a decode step hits, beside E * (1 - (1 - k / E)^rows), which
-independent choices would; and the median of engine steps in which so many rows decode at
+independent choices would; and the median of engine steps in which some rows decode at
 32,000 tokens, and nothing is prefilled. Weights are random; embeddings and routers are
 drawn from N(0, 1), so that the residual stream is the token's own direction, and experts
 are hit independently.
@@ -122,8 +122,8 @@ class Model:
         self.small = bool(args.tiny)
         folder = Path(tempfile.gettempdir()) / "layers" / name
         folder.mkdir(parents=True, exist_ok=True)
-        made = tiny(config) if self.small else config
-        (folder / "config.json").write_text(json.dumps(made))
+        used_config = tiny(config) if self.small else config
+        (folder / "config.json").write_text(json.dumps(used_config))
         length = 400 if self.small else LONG + 2000
         began = time.perf_counter()
         self.llm = LLM(
@@ -150,12 +150,12 @@ class Model:
             prompts = [self.rng.choices(range(100, 100_000), k=inputs) for _ in prompts]
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         began = time.perf_counter()
-        found = self.llm.generate(prompts, params, use_tqdm=False)
+        generated = self.llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - began
-        return sum(len(one.outputs[0].token_ids) for one in found) / seconds
+        return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
 
     def throughput(self, rows: int) -> dict[str, Any]:
-        """Returns tokens a second of so many requests at once."""
+        """Returns tokens a second of `rows` requests at once."""
         inputs, outputs = (64, 16) if self.small else (INPUTS, OUTPUTS)
         self.ask(min(rows, 8), inputs, 2)
         return {"rows": rows, "tok_s": spread([self.ask(rows, inputs, outputs)])}
@@ -172,23 +172,23 @@ class Model:
         driver, ends, plans = self.llm.worker.driver, [], []
         collect = driver.executor.collect
 
-        def timed(*given: Any) -> Any:
-            found = collect(*given)
+        def timed(*args: Any) -> Any:
+            result = collect(*args)
             ends.append(time.perf_counter())
-            return found
+            return result
 
         launch = driver.executor.launch
 
-        def noted(plan: Any, *given: Any) -> Any:
+        def noted(plan: Any, *args: Any) -> Any:
             plans.append(len(plan.rows) == rows and not plan.fills)
-            return launch(plan, *given)
+            return launch(plan, *args)
 
         vars(driver.executor).update(collect=timed, launch=noted)
         self.ask(rows, context, STEPS)
         del driver.executor.collect, driver.executor.launch
         pairs = zip(plans[1:], plans, ends[1:], ends, strict=False)
-        gaps = [end - before for now, was, end, before in pairs if now and was]
-        # None: the cache does not hold so many contexts.
+        gaps = [end - before for now, previous, end, before in pairs if now and previous]
+        # None: the cache does not hold as many contexts.
         return {
             "rows": rows,
             "context": context,
@@ -196,16 +196,16 @@ class Model:
         }
 
     def hit(self, rows: int) -> dict[str, Any]:
-        """Returns how many experts a layer's step of so many decode rows hits: the mean
+        """Returns how many experts a layer's step of `rows` decode rows hits: the mean
         of all layers of some steps. The engine must run without graphs.
         """
         feeds = [layer.feed_forward for layer in self.model.spec.layers]
-        sparse = next(one for one in feeds if isinstance(one, MoE))
+        sparse = next(feed for feed in feeds if isinstance(feed, MoE))
         counts: list[torch.Tensor] = []
         real = router.route
 
-        def counted(*given: Any) -> ChosenExperts:
-            choice = real(*given)
+        def counted(*args: Any) -> ChosenExperts:
+            choice = real(*args)
             if len(choice.ids) >= rows == int((choice.ids[:, 0] >= 0).sum()):
                 counts.append(experts_hit(choice))
             return choice
@@ -246,15 +246,15 @@ def loop(name: str) -> dict[str, Any]:
     shares = share.to(torch.bfloat16).unbind(1)
 
     def looped() -> None:
-        for gate_up, down, part in zip(
+        for gate_up, down, expert_share in zip(
             experts.gate_up.weight, experts.down.weight, shares, strict=True
         ):
             inner = gated_mul(F.linear(x, gate_up))
-            out.add_(F.linear(inner, down) * part[:, None])
+            out.add_(F.linear(inner, down) * expert_share[:, None])
 
     calls = {"grouped": lambda: add_experts(out, x, experts, choice), "loop": looped}
-    found = {key: 1e3 * do_bench_cudagraph(call) for key, call in calls.items()}
-    return found | {"times": found["loop"] / found["grouped"]}
+    times = {key: 1e3 * do_bench_cudagraph(call) for key, call in calls.items()}
+    return times | {"times": times["loop"] / times["grouped"]}
 
 
 def draw(weights: Weights) -> None:
@@ -267,16 +267,16 @@ def draw(weights: Weights) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all models that are named."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in args.models:
         if args.loop:
-            found[name] = loop(name)
-            print(name, found[name], flush=True)
+            results[name] = loop(name)
+            print(name, results[name], flush=True)
             continue
         model = Model(name, args)
         if args.hits:
-            found[name] = {"hits": [model.hit(rows) for rows in args.rows]}
-            print(name, found[name], flush=True)
+            results[name] = {"hits": [model.hit(rows) for rows in args.rows]}
+            print(name, results[name], flush=True)
             model.llm.close()
             del model
             gc.collect()
@@ -284,7 +284,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             continue
         row: dict[str, Any] = {"start_s": model.start, "throughput": [], "steps": []}
         row["prefill"] = []
-        found[name] = row
+        results[name] = row
         for rows in args.rows:
             row["throughput"].append(model.throughput(rows))
             print(name, row["throughput"][-1], flush=True)
@@ -298,7 +298,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         del model
         gc.collect()
         torch.cuda.empty_cache()
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -79,11 +79,11 @@ class Steps:
     def model(self, name: str) -> CostModel:
         sizes = [*self.decode]
         rows = [count for count in ROWS if count <= max(sizes)]
-        each = numpy.interp(rows, sizes, [*self.decode.values()])
-        mixed, pairs = float(each[0]), PROMPT * (PROMPT + 1) / 2
+        step_seconds = numpy.interp(rows, sizes, [*self.decode.values()])
+        mixed, pairs = float(step_seconds[0]), PROMPT * (PROMPT + 1) / 2
         return CostModel(
             name=name,
-            decode=tuple(zip(rows, map(float, each), strict=True)),
+            decode=tuple(zip(rows, map(float, step_seconds), strict=True)),
             mixed=mixed,
             token=(self.prefill - mixed - self.pair * pairs) / PROMPT,
             context=self.position,
@@ -104,47 +104,50 @@ def without_context(
 
 
 def one_rank() -> Steps:
-    found, more = measured("ranks_7B"), measured("kv_tiers_gpu")["moving"]
-    steps = {rows: seconds(found[f"1 ranks, {rows} rows"]) for rows in (1, 8, 256)}
+    figures, tier_figures = measured("ranks_7B"), measured("kv_tiers_gpu")["moving"]
+    steps = {rows: seconds(figures[f"1 ranks, {rows} rows"]) for rows in (1, 8, 256)}
     decode = without_context(DENSE, 1, steps)
     # these rows had 1,024 tokens, and output 512
-    full = seconds(more["still, p50"]) - 64 * 1280 * position(DENSE, 1)
+    full = seconds(tier_figures["still, p50"]) - 64 * 1280 * position(DENSE, 1)
     decode = {1: decode[1], 8: decode[8], 64: max(full, decode[8]), 256: decode[256]}
-    prefill = seconds(found["1 ranks, prefill"])
+    prefill = seconds(figures["1 ranks, prefill"])
     twice = seconds(measured("kv_host_gpu")["first_token"]["computed"])
     # a prompt twice as long has four times as many pairs
     return Steps(decode, prefill, (twice - 2 * prefill) / PROMPT**2, position(DENSE, 1))
 
 
 def two_ranks() -> Steps:
-    found = measured("ranks_7B_2")["2 ranks"]
-    steps = {rows: seconds(found[f"decode, {rows} rows"]) for rows in (1, 8, 64, 256)}
+    figures = measured("ranks_7B_2")["2 ranks"]
+    steps = {rows: seconds(figures[f"decode, {rows} rows"]) for rows in (1, 8, 64, 256)}
     decode, pair = without_context(DENSE, 2, steps), one_rank().pair / 2
-    return Steps(decode, seconds(found["prefill"]), pair, position(DENSE, 2))
+    return Steps(decode, seconds(figures["prefill"]), pair, position(DENSE, 2))
 
 
 def four_ranks() -> Steps:
     """Extrapolated: a quarter of one rank's time, and one and a half times what two ranks
     take beyond half of it, as a ring's share of bytes grows from 1/2 to 3/4.
     """
-    one, two = one_rank(), two_ranks()
+    single, double = one_rank(), two_ranks()
 
-    def four(alone: float, both: float) -> float:
-        return alone / 4 + 1.5 * (both - alone / 2)
+    def extrapolate(seconds_of_one: float, seconds_of_two: float) -> float:
+        return seconds_of_one / 4 + 1.5 * (seconds_of_two - seconds_of_one / 2)
 
-    decode = {rows: four(one.decode[rows], took) for rows, took in two.decode.items()}
-    prefill = four(one.prefill, two.prefill)
-    return Steps(decode, prefill, one.pair / 4, position(DENSE, 4))
+    decode = {
+        rows: extrapolate(single.decode[rows], took)
+        for rows, took in double.decode.items()
+    }
+    prefill = extrapolate(single.prefill, double.prefill)
+    return Steps(decode, prefill, single.pair / 4, position(DENSE, 4))
 
 
 def experts(name: str) -> Steps:
     """Of two ranks; pairs by the operations for each, as those of the 7B."""
-    found = measured({"divided": "ranks_moe", "whole": "ranks_moe_by_expert"}[name])
-    found = found["2 ranks"]
-    steps = {rows: seconds(found[f"decode, {rows} rows"]) for rows in (8, 64)}
+    figures = measured({"divided": "ranks_moe", "whole": "ranks_moe_by_expert"}[name])
+    figures = figures["2 ranks"]
+    steps = {rows: seconds(figures[f"decode, {rows} rows"]) for rows in (8, 64)}
     pair = one_rank().pair * (48 * 32) / (28 * 28) / 2
     decode = without_context(MOE, 2, steps)
-    return Steps(decode, seconds(found["prefill"]), pair, position(MOE, 2))
+    return Steps(decode, seconds(figures["prefill"]), pair, position(MOE, 2))
 
 
 def steps_of(layout: Layout) -> Steps:
@@ -162,10 +165,10 @@ def sent_seconds(layout: Layout) -> float:
     """Of a block that goes from one engine to another, after the first token: measured
     with one rank, and with more, each sends its part.
     """
-    found = measured("disaggregation_gpu")
-    idle = found["parts"]["disaggregated_idle"]["transfer"]
-    each = seconds(idle) / (found["prompt"] // BLOCK)
-    return float(each * block_bytes(layout) / block_bytes(Layout("")))
+    figures = measured("disaggregation_gpu")
+    idle = figures["parts"]["disaggregated_idle"]["transfer"]
+    block_seconds = seconds(idle) / (figures["prompt"] // BLOCK)
+    return float(block_seconds * block_bytes(layout) / block_bytes(Layout("")))
 
 
 def host_tier(layout: Layout) -> HostTier:
@@ -213,17 +216,17 @@ SOURCES: Final = {
 
 def assumed() -> dict[str, Any]:
     """Costs and sizes in use, and what of them is not measured."""
-    every = {1: one_rank(), 2: two_ranks(), 4: four_ranks()}
+    by_ranks = {1: one_rank(), 2: two_ranks(), 4: four_ranks()}
     return {
         "steps": {
             f"TP {ranks}": {
                 "decode_ms": {
-                    rows: 1e3 * took for rows, took in every[ranks].decode.items()
+                    rows: 1e3 * took for rows, took in by_ranks[ranks].decode.items()
                 },
-                "prefill_8192_ms": 1e3 * every[ranks].prefill,
+                "prefill_8192_ms": 1e3 * by_ranks[ranks].prefill,
                 "blocks": config_of(Layout("", ranks), 2048).num_blocks,
             }
-            for ranks in every
+            for ranks in by_ranks
         },
         "sent_block_ms": 1e3 * sent_seconds(Layout("")),
         "host_block_ms": 1e3 * host_tier(Layout("")).page_seconds,

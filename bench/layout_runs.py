@@ -43,32 +43,34 @@ PERCENTILES: Final = (50, 90, 99)
 def simulation(
     layout: Layout, trace: ArrivalTrace, speed: float, gpus: int
 ) -> ReplicaSimulation:
-    """Engines on so many GPUs, and a router that knows what they cost."""
+    """Engines on `gpus` GPUs, and a router that knows what they cost."""
     steps = steps_of(layout)
     token = steps.prefill / PROMPT
     policy = Prefix(token=token, row=steps.position * 12_000)
     # the trace's prompts share a first span of 512 tokens
-    others = {"round_robin": RoundRobin(), "prefix_hash": PrefixHash(blocks=32)}
-    router = RouterConfig(others.get(layout.routing, policy), BLOCK)
-    every = tuple(f"engine-{number:03}" for number in range(gpus // layout.ranks))
+    by_name = {"round_robin": RoundRobin(), "prefix_hash": PrefixHash(blocks=32)}
+    router = RouterConfig(by_name.get(layout.routing, policy), BLOCK)
+    engines = tuple(f"engine-{number:03}" for number in range(gpus // layout.ranks))
     config, cost = config_of(layout, layout.budget), steps.model(layout.name)
     arrivals = trace.arrivals(BLOCK, speed)
     if not layout.prefill:
-        return ReplicaSimulation(config, router, every, cost, arrivals, report_every=0.25)
+        return ReplicaSimulation(
+            config, router, engines, cost, arrivals, report_every=0.25
+        )
     count = layout.prefill * gpus // GPUS
-    each = sent_seconds(layout)
+    block_seconds = sent_seconds(layout)
     tier = KeyedTier(
-        known=2 * config.num_blocks, sends=True, choice=LOAD, page_seconds=each
+        known=2 * config.num_blocks, sends=True, choice=LOAD, page_seconds=block_seconds
     )
     return DisaggregatedSimulation(
         evolve(config, keyed=tier),
         # a prompt that was computed elsewhere costs a decode engine its transfer
-        RouterConfig(evolve(policy, token=each / BLOCK), BLOCK),
-        every[count:],
+        RouterConfig(evolve(policy, token=block_seconds / BLOCK), BLOCK),
+        engines[count:],
         cost,
         arrivals,
         report_every=0.25,
-        prefill=every[:count],
+        prefill=engines[:count],
         prefill_config=config_of(layout, 8192),
         prefill_router=router,
     )
@@ -78,14 +80,14 @@ def simulation(
 class Served:
     """A request that was served: its times, and its tokens."""
 
-    came: float
+    arrived: float
     first: float
     last: float
     tokens: int
 
     @property
     def ttft(self) -> float:
-        return self.first - self.came
+        return self.first - self.arrived
 
     @property
     def tpot(self) -> float:
@@ -94,18 +96,18 @@ class Served:
 
 
 class TooSlowError(Exception):
-    """So many requests have missed a limit that the rest does not matter."""
+    """Too many requests have missed a limit: the rest does not matter."""
 
 
 @define
 class Outcome:
     """What becomes of each request, folded over a simulation. Raises TooSlowError once
-    more than `most` of those that count have missed a limit; the first `warm` do not.
+    more than `max_failures` have missed a limit; the first `warm` do not count.
     """
 
     warm: int = 0
-    most: float = math.inf
-    came: dict[str, float] = Factory(dict)
+    max_failures: float = math.inf
+    arrived: dict[str, float] = Factory(dict)
     first: dict[str, float] = Factory(dict)
     served: dict[str, Served] = Factory(dict)
     late: int = 0  # first tokens
@@ -115,18 +117,18 @@ class Outcome:
 
     def see(self, run: Iterable[ReplicaTurn | RoutedArrival]) -> Self:
         """Fold all of a run."""
-        for one in run:
-            if isinstance(one, RoutedArrival):
-                self.came.setdefault(one.request.id, one.time)
+        for event in run:
+            if isinstance(event, RoutedArrival):
+                self.arrived.setdefault(event.request.id, event.time)
                 continue
-            for reason in one.turn.transition.reasons:
+            for reason in event.turn.transition.reasons:
                 if isinstance(reason, Admitted) and reason.id not in self.first:
                     self.asked += reason.prompt
                     self.hits += reason.cached
-            for command in one.turn.transition.commands:
+            for command in event.turn.transition.commands:
                 if isinstance(command, Emit):
-                    self._emit(command, one.turn.transition.state.time)
-            if max(self.late, self.slow) > self.most:
+                    self._emit(command, event.turn.transition.state.time)
+            if max(self.late, self.slow) > self.max_failures:
                 raise TooSlowError
         return self
 
@@ -135,13 +137,13 @@ class Outcome:
         for (name, _), tokens in zip(emit.ids, emit.tokens, strict=True):
             if tokens and name not in first:
                 first[name] = now
-                late = now - self.came[name] > TTFT
+                late = now - self.arrived[name] > TTFT
                 self.late += late and int(name) >= self.warm
-        for done in emit.finished:
-            began = first.get(done.id, now)
-            one = Served(self.came[done.id], began, now, done.length)
-            self.served[done.id] = one  # the second half of a request comes last
-            self.slow += one.tpot > TPOT and int(done.id) >= self.warm
+        for finished in emit.finished:
+            began = first.get(finished.id, now)
+            request = Served(self.arrived[finished.id], began, now, finished.length)
+            self.served[finished.id] = request  # the second half of a request comes last
+            self.slow += request.tpot > TPOT and int(finished.id) >= self.warm
 
 
 def figures(
@@ -151,8 +153,8 @@ def figures(
     machines: int = 1,
     percentile: int = 0,
 ) -> dict[str, Any]:
-    """Simulate so many machines; rates are those of all 16. Raises TooSlowError if that
-    percentile cannot keep the limits any more.
+    """Simulate `machines` machines; rates are those of all 16. Raises TooSlowError if
+    that percentile cannot keep the limits any more.
     """
     count = len(trace.rows)
     warm = int(WARM * count)
@@ -161,27 +163,29 @@ def figures(
     with paused_collector():
         outcome.see(simulation(layout, trace, speed, GPUS * machines).run())
     assert len(outcome.served) == count, "all are served"
-    every = [outcome.served[str(number)] for number in range(warm, count)]
-    ttft = [one.ttft for one in every]
-    tpot = [one.tpot for one in every if one.tokens > 1]
-    span = max(one.came for one in every) - min(one.came for one in every)
+    requests = [outcome.served[str(number)] for number in range(warm, count)]
+    ttft = [request.ttft for request in requests]
+    tpot = [request.tpot for request in requests if request.tokens > 1]
+    span = max(request.arrived for request in requests) - min(
+        request.arrived for request in requests
+    )
     scale = MACHINES / machines
-    good = [one.ttft <= TTFT and one.tpot <= TPOT for one in every]
-    found = {
+    good = [request.ttft <= TTFT and request.tpot <= TPOT for request in requests]
+    result = {
         "layout": layout.name,
         "speed": speed,
-        "requests/s": scale * (len(every) - 1) / span,
-        "output tokens/s": scale * sum(one.tokens for one in every) / span,
+        "requests/s": scale * (len(requests) - 1) / span,
+        "output tokens/s": scale * sum(request.tokens for request in requests) / span,
         "ttft": spread(ttft),
         "tpot": spread(tpot),
         "good": sum(good) / len(good),
         "hit_share": outcome.hits / outcome.asked,
         "simulated_in": time.perf_counter() - begin,
     }
-    show(found)
-    return found
+    show(result)
+    return result
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    each = numpy.percentile(values, PERCENTILES)
-    return {f"p{q}": float(v) for q, v in zip(PERCENTILES, each, strict=True)}
+    percentiles = numpy.percentile(values, PERCENTILES)
+    return {f"p{q}": float(v) for q, v in zip(PERCENTILES, percentiles, strict=True)}

@@ -43,8 +43,8 @@ from bench.routing import TRACE
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
 from minfer.effects.runs.trace_files import read_trace
 
-STEP: Final = 1.1  # between rates until one keeps the limits, and one does not
-NEAR: Final = 1.05  # a bisection ends when the rates are so close
+RATE_RATIO: Final = 1.1  # between rates until one keeps the limits, and one does not
+MAX_RATE_RATIO: Final = 1.05  # a bisection ends when the rates are so close
 
 
 @frozen
@@ -63,15 +63,15 @@ def highest(trace: ArrivalTrace, search: Search) -> dict[str, Any]:
     best: dict[str, Any] | None = None
     low, high, speed, runs = 0.0, 0.0, search.start, 0
     name = f"p{search.percentile}"
-    while not low or not high or high / low > NEAR:
+    while not low or not high or high / low > MAX_RATE_RATIO:
         runs += 1
         try:
-            found = figures(search.layout, trace, speed, percentile=search.percentile)
-            kept = found["ttft"][name] <= TTFT and found["tpot"][name] <= TPOT
+            result = figures(search.layout, trace, speed, percentile=search.percentile)
+            keeps_limits = result["ttft"][name] <= TTFT and result["tpot"][name] <= TPOT
         except TooSlowError:
-            kept = False
-        if kept:
-            low, best = speed, found
+            keeps_limits = False
+        if keeps_limits:
+            low, best = speed, result
         else:
             high = speed
         if not low and high < search.start / 4:
@@ -79,7 +79,7 @@ def highest(trace: ArrivalTrace, search: Search) -> dict[str, Any]:
         if low and high:
             speed = (low * high) ** 0.5
         else:
-            speed = high / STEP if high else low * STEP
+            speed = high / RATE_RATIO if high else low * RATE_RATIO
     return {
         "layout": search.layout.name,
         "percentile": search.percentile,
@@ -113,8 +113,8 @@ SEARCHES: Final = (
     Search(evolve(ONE, name="8 x TP 1, round_robin", routing="round_robin"), start=3.8),
     Search(Layout("TP 2, 3 prefill and 1 decode", 2, prefill=3), start=3.8),
     *(
-        Search(Layout(name, 2, budget=4096, experts=how), start=3.2)
-        for name, how in (
+        Search(Layout(name, 2, budget=4096, experts=mode), start=3.2)
+        for name, mode in (
             ("experts divided, 4 x 2 ranks", "divided"),
             ("whole experts, 4 x 2 ranks", "whole"),
         )
@@ -130,32 +130,34 @@ def beside_measured() -> list[dict[str, Any]]:
     """Two GPUs under prompts of 8,192 tokens: what was measured, with HTTP, and what is
     predicted for requests at the same times; medians.
     """
-    found, outcome = measured("disaggregation_gpu"), list[dict[str, Any]]()
+    measurements, outcome = measured("disaggregation_gpu"), list[dict[str, Any]]()
     layouts = {
         "replicas": Layout("", budget=8192),
         "disaggregated": Layout("", prefill=GPUS // 2),
     }
     for (name, layout), rate in product(layouts.items(), (1, 2, 3)):
-        real = found["parts"][f"{name}_{rate}"]
+        real = measurements["parts"][f"{name}_{rate}"]
         due = due_times(real["requests"], float(rate))
         rows = [
-            TraceRow(time, found["prompt"], found["output"], (number,))
+            TraceRow(time, measurements["prompt"], measurements["output"], (number,))
             for number, time in enumerate(due)
         ]
-        made = simulation(layout, ArrivalTrace(tuple(rows)), 1.0, 2)
-        every = [*Outcome().see(made.run()).served.values()]
-        ours = {
-            "ttft": float(numpy.median([one.ttft for one in every])),
-            "tpot": float(numpy.median([one.tpot for one in every])),
+        simulated = simulation(layout, ArrivalTrace(tuple(rows)), 1.0, 2)
+        requests = [*Outcome().see(simulated.run()).served.values()]
+        predicted = {
+            "ttft": float(numpy.median([request.ttft for request in requests])),
+            "tpot": float(numpy.median([request.tpot for request in requests])),
         }
-        theirs = {figure: real[f"median_{figure}_ms"] / 1e3 for figure in ours}
+        actual = {figure: real[f"median_{figure}_ms"] / 1e3 for figure in predicted}
         outcome.append(
             {
                 "layout": name,
                 "requests/s": rate,
-                "predicted": ours,
-                "measured": theirs,
-                "ratio": {figure: ours[figure] / theirs[figure] for figure in ours},
+                "predicted": predicted,
+                "measured": actual,
+                "ratio": {
+                    figure: predicted[figure] / actual[figure] for figure in predicted
+                },
             }
         )
         show(outcome[-1])
@@ -182,8 +184,8 @@ class Kept:
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.work(search), indent=1) + "\n", "utf-8")
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return found
+        result: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return result
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,25 +194,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     many, behind one router.
     """
     folder = args.folder / args.name
-    trace, twice, more = (
+    trace, twice, longer = (
         read_trace(str(args.trace), args.requests * times) for times in (1, 2, 4)
     )
     with ProcessPoolExecutor(args.workers) as pool:
-        found = [*pool.map(Kept(partial(highest, trace), folder / "found"), SEARCHES)]
+        results = [*pool.map(Kept(partial(highest, trace), folder / "found"), SEARCHES)]
         best = list[Search]()
         for apart in (False, True):
             rates = [
-                Search(search.layout, start=one["keeps"]["speed"])
-                for one, search in zip(found, SEARCHES, strict=True)
+                Search(search.layout, start=result["keeps"]["speed"])
+                for result, search in zip(results, SEARCHES, strict=True)
                 if bool(search.layout.prefill) == apart
                 and search.percentile == 90
                 and search.layout.shape == DENSE
-                and one["keeps"]
+                and result["keeps"]
             ]
             best.append(max(rates, key=lambda search: search.start))
-        each = pool.map(Kept(partial(one_router, more), folder / "router"), best)
+        router_checks = pool.map(
+            Kept(partial(one_router, longer), folder / "router"), best
+        )
         long = pool.map(Kept(partial(highest, twice), folder / "twice"), best)
-        checks = {"one router": [*each], "twice as many requests": [*long]}
+        checks = {"one router": [*router_checks], "twice as many requests": [*long]}
     return {
         "machines": MACHINES,
         "gpus": GPUS,
@@ -218,7 +222,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "limits": {"ttft": TTFT, "tpot": TPOT},
         "costs": assumed(),
         "beside_measured": beside_measured(),
-        "layouts": found,
+        "layouts": results,
         "checks": checks,
     }
 

@@ -11,7 +11,7 @@ Times are in microseconds of the wall clock: medians and quartiles of turns. On 
 machine look at ratios of kinds within one run. `--front` adds a thread that computes in
 Python, as a client in the same process does for the text of each token.
 
-`--waves N` measures outputs that end instead: so many times, as many strict calls as a
+`--waves N` measures outputs that end instead: N times, as many strict calls as a
 batch has rows come at once, of 128 tokens each. That is done in alternation with the idle
 matchers that are kept now, and with those of before (`BEFORE`).
 """
@@ -84,30 +84,30 @@ class Parts:
     spent: dict[str, float] = field(factory=lambda: defaultdict(float))
     inner: list[float] = field(factory=lambda: [0.0])  # of the parts that are open
 
-    def wrap(self, owner: Any, name: str, part: str) -> None:
+    def wrap(self, owner: Any, name: str, part_name: str) -> None:
         """Have calls of a method timed, in this thread; in others as a part beside."""
         call: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
+            began = time.perf_counter()
             if threading.get_ident() != self.thread:
                 result = call(*args, **kwargs)
-                self.spent[f"{part}, beside"] += 1e6 * (time.perf_counter() - begun)
+                self.spent[f"{part_name}, beside"] += 1e6 * (time.perf_counter() - began)
                 return result
             self.inner.append(0.0)
             try:
                 return call(*args, **kwargs)
             finally:
-                took = 1e6 * (time.perf_counter() - begun)
-                self.spent[part] += took - self.inner.pop()
+                took = 1e6 * (time.perf_counter() - began)
+                self.spent[part_name] += took - self.inner.pop()
                 self.inner[-1] += took
 
         setattr(owner, name, timed)
 
     def take(self) -> dict[str, float]:
         """Those of the turn that is over."""
-        found, self.spent = dict(self.spent), defaultdict(float)
-        return found
+        spent, self.spent = dict(self.spent), defaultdict(float)
+        return spent
 
 
 class Sink:
@@ -118,8 +118,8 @@ class Sink:
     def __getitem__(self, _: Any) -> "Sink":
         return self
 
-    def __setitem__(self, _: Any, what: Any) -> None:
-        self.sent = what
+    def __setitem__(self, _: Any, value: Any) -> None:
+        self.sent = value
 
 
 @define(eq=False)
@@ -133,7 +133,7 @@ class Work:
 
     def synchronize(self) -> None:
         """Draw, and wait."""
-        begun, processor = time.perf_counter(), time.thread_time()
+        began, processor = time.perf_counter(), time.thread_time()
         draw = self.slot.draw
         if draw is None:
             raise AssertionError("this device draws no tokens")
@@ -146,7 +146,7 @@ class Work:
         else:
             lines = self.lines.numpy().view(np.uint32)
             drawn[:count] = [self.device.any_of(line) for line in lines]
-        self.device.lost += time.perf_counter() - begun  # the device stands still
+        self.device.lost += time.perf_counter() - began  # the device stands still
         self.device.drawing += time.thread_time() - processor
         time.sleep(max(0.0, self.end + self.device.lost - time.perf_counter()))
         self.device.arrived = time.perf_counter()
@@ -217,10 +217,10 @@ class Device:
     def any_of(self, line: Any) -> int:
         """Some token that a mask allows."""
         words = np.flatnonzero(line)
-        at = int(words[self.rng.integers(len(words))])
-        bits = int(line[at])
-        some = [i for i in range(32) if bits >> i & 1]
-        return 32 * at + some[self.rng.integers(len(some))]
+        index = int(words[self.rng.integers(len(words))])
+        bits = int(line[index])
+        allowed = [i for i in range(32) if bits >> i & 1]
+        return 32 * index + allowed[self.rng.integers(len(allowed))]
 
 
 class Paced(TorchExecutor):
@@ -260,7 +260,7 @@ class Front:
 class Bench:
     """Turns of a driver, timed."""
 
-    def __init__(self, compiler: LlguidanceCompiler, batch: int, how: Any) -> None:
+    def __init__(self, compiler: LlguidanceCompiler, batch: int, settings: Any) -> None:
         config = EngineConfig(
             num_blocks=batch * 40,
             block_size=64,
@@ -270,16 +270,16 @@ class Bench:
             vocab_size=VOCAB,
             late_masks=True,
         )
-        self.device = Device(config, how["forward"] / 1e3, how["draws"] / 1e3)
+        self.device = Device(config, settings["forward"] / 1e3, settings["draws"] / 1e3)
         masks = GrammarMasks(Grammars(lambda: compiler), 64, frozenset({EOS}))
         self.driver = Driver(config, Paced(self.device), masks=masks)
         self.parts = Parts()
-        self.front = Front(how["front"] / 1e6)
+        self.front = Front(settings["front"] / 1e6)
 
     def submit(self, kinds: list[str]) -> None:
         for i, kind in enumerate(kinds):
             constraint = KINDS[kind]
-            how = SamplingParams(
+            params = SamplingParams(
                 temperature=1, ignore_eos=True, structured_outputs=constraint
             )
             bound = constraint is not None
@@ -287,7 +287,7 @@ class Bench:
                 id=f"r{i}",
                 prompt=(5, i, *range(60)),
                 max_tokens=1024,
-                sampling=how,
+                sampling=params,
                 needs_host_mask=bound,
                 seed=i,
             )
@@ -321,31 +321,33 @@ class Bench:
         wrap(library, "unsafe_compute_mask_ptr", "library: masks")
 
     def turns(self, count: int) -> dict[str, Any]:
-        """So many, but for those in which a sample was paused."""
-        found = defaultdict[str, list[float]](list)
+        """`count` turns, without those in which a sample was paused."""
+        times = defaultdict[str, list[float]](list)
         last = 0.0
         device = self.device
         for _ in range(count):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             self.driver.turn(self.count_outputs)
-            total = 1e6 * (time.perf_counter() - begun)
-            parts = self.parts.take()
-            waited = parts.pop("waiting for the device", 0.0)
-            for name, spent in parts.items():
-                found[name].append(spent)
-            own = sum(spent for name, spent in parts.items() if "beside" not in name)
-            found["the rest"].append(total - waited - own)
-            found["all of a turn"].append(total - waited)
+            total = 1e6 * (time.perf_counter() - began)
+            part_times = self.parts.take()
+            waited = part_times.pop("waiting for the device", 0.0)
+            for name, spent in part_times.items():
+                times[name].append(spent)
+            timed = sum(
+                spent for name, spent in part_times.items() if "beside" not in name
+            )
+            times["the rest"].append(total - waited - timed)
+            times["all of a turn"].append(total - waited)
             if device.sent > device.arrived:
-                found["tokens to masks"].append(1e6 * (device.sent - device.arrived))
+                times["tokens to masks"].append(1e6 * (device.sent - device.arrived))
             now = device.arrived - device.lost
             if last:
-                found["a step, with the device"].append(1e6 * (now - last))
+                times["a step, with the device"].append(1e6 * (now - last))
             last = now
-        return {name: quartiles(each) for name, each in found.items()}
+        return {name: quartiles(values) for name, values in times.items()}
 
     def count_outputs(self, transition: Transition) -> None:
-        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        emits = [command for command in transition.commands if isinstance(command, Emit)]
         if emits and self.front.per_token:
             self.front.queue.put(sum(map(len, emits[0].tokens)))
 
@@ -363,9 +365,9 @@ def quartiles(values: list[float]) -> dict[str, float]:
 class Library:
     """The library's executor, with methods that can be wrapped."""
 
-    def __init__(self, own: Any) -> None:
-        self.consume_token_par = own.consume_token_par
-        self.unsafe_compute_mask_ptr = own.unsafe_compute_mask_ptr
+    def __init__(self, library: Any) -> None:
+        self.consume_token_par = library.consume_token_par
+        self.unsafe_compute_mask_ptr = library.unsafe_compute_mask_ptr
 
 
 def made_up() -> str:
@@ -375,16 +377,18 @@ def made_up() -> str:
         return (Path(folder) / "tokenizer.json").read_text("utf-8")
 
 
-def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str, Any]:
+def measured(
+    text: str, mix: tuple[str, ...], batch: int, settings: Any
+) -> dict[str, Any]:
     """The parts of a turn of one batch."""
     before = Work.synchronize, driving.step  # type: ignore[attr-defined]  # it is timed there
     watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
-    bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
+    bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, settings)
     try:
         with paused_collector(), short_switch_interval():
             bench.submit([mix[i % len(mix)] for i in range(batch)])
             bench.wrap()
-            return bench.turns(how["turns"])
+            return bench.turns(settings["turns"])
     finally:
         Work.synchronize, driving.step = before  # type: ignore[method-assign,attr-defined]
         bench.close()
@@ -404,16 +408,16 @@ OUTPUT = 128  # tokens of a call
 
 
 def strict_calls(tools: int) -> StructuredOutputs:
-    """Calls of so many strict tools, in a form with markers as text."""
+    """Calls of `tools` strict tools, in a form with markers as text."""
     schema = arguments_schema(edits(bounded=False), "tools")
     callees = tuple(Callee(f"edit_{number:02}", schema) for number in range(tools))
     calling = Calling(format="hermes", callees=callees, must=True, token=lambda _: None)
     return StructuredOutputs(grammar=grammar(calling))
 
 
-def keep(kept: Kept) -> None:
+def keep(capacities: Kept) -> None:
     """Have this many idle matchers kept."""
-    weight, characters, tokens = kept
+    weight, characters, tokens = capacities
     idle_matchers.MAX_TOTAL_WEIGHT = weight  # type: ignore[misc]  # to compare
     idle_matchers.CHARACTERS_PER_WEIGHT = characters  # type: ignore[misc]
     idle_matchers.MAX_SERVED_TOKENS = tokens  # type: ignore[misc]
@@ -421,15 +425,15 @@ def keep(kept: Kept) -> None:
 
 def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, float]:
     """As many calls as a batch has rows, from their arrival to their end."""
-    how = SamplingParams(temperature=1, ignore_eos=True, structured_outputs=constraint)
-    begun, processor = time.perf_counter(), time.process_time()
+    params = SamplingParams(temperature=1, ignore_eos=True, structured_outputs=constraint)
+    began, processor = time.perf_counter(), time.process_time()
     for i in range(batch):
         prompt = (5, wave % 250, i, *range(60))
         request = Request(
             id=f"w{wave}-{i}",
             prompt=prompt,
             max_tokens=OUTPUT,
-            sampling=how,
+            sampling=params,
             needs_host_mask=True,
             seed=i,
         )
@@ -441,8 +445,8 @@ def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, 
         turns += 1
         state = bench.driver.state
         if not ready and len(state.running) == batch and not state.paused:
-            ready = time.perf_counter() - begun
-    seconds = time.perf_counter() - begun - (bench.device.lost - lost)
+            ready = time.perf_counter() - began
+    seconds = time.perf_counter() - began - (bench.device.lost - lost)
     spent = time.process_time() - processor - (bench.device.drawing - drawing)
     ready = ready or seconds  # some had ended before the last one began
     return {"seconds": seconds, "processor": spent, "ready": ready, "turns": turns}
@@ -450,54 +454,56 @@ def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, 
 
 def waves(args: argparse.Namespace) -> dict[str, Any]:
     """Waves of strict calls, with few idle matchers kept and with as many as now."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     compiler = LlguidanceCompiler(made_up(), VOCAB, [EOS])
-    how = {"forward": args.forward, "draws": args.draws, "front": 0.0}
+    settings = {"forward": args.forward, "draws": args.draws, "front": 0.0}
     watching.MASK_THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     for tools in (1, 20):
         constraint = strict_calls(tools)
         for batch in args.batches:
-            both: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
-            benches = {name: Bench(compiler, batch, how) for name in both}
+            timings: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+            benches = {name: Bench(compiler, batch, settings) for name in timings}
             for wave in range(args.waves + 1):
-                for name in sorted(both, reverse=bool(wave % 2)):
+                for name in sorted(timings, reverse=bool(wave % 2)):
                     keep(BEFORE if name == "before" else NOW)
                     with paused_collector(), short_switch_interval():
                         timed = one_wave(benches[name], batch, wave, constraint)
-                    both[name] += [timed] if wave else []
+                    timings[name] += [timed] if wave else []
             for bench in benches.values():
                 bench.close()
-            pairs = list(zip(both["now"], both["before"], strict=True))
+            pairs = list(zip(timings["now"], timings["before"], strict=True))
             ratios = {
-                f"{part}, now to before": spread([a[part] / b[part] for a, b in pairs])
-                for part in ("seconds", "processor", "ready")
+                f"{metric}, now to before": spread(
+                    [a[metric] / b[metric] for a, b in pairs]
+                )
+                for metric in ("seconds", "processor", "ready")
             }
             entry = f"{tools} strict tools, {batch} rows"
-            found[entry] = {**both, **ratios}
+            results[entry] = {**timings, **ratios}
             show({entry: ratios})
     keep(NOW)
-    return found
+    return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.waves:
         return {"forward": args.forward, "waves": args.waves, **waves(args)}
-    how = {
+    settings = {
         "forward": args.forward,
         "draws": args.draws,
         "turns": args.turns,
         "front": args.front,
     }
-    found: dict[str, Any] = {**how}
+    results: dict[str, Any] = {**settings}
     text = made_up()
     for batch in args.batches:
         for mix in MIXES:
             if len(mix) > batch or (args.only and " and ".join(mix) != args.only):
                 continue
             name = f"batch {batch}: {' and '.join(mix)}"
-            found[name] = measured(text, mix, batch, how)
-            show({name: found[name]})
-    return found
+            results[name] = measured(text, mix, batch, settings)
+            show({name: results[name]})
+    return results
 
 
 if __name__ == "__main__":

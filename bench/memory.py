@@ -67,10 +67,10 @@ class Measured:
 def storages(kind: str) -> Iterator[tuple[int, int]]:
     """Address and bytes of each storage that a live tensor on the device has."""
     gc.unfreeze()  # what an engine has made at its start
-    for one in gc.get_objects():
-        known = type(one) in (torch.Tensor, torch.nn.Parameter)
-        if known and one.device.type == kind and one.layout is torch.strided:
-            storage = one.untyped_storage()
+    for item in gc.get_objects():
+        is_tensor = type(item) in (torch.Tensor, torch.nn.Parameter)
+        if is_tensor and item.device.type == kind and item.layout is torch.strided:
+            storage = item.untyped_storage()
             yield storage.data_ptr(), storage.nbytes()
 
 
@@ -79,9 +79,13 @@ def graph_ranges() -> list[tuple[int, int, int]]:
     # Torch's.
     segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     return [
-        (one["address"], one["address"] + one["total_size"], one["allocated_size"])
-        for one in segments
-        if tuple(one["segment_pool_id"]) != OTHER_POOL
+        (
+            segment["address"],
+            segment["address"] + segment["total_size"],
+            segment["allocated_size"],
+        )
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) != OTHER_POOL
     ]
 
 
@@ -115,9 +119,9 @@ class CLibrary:
 
 def status_of(line: str) -> int:
     """Bytes that the system says of this process, such as VmRSS."""
-    for one in Path("/proc/self/status").read_text().splitlines():
-        if one.startswith(line + ":"):
-            return int(one.split()[1]) * 1024
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(line + ":"):
+            return int(text.split()[1]) * 1024
     raise ValueError(f"/proc/self/status has no line {line}")
 
 
@@ -146,17 +150,17 @@ def measure_engine(settings: Mapping[str, Any]) -> Measured:
     if kind == GPU:
         torch.cuda.synchronize()
     model, cache = held_bytes([runner.step.model]), held_bytes([runner.cache])
-    found = dict(storages(kind))
+    by_address = dict(storages(kind))
     ranges = graph_ranges() if kind == GPU else []
     inside = sum(
         size
-        for address, size in found.items()
+        for address, size in by_address.items()
         if any(begin <= address < end for begin, end, _ in ranges)
     )
-    held = {
+    sizes = {
         "weights": model,
         "KV cache": cache,
-        "rows and buffers": sum(found.values()) - inside - model - cache,
+        "rows and buffers": sum(by_address.values()) - inside - model - cache,
         "graphs": sum(allocated for *_, allocated in ranges),
     }
     if kind == GPU:
@@ -181,7 +185,7 @@ def measure_engine(settings: Mapping[str, Any]) -> Measured:
             "activations": plan.activations + plan.workspace,
             "graphs": plan.graphs,
         },
-        held=held,
+        held=sizes,
         allocator=allocator,
         activations=peak,
         beside=beside,
@@ -205,42 +209,42 @@ def settings_of(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All levels, a process for each."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         common = settings_of(args, Path(folder))
         for name in args.levels:
             command = [sys.executable, "-m", "bench.memory", "--engine"]
             command.append(json.dumps({**common, **LEVELS[name]}))
-            done = subprocess.run(
+            process = subprocess.run(
                 command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
             )
-            found[name] = json.loads(done.stdout.splitlines()[-1])
-            show({name: found[name]})
-    draw(found, args.folder / f"{args.name}.svg")
-    return found
+            results[name] = json.loads(process.stdout.splitlines()[-1])
+            show({name: results[name]})
+    draw(results, args.folder / f"{args.name}.svg")
+    return results
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
+def draw(levels: Mapping[str, Any], path: Path) -> None:
     """Write two bars for each level: as planned, and as measured."""
-    figure = canvas(9, 1 + 0.7 * len(found))
+    figure = canvas(9, 1 + 0.7 * len(levels))
     axes = figure.subplots()
-    parts = (*PARTS, "activations", "context and libraries")
-    names = list(found)[::-1]
+    categories = (*PARTS, "activations", "context and libraries")
+    names = list(levels)[::-1]
     for place, name in enumerate(names):
-        one = found[name]
-        held = one["held"] | {"activations": one["activations"]}
+        level = levels[name]
+        measured = level["held"] | {"activations": level["activations"]}
         for shift, sizes in (
-            (0.2, one["planned"]),
-            (-0.2, held | {"context and libraries": one["beside"]}),
+            (0.2, level["planned"]),
+            (-0.2, measured | {"context and libraries": level["beside"]}),
         ):
             left = 0.0
-            for colour, part in enumerate(parts):
-                size = sizes.get(part, 0) / MIB
+            for colour, category in enumerate(categories):
+                size = sizes.get(category, 0) / MIB
                 axes.barh(place + shift, size, 0.36, left=left, color=f"C{colour}")
                 left += size
-    axes.set_yticks(range(len(names)), [f"{one}\nplanned, measured" for one in names])
-    handles = [axes.barh(0, 0, color=f"C{colour}") for colour in range(len(parts))]
-    axes.legend(handles, parts, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    axes.set_yticks(range(len(names)), [f"{name}\nplanned, measured" for name in names])
+    handles = [axes.barh(0, 0, color=f"C{colour}") for colour in range(len(categories))]
+    axes.legend(handles, categories, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     axes.set_xlabel("MiB")
     figure.savefig(path, metadata={"Date": None})
 
@@ -248,8 +252,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
 def _measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.engine is None:
         return measure(args)
-    one = measure_engine(json.loads(args.engine))
-    print(json.dumps({**asdict(one), "explained": one.explained}))
+    measured = measure_engine(json.loads(args.engine))
+    print(json.dumps({**asdict(measured), "explained": measured.explained}))
     return None
 
 

@@ -3,7 +3,7 @@ loopback, and, where it is installed, NIXL with what UCX finds here.
 
     python -m bench.peers
 
-One process sends blocks with so many threads, another one fetches them with as many into
+One process sends blocks with some threads, another one fetches them with as many into
 memory of its own, as engines do; from the first send to the last fetch. Beside it, what a
 copy in memory and a plain TCP connection, without checksums, come to with one thread.
 """
@@ -52,17 +52,19 @@ def keys_of(turn: int, count: int) -> list[bytes]:
 
 
 def in_threads(work: Callable[[bytes], None], keys: Sequence[bytes], count: int) -> None:
-    """Do work for each key, in so many threads."""
+    """Do work for each key, in `count` threads."""
 
-    def some(first: int) -> None:
+    def work_on_share(first: int) -> None:
         for key in keys[first::count]:
             work(key)
 
-    threads = [threading.Thread(target=some, args=(first,)) for first in range(count)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    threads = [
+        threading.Thread(target=work_on_share, args=(first,)) for first in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def receive(
@@ -91,47 +93,47 @@ def rates(
 ) -> dict[str, dict[str, float]]:
     """GB/s by number of threads."""
     blocks = max(1, args.bytes // size)
-    here, there = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
-        target=receive, args=(there, address, size, blocks), kwargs={"nixl": nixl}
+        target=receive, args=(child_end, address, size, blocks), kwargs={"nixl": nixl}
     )
     child.start()
-    here.recv()
+    parent_end.recv()
     peers = Peers(PeerPlan(name="p", role="", sends={TARGET: address}), 1)
     peers.open(LAYOUT, size)
     block = [memoryview(bytearray(os.urandom(size)))]
-    found, turn = {}, 0
+    results, turn = {}, 0
     for threads in args.threads:
-        each = []
+        speeds = []
         for number in range(args.repetitions + 1):
             keys = keys_of(turn, blocks)
             peers.want(tuple(keys), TARGET)
             begin = time.perf_counter()
-            here.send((turn, threads))
+            parent_end.send((turn, threads))
             in_threads(lambda key: peers.write(key, LAYOUT, block), keys, threads)
-            here.recv()
+            parent_end.recv()
             if number:  # the first one touches the memory
-                each.append(blocks * size / (time.perf_counter() - begin) / GIGA)
+                speeds.append(blocks * size / (time.perf_counter() - begin) / GIGA)
             turn += 1
-        found[f"{threads} threads"] = spread(each)
-    here.send(None)
+        results[f"{threads} threads"] = spread(speeds)
+    parent_end.send(None)
     child.join()
     peers.close()
-    return found
+    return results
 
 
 def copying(size: int, args: argparse.Namespace) -> dict[str, float]:
     """GB/s of copies from memory to memory, in one thread."""
     count = max(1, args.bytes // size)
-    one = np.ones(size, np.uint8)
-    others = [np.ones(size, np.uint8) for _ in range(16)]
-    each = []
+    source = np.ones(size, np.uint8)
+    targets = [np.ones(size, np.uint8) for _ in range(16)]
+    speeds = []
     for _ in range(args.repetitions):
         begin = time.perf_counter()
         for number in range(count):
-            np.copyto(others[number % len(others)], one)
-        each.append(count * size / (time.perf_counter() - begin) / GIGA)
-    return spread(each)
+            np.copyto(targets[number % len(targets)], source)
+        speeds.append(count * size / (time.perf_counter() - begin) / GIGA)
+    return spread(speeds)
 
 
 def plain_tcp(size: int, args: argparse.Namespace) -> dict[str, float]:
@@ -144,15 +146,15 @@ def plain_tcp(size: int, args: argparse.Namespace) -> dict[str, float]:
         )
         child.start()
         sock, _ = listener.accept()
-        into, each = memoryview(bytearray(size)), []
+        into, speeds = memoryview(bytearray(size)), []
         with sock:
             for _ in range(args.repetitions):
                 begin = time.perf_counter()
                 for _ in range(count):
                     read_exactly(sock, into)
-                each.append(count * size / (time.perf_counter() - begin) / GIGA)
+                speeds.append(count * size / (time.perf_counter() - begin) / GIGA)
         child.join()
-    return spread(each)
+    return spread(speeds)
 
 
 def _pour(address: tuple[str, int], size: int, count: int) -> None:
@@ -164,7 +166,7 @@ def _pour(address: tuple[str, int], size: int, count: int) -> None:
 
 def measure(args: argparse.Namespace) -> Mapping[str, Any]:
     """GB/s by way, size of blocks and threads."""
-    found: dict[str, Any] = {"unit": "GB/s"}
+    results: dict[str, Any] = {"unit": "GB/s"}
     for name, size in SIZES.items():
         with tempfile.TemporaryDirectory() as folder:
             ways: dict[str, Address] = {
@@ -173,14 +175,14 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any]:
             }
             if is_installed():
                 ways[NIXL] = free_port()
-            mine = {
+            by_way = {
                 way: rates(address, size, args, nixl=way == NIXL)
                 for way, address in ways.items()
             }
         beside = {"a copy": copying(size, args), "plain TCP": plain_tcp(size, args)}
-        found[name] = {"bytes": size, **mine, **beside}
-        show({name: found[name]})
-    return found
+        results[name] = {"bytes": size, **by_way, **beside}
+        show({name: results[name]})
+    return results
 
 
 if __name__ == "__main__":

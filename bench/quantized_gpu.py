@@ -31,8 +31,8 @@ def ask(llm: LLM, rows: int, inputs: int, outputs: int, rng: random.Random) -> f
     prompts = [rng.choices(range(100, 2000), k=inputs) for _ in range(rows)]
     params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
     began = time.perf_counter()
-    found = llm.generate(prompts, params, use_tqdm=False)
-    return sum(len(one.outputs[0].token_ids) for one in found) / (
+    generated = llm.generate(prompts, params, use_tqdm=False)
+    return sum(len(output.outputs[0].token_ids) for output in generated) / (
         time.perf_counter() - began
     )
 
@@ -50,7 +50,7 @@ def level(name: str, folder: str, args: argparse.Namespace) -> dict[str, Any]:
         max_num_seqs=256,
         quantization=None if name == "none" else name,
     )
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "start_s": time.perf_counter() - began,
         "weights": llm.setup.memory.weights,
         "tok_s": {},
@@ -59,13 +59,13 @@ def level(name: str, folder: str, args: argparse.Namespace) -> dict[str, Any]:
     for rows in args.rows:
         ask(llm, min(rows, 8), inputs, 2, rng)
         times = [ask(llm, rows, inputs, OUTPUTS, rng) for _ in range(args.repeats)]
-        found["tok_s"][rows] = spread(times)
-        print(name, rows, found["tok_s"][rows], flush=True)
+        result["tok_s"][rows] = spread(times)
+        print(name, rows, result["tok_s"][rows], flush=True)
     llm.close()
     del llm
     gc.collect()
     torch.cuda.empty_cache()
-    return found
+    return result
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python -m bench.ranks_gpu --shape 7B --ranks 1,2 --stages 1,2
 
 For each number of tensor parallel ranks and of pipeline stages an engine is opened: a
-step of so many rows of 600 tokens that decode, on the GPU's clock, and the first token of
+step of some rows of 600 tokens that decode, on the GPU's clock, and the first token of
 a prompt of 8,192 tokens. Beside it a floor: the bytes that a rank reads in a step, at the
 bandwidth that a copy has here, and the sums over ranks alone, as many and as large, in a
 CUDA graph. With stages, each rank reads its weights for each micro-batch.
@@ -49,8 +49,8 @@ from minfer.effects.models.ranks import Parallel, RankInfo
 CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192
 REPEATS: Final = 3
-COPIED: Final = 1 << 30  # bytes
-CAPTURING: Final = 60.0  # seconds in which graphs are captured, at most
+COPY_BYTES: Final = 1 << 30  # bytes
+CAPTURE_SECONDS: Final = 60.0  # seconds in which graphs are captured, at most
 
 
 def config_of(shape: str) -> dict[str, Any]:
@@ -62,21 +62,21 @@ def config_of(shape: str) -> dict[str, Any]:
 
 def bandwidth() -> float:
     """Bytes a second that a GPU reads, by the copy of a large tensor."""
-    here = torch.empty(COPIED, dtype=torch.uint8, device="cuda")
-    there = torch.empty_like(here)
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
     times = list[float]()
     for _ in range(5):
         begin, end = events()
         begin.record()
-        there.copy_(here)
+        target.copy_(source)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * COPIED / min(times)
+    return 2 * COPY_BYTES / min(times)
 
 
 def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
-    """us of a sum over so many ranks of [rows, hidden], in a graph."""
+    """us of a sum over `ranks` ranks of [rows, hidden], in a graph."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "bench.ranks_gpu_sums"]
     sizes = ",".join(map(str, rows))
@@ -88,12 +88,14 @@ def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).stdout
     lines = (line.split() for line in text.splitlines())
-    found = [(words[0], words[1], float(words[2])) for words in lines if len(words) == 3]
-    return {f"{name} {rows}": us for name, rows, us in found}
+    measured = [
+        (words[0], words[1], float(words[2])) for words in lines if len(words) == 3
+    ]
+    return {f"{name} {rows}": us for name, rows, us in measured}
 
 
 def micro_batches(parallel: Parallel, rows: int) -> tuple[int, int]:
-    """How many micro-batches have some of so many rows, and the most rows of one."""
+    """How many micro-batches have some of `rows` rows, and the most rows of one."""
     count = min(parallel.pipeline, rows)
     return count, -(-rows // count)
 
@@ -108,19 +110,22 @@ def floor_ms(
     """ms of the bytes of a step, and its sums: the slowest stage of all micro-batches,
     or of all stages for one.
     """
-    spec, (count, most) = parse_spec(config_of(args.shape)), micro_batches(parallel, rows)
-    each = list[float]()  # stage's ms of a micro-batch
+    spec, (count, max_rows) = (
+        parse_spec(config_of(args.shape)),
+        micro_batches(parallel, rows),
+    )
+    stage_ms = list[float]()  # stage's ms of a micro-batch
     for rank in range(0, parallel.ranks, parallel.tensor):
         rank_info = RankInfo(rank, parallel)
-        own = spec if parallel.ranks == 1 else spec.for_rank(rank_info)
-        read = weight_bytes(own, cuda=True)
+        stage_spec = spec if parallel.ranks == 1 else spec.for_rank(rank_info)
+        read = weight_bytes(stage_spec, cuda=True)
         if rank_info.is_first_stage:
-            read -= own.embed_rows * own.hidden_size * 2
-        read += most * CONTEXT * kv_bytes_per_token(own)
-        sums = 2 * len(own.layers) + rank_info.is_first_stage
-        total = sums * us[f"sum {most}"] if parallel.tensor > 1 else 0.0
-        each.append(1e3 * read / rate + total / 1e3)
-    return max(count * max(each), sum(each))
+            read -= stage_spec.embed_rows * stage_spec.hidden_size * 2
+        read += max_rows * CONTEXT * kv_bytes_per_token(stage_spec)
+        sums = 2 * len(stage_spec.layers) + rank_info.is_first_stage
+        total = sums * us[f"sum {max_rows}"] if parallel.tensor > 1 else 0.0
+        stage_ms.append(1e3 * read / rate + total / 1e3)
+    return max(count * max(stage_ms), sum(stage_ms))
 
 
 @define
@@ -142,22 +147,22 @@ class Forward:
 @contextmanager
 def forwards(llm: LLM) -> Iterator[list[Forward]]:
     """What rank 0 computes meanwhile."""
-    runner, found = executor_of(llm).runner, list[Forward]()
+    runner, computed = executor_of(llm).runner, list[Forward]()
     run, receive, replay = runner._replay, TorchRanks.receive, StageBuffers.replay
 
     def timed(shape: StepShape) -> None:
-        found.append(Forward(time.perf_counter(), *events()))
-        found[-1].before.record(runner.stream)
+        computed.append(Forward(time.perf_counter(), *events()))
+        computed[-1].before.record(runner.stream)
         run(shape)
-        found[-1].after.record(runner.stream)
+        computed[-1].after.record(runner.stream)
 
     def received(ranks: TorchRanks, tokens: int, into: Any = None) -> torch.Tensor:
         hidden = receive(ranks, tokens, into)
-        found[-1].before.record(runner.stream)
+        computed[-1].before.record(runner.stream)
         return hidden
 
     def replayed(ends: StageBuffers, graph: Any, tokens: int) -> None:
-        found[-1].by_graph = True
+        computed[-1].by_graph = True
         replay(ends, graph, tokens)
 
     with (
@@ -165,25 +170,28 @@ def forwards(llm: LLM) -> Iterator[list[Forward]]:
         patch.object(TorchRanks, "receive", received),
         patch.object(StageBuffers, "replay", replayed),
     ):
-        yield found
+        yield computed
     torch.cuda.synchronize()
 
 
-def bubble(found: list[Forward], ms: float) -> dict[str, float]:
-    """What share of so many ms rank 0 does not compute."""
-    graphs = sum(one.by_graph for one in found) / max(1, len(found))
-    return {"bubble": 1 - sum(one.ms for one in found) / ms, "by graph": graphs}
+def bubble(computed: list[Forward], ms: float) -> dict[str, float]:
+    """What share of `ms` ms rank 0 does not compute."""
+    graphs = sum(forward.by_graph for forward in computed) / max(1, len(computed))
+    return {
+        "bubble": 1 - sum(forward.ms for forward in computed) / ms,
+        "by graph": graphs,
+    }
 
 
 def steps(lab: Lab, llm: LLM, rows: int) -> tuple[list[float], dict[str, float]]:
-    """ms of decode steps of so many rows, and the bubble."""
+    """ms of decode steps of `rows` rows, and the bubble."""
     for_all, idle = list[float](), dict[str, float]()
     for _ in range(1 + REPEATS):
-        with forwards(llm) as found:
+        with forwards(llm) as computed:
             ms, spans = steady(lab, llm, rows, CONTEXT)
         for_all.append(ms)
         first, last = spans["launch"][0].begin, spans["launch"][-1].end
-        timed = [one for one in found if first <= one.begun < last]
+        timed = [forward for forward in computed if first <= forward.begun < last]
         idle = bubble(timed, ms * (STEPS - 1))
     return for_all[1:], idle
 
@@ -192,34 +200,38 @@ def await_graphs(llm: LLM) -> None:
     """Wait until graphs are captured, as they are while a server is idle."""
     background = executor_of(llm).background
     if background is not None and background.thread is not None:
-        background.thread.join(CAPTURING)
+        background.thread.join(CAPTURE_SECONDS)
 
 
 def prefill(lab: Lab, llm: LLM) -> tuple[list[float], dict[str, float]]:
     """ms to the first token of a prompt, and the bubble."""
     runs, idle = list[float](), dict[str, float]()
     for _ in range(2 + REPEATS):
-        with forwards(llm) as found:
+        with forwards(llm) as computed:
             runs.append(1e3 / rate(llm, lab.prompts(1, PROMPT), [greedy(1)]))
-        idle = bubble(found, runs[-1])
+        idle = bubble(computed, runs[-1])
     return runs[2:], idle
 
 
 def parallels(args: argparse.Namespace) -> list[Parallel]:
     """The ways that there are GPUs for."""
-    each = [
+    combinations = [
         Parallel(ranks, stages, args.by_expert)
         for stages in map(int, args.stages.split(","))
         for ranks in map(int, args.ranks.split(","))
     ]
-    return [one for one in each if one.ranks <= torch.cuda.device_count()]
+    return [
+        parallel
+        for parallel in combinations
+        if parallel.ranks <= torch.cuda.device_count()
+    ]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Each number of ranks, with an engine of its own."""
-    rows = [int(one) for one in args.rows.split(",")]
-    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "shape": args.shape}
-    speed = found["bandwidth, bytes/s"] = bandwidth()
+    rows = [int(number) for number in args.rows.split(",")]
+    results: dict[str, Any] = {"card": torch.cuda.get_device_name(), "shape": args.shape}
+    speed = results["bandwidth, bytes/s"] = bandwidth()
     torch.cuda.empty_cache()
     base = dict[int, float]()
     with tempfile.TemporaryDirectory() as folder:
@@ -244,13 +256,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 max_model_len=16_384,
             )
             await_graphs(llm)
-            part: dict[str, Any] = {"sums, us": us}
+            result: dict[str, Any] = {"sums, us": us}
             for count in rows:
                 ms, idle = steps(lab, llm, count)
                 middle = statistics.median(ms)
                 low = floor_ms(args, parallel, count, speed, us)
                 base.setdefault(count, middle)
-                part[f"decode, {count} rows"] = figure(
+                result[f"decode, {count} rows"] = figure(
                     ms,
                     "ms",
                     floor=low,
@@ -258,15 +270,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     times=base[count] / middle,
                     **idle,
                 )
-                show({f"{name}, {count} rows": part[f"decode, {count} rows"]})
+                show({f"{name}, {count} rows": result[f"decode, {count} rows"]})
             runs, idle = prefill(lab, llm)
             first = statistics.median(runs)
             base.setdefault(-1, first)
-            part["prefill"] = figure(runs, "ms", times=base[-1] / first, **idle)
-            show({f"{name}, prefill": part["prefill"]})
-            found[name] = part
+            result["prefill"] = figure(runs, "ms", times=base[-1] / first, **idle)
+            show({f"{name}, prefill": result["prefill"]})
+            results[name] = result
             lab.close()
-    return found
+    return results
 
 
 if __name__ == "__main__":

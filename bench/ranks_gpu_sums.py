@@ -27,12 +27,12 @@ def main() -> None:
     hidden = int(sys.argv[1])
     rank_info = RankInfo(rank, Parallel(tensor=ranks))
     nccl = TorchRanks(rank_info, device, hidden, kind, dist.group.WORLD)
-    made = with_peer_memory(nccl)
+    in_memory = with_peer_memory(nccl)
     for rows in map(int, sys.argv[2].split(",")):
-        part = torch.zeros(rows, hidden, dtype=kind, device=device)
-        residual = part.clone()
-        for name, one in (("nccl", nccl), ("sum", made)):
-            calls = [partial(one.add_sum, residual, part)] * CALLS
+        partial_sum = torch.zeros(rows, hidden, dtype=kind, device=device)
+        residual = partial_sum.clone()
+        for name, communicator in (("nccl", nccl), ("sum", in_memory)):
+            calls = [partial(communicator.add_sum, residual, partial_sum)] * CALLS
             us = microseconds(calls, ready=dist.barrier)
             if rank == 0:
                 print(name, rows, f"{us:.2f}", flush=True)

@@ -2,8 +2,8 @@
 
 python -m bench.ranks_servers_gpu --parts replicas apart losses
 
-replicas   several replicas of so many ranks beside one: output tokens a second over HTTP,
-           of random weights, 512 tokens in and 128 out, so many clients for each replica;
+replicas   several replicas of some ranks beside one: output tokens a second over HTTP,
+           of random weights, 512 tokens in and 128 out, as many clients for each replica;
            with `--distributed ray`, Ray places the engines
 apart      engines that compute prompts and engines that decode, of other parallel
            sizes, and one engine that does both: the bundled model in float32, greedy
@@ -27,7 +27,7 @@ from bench.server_gpu import OUTPUT, PROMPT, load, serving
 from bench.shapes import SHAPES, TINY, qwen
 from tests.effects.serving.process_deaths import Load, Server, bodies, long_bodies, server
 
-SETTLES: Final = 15.0  # seconds in which idle engines capture graphs
+SETTLE_SECONDS: Final = 15.0  # seconds in which idle engines capture graphs
 RUNS: Final = 3
 EXACT: Final = ("--dtype=float32", "--num-gpu-blocks-override=256")
 SIZES: Final = [(2, 1), (1, 2)]  # ranks of an engine for prompts, and of one that decodes
@@ -41,19 +41,19 @@ LOSSES: Final = [
 
 def throughput(url: str, args: argparse.Namespace, replicas: int) -> list[float]:
     """Output tokens a second of some runs, after one that does not count."""
-    found = list[float]()
+    rates = list[float]()
     clients = args.clients * replicas
     for seed in range(RUNS + 1):
-        found.append(load(args, url, clients, seed)["output_throughput"])
-        show({"replicas": replicas, "tokens/s": round(found[-1])})
+        rates.append(load(args, url, clients, seed)["output_throughput"])
+        show({"replicas": replicas, "tokens/s": round(rates[-1])})
         if seed == 0:
-            time.sleep(SETTLES)
-    return sorted(found[1:])
+            time.sleep(SETTLE_SECONDS)
+    return sorted(rates[1:])
 
 
 def replicas(args: argparse.Namespace) -> dict[str, Any]:
-    """Different numbers of replicas of so many ranks, and the last beside the first."""
-    found = dict[int, list[float]]()
+    """Numbers of replicas of `args.ranks` ranks, and the last beside the first."""
+    rates = dict[int, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), qwen(args.shape))
         for count in args.replicas:
@@ -66,10 +66,10 @@ def replicas(args: argparse.Namespace) -> dict[str, Any]:
             with serving(options) as (url, *_):
                 if count > 1:
                     asyncio.run(until_ready(url, count))
-                found[count] = throughput(url, args, count)
-    middle = {count: runs[RUNS // 2] for count, runs in found.items()}
+                rates[count] = throughput(url, args, count)
+    middle = {count: runs[RUNS // 2] for count, runs in rates.items()}
     first, last = args.replicas[0], args.replicas[-1]
-    return {"tokens/s": found, "times": middle[last] / middle[first]}
+    return {"tokens/s": rates, "times": middle[last] / middle[first]}
 
 
 def learnt(served: Server, asked: list[dict[str, Any]]) -> Load:
@@ -84,9 +84,9 @@ def apart(args: argparse.Namespace) -> dict[str, Any]:
     """Engines of other parallel sizes for prompts and for decoding."""
     asked = long_bodies(2, 100)
     device = f"--device={args.device}"
-    with server(*EXACT, device) as one:
-        alone = learnt(one, asked)
-    found = dict[str, Any]()
+    with server(*EXACT, device) as served:
+        single = learnt(served, asked)
+    results = dict[str, Any]()
     for prefill, decode in SIZES:
         sizes = f"--prefill-tensor-parallel-size={prefill}"
         options = ("--prefill=1", "--decode=1", sizes, f"--tensor-parallel-size={decode}")
@@ -98,43 +98,43 @@ def apart(args: argparse.Namespace) -> dict[str, Any]:
             for line in lines
             if line.startswith("minfer_kv_keyed_l")
         }
-        pairs = zip(load.right, alone.right, strict=True)
-        equal = sum(mine.equals(other) for mine, other in pairs)
+        pairs = zip(load.right, single.right, strict=True)
+        equal = sum(answer.equals(expected) for answer, expected in pairs)
         result = {"requests": len(asked), "equal": equal, **counts}
         show({f"prefill {prefill}, decode {decode}": result})
-        found[f"prefill {prefill}, decode {decode}"] = result
-    return found
+        results[f"prefill {prefill}, decode {decode}"] = result
+    return results
 
 
 def losses(args: argparse.Namespace) -> dict[str, Any]:
     """Each rank of two is killed and stopped."""
-    found = dict[str, Any]()
+    seconds = dict[str, Any]()
     ranks = f"--tensor-parallel-size={args.ranks}"
     with server(*EXACT, f"--device={args.device}", ranks) as served:
         served.drain()
         load = Load(served.url, bodies(2, 100))
 
-        async def all_of_them() -> None:
+        async def lose_ranks() -> None:
             await served.until_ready()
             await load.learn()
             async with load.clients():
-                for rank, how in LOSSES:
+                for rank, loss_signal in LOSSES:
                     await load.flows(time.monotonic())
                     await asyncio.sleep(2)
                     begin = time.monotonic()
-                    await served.lose(rank, how)
-                    gone = time.monotonic()
-                    await load.flows(gone)
-                    name = f"rank {rank}, {how.name}"
-                    found[name] = {
-                        "gone": gone - begin,
+                    await served.lose(rank, loss_signal)
+                    lost_at = time.monotonic()
+                    await load.flows(lost_at)
+                    name = f"rank {rank}, {loss_signal.name}"
+                    seconds[name] = {
+                        "gone": lost_at - begin,
                         "flows": time.monotonic() - begin,
                     }
-                    show({name: found[name]})
+                    show({name: seconds[name]})
 
-        asyncio.run(all_of_them())
+        asyncio.run(lose_ranks())
     ends = {"requests": len(load.ended), "lost": len(load.lost())}
-    return {"seconds": found, **ends, "different": len(load.different())}
+    return {"seconds": seconds, **ends, "different": len(load.different())}
 
 
 PARTS: Final = {"replicas": replicas, "apart": apart, "losses": losses}
@@ -147,7 +147,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "ranks": args.ranks,
         "distributed": args.distributed,
         "device": args.device,
-        **{part: PARTS[part](args) for part in args.parts},
+        **{name: PARTS[name](args) for name in args.parts},
     }
 
 

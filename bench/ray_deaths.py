@@ -46,9 +46,9 @@ from tests.effects.serving.process_deaths import (
 )
 
 KINDS: Final = ("engine", "actor", "node", "keeper", "front", "leave")
-LOOK: Final = 0.1  # seconds between two questions for the state
-LATE: Final = 300.0  # seconds for what takes a few, where others use the machine
-SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
+POLL_SECONDS: Final = 0.1  # seconds between two questions for the state
+MAX_WAIT_SECONDS: Final = 300.0  # it takes a few, unless others use the machine
+SERVER_OPTIONS: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
 
 
 @define(eq=False)
@@ -76,9 +76,9 @@ class Trial:
             for number in range(kills):
                 await self.load.flows(time.monotonic())
                 await asyncio.sleep(self.rng.uniform(0, 0.3))
-                begun = time.monotonic()
+                began = time.monotonic()
                 await kill(number)
-                self.back.append(time.monotonic() - begun)
+                self.back.append(time.monotonic() - began)
                 await self.load.flows(time.monotonic())
 
     async def engine(self, number: int) -> None:
@@ -106,7 +106,7 @@ class Trial:
         self.joined.append(time.monotonic() - joined)
         if self.apart:
             return
-        async with asyncio.timeout(LATE):
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while not await self.runs(missing):
                 pass
         self.loaded.append(time.monotonic() - joined)
@@ -133,9 +133,9 @@ class Trial:
         """Kill a front."""
         del number
         ended, name = len(self.load.ended), self.rng.choice(FRONTS)
-        async with asyncio.timeout(LATE):
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while len(self.load.ended) == ended:  # or the same request is cut each time
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
         await self.server.successor(name, self.server.kill(name))
         await self.server.until_ready()
 
@@ -145,23 +145,27 @@ class Trial:
         await self.until_ready(self.replicas)
 
     async def until_ready(self, count: int) -> None:
-        """Wait until so many engines are ready."""
-        async with asyncio.timeout(LATE):
+        """Wait until `count` engines are ready."""
+        async with asyncio.timeout(MAX_WAIT_SECONDS):
             while len(await self.unready()) != self.replicas - count:
                 pass
 
     async def unready(self) -> set[str]:
         """The engines that are not ready, as a front says."""
-        return {one["replica"] for one in await self.health() if one["status"] != "ready"}
+        return {
+            engine["replica"]
+            for engine in await self.health()
+            if engine["status"] != "ready"
+        }
 
     async def runs(self, which: set[str]) -> bool:
         """Whether these engines have requests."""
-        found = {one["replica"]: one["running"] for one in await self.health()}
-        return all(found[name] for name in which)
+        running = {engine["replica"]: engine["running"] for engine in await self.health()}
+        return all(running[name] for name in which)
 
     async def health(self) -> list[dict[str, Any]]:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 answer = await self.client.get(f"{self.server.url}/health")
                 return list(answer.json()["replicas"])
@@ -181,55 +185,57 @@ class Trial:
             "longest_pause": load.longest,
             "seconds_until_all_are_ready": _seconds(self.back),
             **{
-                f"seconds_from_joining_to_{what}": _seconds(each)
-                for what, each in (("ready", self.joined), ("load", self.loaded))
-                if each
+                f"seconds_from_joining_to_{event}": _seconds(seconds)
+                for event, seconds in (("ready", self.joined), ("load", self.loaded))
+                if seconds
             },
             "load_average_at_the_end": os.getloadavg()[0],  # of the whole machine
         }
 
 
-def _seconds(each: list[float]) -> dict[str, float]:
-    return {"median": median(each), "max": max(each)}
+def _seconds(seconds: list[float]) -> dict[str, float]:
+    return {"median": median(seconds), "max": max(seconds)}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = _earlier(args.folder / f"{args.name}.json")
+    results = _earlier(args.folder / f"{args.name}.json")
     asked = (long_bodies if args.apart else bodies)(1, args.tokens)
     right: list[ClientAnswer] = []
     for count in map(int, args.nodes.split(",")):
         for kind in args.kinds.split(","):
-            part = found.setdefault(f"{count} nodes", {})
-            if part.get(kind, {}).get("kills", 0) >= args.kills:
+            result = results.setdefault(f"{count} nodes", {})
+            if result.get(kind, {}).get("kills", 0) >= args.kills:
                 continue
             right = right or _right(asked)
             rng = Random(f"{args.seed} {count} {kind}")
             with (
                 ray_nodes(count, hooks=False) as nodes,
-                server("--distributed=ray", *SAID, *_engines(count, args)) as made,
+                server(
+                    "--distributed=ray", *SERVER_OPTIONS, *_engines(count, args)
+                ) as served,
             ):
-                made.drain()
-                load = RetriedLoad(made.url, asked, right=right, rest=args.rest)
+                served.drain()
+                load = RetriedLoad(served.url, asked, right=right, rest=args.rest)
                 load.tries = RETRIES if kind == "front" else 1
-                trial = Trial(nodes, made, load, count, rng, args.apart)
+                trial = Trial(nodes, served, load, count, rng, args.apart)
                 asyncio.run(trial.run(kind, args.kills, count + args.more))
                 _report(trial)
-                made.process.send_signal(signal.SIGINT)
-                made.process.wait(SOON)
+                served.process.send_signal(signal.SIGINT)
+                served.process.wait(SOON)
             now = circumstances(args.seed)
-            when = {"date": now["date"], "commit": now["commit"]}
-            part[kind] = {**trial.figures(), "clients": count + args.more, **when}
+            provenance = {"date": now["date"], "commit": now["commit"]}
+            result[kind] = {**trial.figures(), "clients": count + args.more, **provenance}
             show({"nodes": count, "kind": kind, **trial.figures()})
-            write(args.name, found, args.seed, args.folder)
-    print(table(found))
-    return found
+            write(args.name, results, args.seed, args.folder)
+    print(table(results))
+    return results
 
 
 def _right(asked: list[dict[str, Any]]) -> list[ClientAnswer]:
     """What one engine says, without a cluster."""
-    with server(*SAID) as alone:
-        alone.drain()
-        load = Load(alone.url, asked)
+    with server(*SERVER_OPTIONS) as single:
+        single.drain()
+        load = Load(single.url, asked)
         asyncio.run(load.learn())
     return load.right
 
@@ -247,27 +253,30 @@ def _earlier(path: Path) -> dict[str, Any]:
 
 
 def _report(trial: Trial) -> None:
-    for why in trial.load.lost():
-        print("lost:", why)
+    for reason in trial.load.lost():
+        print("lost:", reason)
     for body, answer in trial.load.different():
         print("different:", body, answer.text)
-    for body, why in trial.load.flawed():
-        print("flawed:", body, why)
+    for body, reason in trial.load.flawed():
+        print("flawed:", body, reason)
 
 
-def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The figures of all parts, a line each."""
     names = ("kills", "requests", "lost", "different", "asked_again_by_clients")
     titles = ("asked", "lost", "other", "again", "longest pause", "joined to load")
-    lines = [f"{'':16}{'kills':>7}" + "".join(f"{one:>{len(one) + 2}}" for one in titles)]
-    for nodes, kinds in found.items():
-        for kind, one in kinds.items():
-            counts = [one[name] for name in names]
-            loaded = one.get("seconds_from_joining_to_load", {}).get("median")
-            said = "" if loaded is None else f"{loaded:.1f} s"
+    lines = [
+        f"{'':16}{'kills':>7}" + "".join(f"{title:>{len(title) + 2}}" for title in titles)
+    ]
+    for nodes, kinds in results.items():
+        for kind, figures in kinds.items():
+            counts = [figures[name] for name in names]
+            loaded = figures.get("seconds_from_joining_to_load", {}).get("median")
+            load_text = "" if loaded is None else f"{loaded:.1f} s"
             lines.append(
                 f"{nodes + ' ' + kind:16}{counts[0]:>7}{counts[1]:>7}{counts[2]:>6}"
-                f"{counts[3]:>6}{counts[4]:>7}{one['longest_pause']:>13.1f} s{said:>16}"
+                f"{counts[3]:>6}{counts[4]:>7}{figures['longest_pause']:>13.1f} s"
+                f"{load_text:>16}"
             )
     return "\n".join(lines)
 

@@ -38,15 +38,15 @@ sys.exit(code)
 
 def replayed(folder: Path) -> dict[str, Any]:
     """What `minfer replay` finds in a process of another hash seed."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", REPLAY, str(folder)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONHASHSEED": "4711"},
     )
-    assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    assert process.stdout, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
 
 
 class Fixed(DryExecutor):
@@ -63,7 +63,10 @@ class Fixed(DryExecutor):
         plan = self.plans.popleft()
         drawn = self.drawn[plan.step % 64]
         pairs = zip(plan.max_sampled_tokens, drawn, strict=False)
-        return Executed(plan.step, tuple([one if most else () for most, one in pairs]))
+        return Executed(
+            plan.step,
+            tuple([tokens if max_sampled else () for max_sampled, tokens in pairs]),
+        )
 
 
 def recording(turns: int, *, churn: bool) -> dict[str, Any]:
@@ -77,7 +80,12 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
         max_model_len=16_384,
         vocab_size=151_936,
     )
-    rng, names, record, whole = random.Random(0), count(), list[float](), list[float]()
+    rng, names, record, turn_seconds = (
+        random.Random(0),
+        count(),
+        list[float](),
+        list[float](),
+    )
     with tempfile.TemporaryDirectory() as folder:
         writer = JournalWriter(Path(folder), config, {})
 
@@ -94,23 +102,25 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
             for _ in range(turns):
                 while len(driver.state.requests) + len(driver.inbox) < 256:
                     prompt = tuple([rng.randrange(150_000) for _ in range(500)])
-                    most = rng.randint(200, 300) if churn else 15_000
-                    one = Request(id=str(next(names)), prompt=prompt, max_tokens=most)
-                    driver.post(Submit(one))
+                    max_tokens = rng.randint(200, 300) if churn else 15_000
+                    request = Request(
+                        id=str(next(names)), prompt=prompt, max_tokens=max_tokens
+                    )
+                    driver.post(Submit(request))
                 before, begin = writer.size, time.perf_counter()
                 driver.turn()
-                whole.append(time.perf_counter() - begin)
+                turn_seconds.append(time.perf_counter() - begin)
                 sizes.append(writer.size - before)
         driver.close()
-        found = replayed(Path(folder))
-    assert found["digest"] == writer.digest.hex()
+        verified = replayed(Path(folder))
+    assert verified["digest"] == writer.digest.hex()
     skip = turns // 6
     micro = [1e6 * seconds for seconds in record[skip:]]
     return {
         "microseconds": {"mean": mean(micro), **percentiles(micro)},
-        "share_of_the_turn": sum(record[skip:]) / sum(whole[skip:]),
+        "share_of_the_turn": sum(record[skip:]) / sum(turn_seconds[skip:]),
         "bytes": {"mean": mean(sizes[skip:]), "median": median(sizes[skip:])},
-        "row_results_per_second_of_replay": found["row_results_per_second"],
+        "row_results_per_second_of_replay": verified["row_results_per_second"],
     }
 
 

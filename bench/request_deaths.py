@@ -29,9 +29,9 @@ from tests.effects.serving.dying_engine import DIES
 from tests.effects.serving.process_deaths import SOON, Load, Server, bodies, server
 from tests.effects.serving.test_process_deaths import CRASHING_REQUESTS, LIMITED
 
-LOOK = 0.01  # seconds from one look at /ready to the next
-WELL = 8  # looks in a row, each at any API server process, that find all ready
-AGAIN = 6  # times that the same request is sent again
+POLL_SECONDS = 0.01  # seconds from one look at /ready to the next
+READY_POLLS = 8  # looks in a row, each at any API server process, that find all ready
+RETRIES = 6  # times that the same request is sent again
 DIED = re.compile(rf"{DIES} (\d+) other rows")
 COMPLETIONS = "completions"
 
@@ -54,21 +54,21 @@ class Trial:
 
     async def run(self) -> dict[str, Any]:
         """Send a request of each kind, while clients stream."""
-        found = {}
+        results = {}
         await self.server.until_ready()
         await self.load.learn()
         async with self.load.clients():
             for kind, (path, body, _) in CRASHING_REQUESTS.items():
                 await self.load.flows(time.monotonic())
-                found[kind] = await self.kill(kind, path, body)
-                show({"kind": kind, **found[kind]})
-        return found
+                results[kind] = await self.kill(kind, path, body)
+                show({"kind": kind, **results[kind]})
+        return results
 
     async def kill(self, kind: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request, and watch the server until all its replicas are ready again."""
         url, before = f"{self.server.url}/v1/{path}", len(self.lines)
-        more = LIMITED if path == COMPLETIONS else {}
-        body = {**body, **more, "user": kind}
+        extra = LIMITED if path == COMPLETIONS else {}
+        body = {**body, **extra, "user": kind}
         head = {"connection": "close"}  # at any of the API server processes
         async with httpx.AsyncClient(timeout=SOON, headers=head) as client:
             started = time.monotonic()
@@ -76,17 +76,17 @@ class Trial:
             seconds = await self.unready(client, asking)
             ended = time.monotonic() - started
             answer = await asking
-            again = [(await client.post(url, json=body)).json() for _ in range(AGAIN)]
+            retries = [(await client.post(url, json=body)).json() for _ in range(RETRIES)]
         deaths = DIED.findall("".join(self.lines[before:]))
         return {
             "status": answer.status_code,
             "code": answer.json()["error"]["code"],
             "engines": len(deaths),
-            "engines_beside_others": sum(int(others) > 0 for others in deaths),
+            "engines_beside_others": sum(int(num_others) > 0 for num_others in deaths),
             "all_replicas_at_once": seconds > 0,
             "seconds_without_service": seconds,
             "seconds_until_it_failed": ended,
-            "refused_again": sum(one.get("error") is not None for one in again),
+            "refused_again": sum(retry.get("error") is not None for retry in retries),
         }
 
     async def unready(self, client: httpx.AsyncClient, asking: Any) -> float:
@@ -94,16 +94,16 @@ class Trial:
         are ready, as all API server processes say.
         """
         total, last, well = 0.0, time.monotonic(), 0
-        while well < WELL:
+        while well < READY_POLLS:
             health = await client.get(f"{self.server.url}/health")
             ready = await client.get(f"{self.server.url}/ready")
             now = time.monotonic()
             total += (now - last) * (ready.status_code != 200)
             last = now
-            up, _, every = health.json().get("ready", "1 of 1").split()[:3]
-            all_ready = ready.status_code == 200 and up == every
+            up, _, num_replicas = health.json().get("ready", "1 of 1").split()[:3]
+            all_ready = ready.status_code == 200 and up == num_replicas
             well = well + 1 if asking.done() and all_ready else 0
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
         return total
 
 
@@ -112,8 +112,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for replicas in args.replicas:
         options = ["--dtype=float32", f"--replicas={replicas}"]
         options.append("--num-gpu-blocks-override=128")
-        with server(*options, module="tests.effects.serving.dying_engine") as made:
-            trial = Trial(made, Load(made.url, bodies(1, args.tokens)))
+        with server(*options, module="tests.effects.serving.dying_engine") as served:
+            trial = Trial(served, Load(served.url, bodies(1, args.tokens)))
             kinds = asyncio.run(trial.run())
         for error in trial.load.lost():
             print("lost:", error)

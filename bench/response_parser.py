@@ -25,7 +25,7 @@ from bench.results import run, show, spread
 from minfer.effects.text.tools.deltas import Arguments, CallStart, ContentDelta
 from minfer.effects.text.tools.formats import Parsing
 
-TOKEN: Final = 4  # characters
+CHARACTERS_PER_TOKEN: Final = 4  # characters
 STREAMS: Final = 256
 LENGTHS: Final = (1_000, 4_000, 16_000)  # tokens of an answer
 NAMES: Final = ("get_weather", "write_file")
@@ -83,7 +83,10 @@ BROKEN: Final = {
 
 def pieces(text: str) -> list[str]:
     """A text cut into tokens."""
-    return [text[at : at + TOKEN] for at in range(0, len(text), TOKEN)]
+    return [
+        text[start : start + CHARACTERS_PER_TOKEN]
+        for start in range(0, len(text), CHARACTERS_PER_TOKEN)
+    ]
 
 
 def minfer_feed() -> Feed:
@@ -112,13 +115,13 @@ def microseconds(make: Callable[[], Feed], streams: int, tokens: Sequence[str]) 
 def compare(streams: int, text: str, rounds: int) -> dict[str, Any]:
     """Both kinds in alternation, and the median of their ratios."""
     tokens = pieces(text)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind, make in KINDS.items():
-            found[kind].append(microseconds(make, streams, tokens))
-    ratios = [b / a for a, b in zip(*found.values(), strict=True)]
+            costs[kind].append(microseconds(make, streams, tokens))
+    ratios = [b / a for a, b in zip(*costs.values(), strict=True)]
     return {
-        **{kind: spread(values) for kind, values in found.items()},
+        **{kind: spread(values) for kind, values in costs.items()},
         "ratio": round(median(ratios), 2),
     }
 
@@ -126,7 +129,7 @@ def compare(streams: int, text: str, rounds: int) -> dict[str, Any]:
 def outcome(text: str) -> dict[str, Any]:
     """What both make of an answer."""
     deltas = Parsing(tools="hermes", names=NAMES).parser().push(text, final=True)
-    ours = {
+    minfer_outcome = {
         "content": "".join(d.text for d in deltas if isinstance(d, ContentDelta)),
         "calls": sum(isinstance(d, CallStart) for d in deltas),
     }
@@ -135,45 +138,48 @@ def outcome(text: str) -> dict[str, Any]:
         parser.feed(text)
         message, _ = parser.finalize()
         calls = message.get("tool_calls", [])
-        theirs = {"content": message.get("content", ""), "calls": len(calls)}
+        transformers_outcome = {
+            "content": message.get("content", ""),
+            "calls": len(calls),
+        }
     except Exception as error:  # whatever it raises, the answer is lost
-        theirs = {"raises": type(error).__name__}
-    return {"minfer": ours, "transformers": theirs}
+        transformers_outcome = {"raises": type(error).__name__}
+    return {"minfer": minfer_outcome, "transformers": transformers_outcome}
 
 
 def first_argument(text: str) -> dict[str, int]:
     """The tokens that come before a piece of an argument does."""
-    ours, theirs = minfer_feed(), ResponseParser(TEMPLATE, prefix="")
-    found: dict[str, int] = {}
+    feed, parser = minfer_feed(), ResponseParser(TEMPLATE, prefix="")
+    counts: dict[str, int] = {}
     for count, token in enumerate(pieces(text), 1):
-        deltas: Any = ours(token)
+        deltas: Any = feed(token)
         if any(isinstance(delta, Arguments) for delta in deltas):
-            found.setdefault("minfer", count)
-        if any(event["type"] == "region_close" for event in theirs.feed(token)):
-            found.setdefault("transformers", count)
-    return found
+            counts.setdefault("minfer", count)
+        if any(event["type"] == "region_close" for event in parser.feed(token)):
+            counts.setdefault("transformers", count)
+    return counts
 
 
 def imports(rounds: int) -> dict[str, Any]:
     """Seconds and MiB of the modules that hold the parsers."""
-    found = {}
+    figures = {}
     for kind, module in MODULES.items():
         runs = []
         for _ in range(rounds):
             code = IMPORT.format(module=module)
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", code], capture_output=True, check=True, text=True
             )
-            runs.append([float(part) for part in done.stdout.split()[-2:]])
+            runs.append([float(number) for number in process.stdout.split()[-2:]])
         seconds, size = zip(*runs, strict=True)
-        found[kind] = {"seconds": spread(seconds), "MiB": spread(size)}
-    return found
+        figures[kind] = {"seconds": spread(seconds), "MiB": spread(size)}
+    return figures
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     answer = "Let me look.\n" + "\n".join([WEATHER] * 8)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "streams": args.streams,
         "cost": compare(args.streams, answer, args.rounds),
         "length": {
@@ -184,8 +190,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "first": first_argument(call("write_file", {"text": "x" * 4000})),
         "imports": imports(args.rounds),
     }
-    show(found)
-    return found
+    show(results)
+    return results
 
 
 if __name__ == "__main__":

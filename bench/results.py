@@ -51,13 +51,17 @@ def run(name: str, measure: Measure, options: Mapping[str, Any]) -> None:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where results go")
     parser.add_argument("--name", default=name, help="of the result file")
-    for option, how in options.items():
-        how = how if isinstance(how, dict) else {"type": type(how), "default": how}
-        parser.add_argument(option, **how)
+    for option, settings in options.items():
+        settings = (
+            settings
+            if isinstance(settings, dict)
+            else {"type": type(settings), "default": settings}
+        )
+        parser.add_argument(option, **settings)
     args = parser.parse_args()
-    found = measure(args)
-    if found is not None:
-        write(args.name, found, getattr(args, "seed", None), args.folder)
+    results = measure(args)
+    if results is not None:
+        write(args.name, results, getattr(args, "seed", None), args.folder)
 
 
 def write(
@@ -109,7 +113,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def canvas(
     width: float, height: float
 ) -> Any:  # of matplotlib, which few benchmarks need
-    """A figure of so many inches; as SVG, the same data gives the same file."""
+    """A figure of this size in inches; as SVG, the same data gives the same file."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -127,7 +131,7 @@ def _text(value: Any) -> str:
         case {"median": median, "low": low, "high": high, "repetitions": _}:
             return f"{median:.4g} ({low:.4g} to {high:.4g})"
         case Mapping():
-            return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
+            return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
         case float():
             return f"{value:.4g}"
     return str(value)
@@ -135,28 +139,28 @@ def _text(value: Any) -> str:
 
 def _versions() -> dict[str, str]:
     """Of packages that are there: of one that is there twice, the one imported."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True
         )
     except OSError:  # there is no git
         return ""
-    return done.stdout.strip()  # an unpacked archive has no history
+    return process.stdout.strip()  # an unpacked archive has no history
 
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")  # Linux's
-    found = (
+    match = (
         re.search("model name\t: (.*)", info.read_text("utf-8"))
         if info.exists()
         else None
     )
-    return found[1] if found else platform.processor() or platform.machine()
+    return match[1] if match else platform.processor() or platform.machine()

@@ -40,10 +40,10 @@ from minfer.routing.policies import Prefix
 from minfer.routing.state import RouterConfig
 
 CHUNKS: Final = 200  # of a stream
-GAP: Final = 0.002  # seconds between two chunks
+GAP_SECONDS: Final = 0.002  # seconds between two chunks
 TURN: Final = "What follows is a paragraph of a conversation, of common length. " * 8
 TURNS: Final = (1, 16)  # messages of a prompt
-PART: Final = 300  # decisions that are timed together
+DECISIONS_PER_RUN: Final = 300  # decisions that are timed together
 STREAMS: Final = (1, 16)  # at once
 _EVENT: Final = b"data: "
 _HEAD: Final = (
@@ -65,8 +65,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             lines = head.lower().split(b"\r\n")
-            found = [line for line in lines if line.startswith(b"content-length:")]
-            size = int(found[0].split(b":")[1]) if found else 0
+            lengths = [line for line in lines if line.startswith(b"content-length:")]
+            size = int(lengths[0].split(b":")[1]) if lengths else 0
             body = await reader.readexactly(size)
             if b'"stream": true' in body:
                 await stream(writer)
@@ -80,7 +80,7 @@ async def stream(writer: asyncio.StreamWriter) -> None:
     """Write chunks, each with the time."""
     writer.write(_HEAD)
     for _ in range(CHUNKS):
-        await asyncio.sleep(GAP)
+        await asyncio.sleep(GAP_SECONDS)
         text = f"data: {time.monotonic():.6f}\n\n".encode()
         writer.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
     writer.write(b"0\r\n\r\n")
@@ -97,7 +97,7 @@ async def backend() -> None:
 
 
 def body_of(number: int, turns: int, *, streams: bool) -> bytes:
-    """A conversation of its own, of so many messages."""
+    """A conversation of its own, of `turns` messages."""
     roles = itertools.cycle(("user", "assistant"))
     messages = [
         {"role": next(roles), "content": f"{number} {turn} {TURN}"}
@@ -119,15 +119,15 @@ async def read_stream(
     http: aiohttp.ClientSession, url: str, body: bytes
 ) -> tuple[list[float], int]:
     """For each event, the seconds since its backend sent it; and how many parts came."""
-    delays, parts = [], 0
+    delays, num_chunks = [], 0
     async with http.post(f"{url}/v1/chat/completions", data=body) as response:
-        async for part in response.content.iter_any():
+        async for chunk in response.content.iter_any():
             now = time.monotonic()
-            sent = [float(one) for one in part.split(_EVENT) if one.strip()]
-            delays += [now - one for one in sent]
-            parts += 1
+            sent = [float(moment) for moment in chunk.split(_EVENT) if moment.strip()]
+            delays += [now - moment for moment in sent]
+            num_chunks += 1
     assert len(delays) == CHUNKS
-    return delays, parts
+    return delays, num_chunks
 
 
 def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
@@ -142,25 +142,25 @@ def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
         times = []
         for _ in range(args.repeats):
             begin = time.process_time()
-            for _ in range(PART):
+            for _ in range(DECISIONS_PER_RUN):
                 act()
-            times.append((time.process_time() - begin) / PART)
+            times.append((time.process_time() - begin) / DECISIONS_PER_RUN)
         return min(times)
 
     def placing(folder: Path | None) -> float:
         config = RouterConfig(Prefix())
         journal = None if folder is None else RoutingJournalFile(folder, config, 2**30)
-        made = BackendDispatcher(
+        dispatcher = BackendDispatcher(
             config, cache_blocks=2**14, max_waiting=0, journal=journal
         )
-        made.join("a")
-        made.join("b")
+        dispatcher.join("a")
+        dispatcher.join("b")
 
         def place() -> None:
             with contextlib.suppress(StopIteration):  # it waits for nothing
-                made.place(request).send(None)
-            made.start(request.id)
-            made.end(request.id)
+                dispatcher.place(request).send(None)
+            dispatcher.start(request.id)
+            dispatcher.end(request.id)
 
         async def timed() -> float:
             return least(place)
@@ -210,19 +210,23 @@ async def requests(
                     body = body_of(next(numbers) % 50, turns, streams=False)
                     latencies[name].append(await ask(http, url, body))
                 begin, used = time.perf_counter(), cpu_seconds(router)
-                each = args.requests // args.clients + 1
-                await asyncio.gather(*(several(url, each) for _ in range(args.clients)))
+                per_client = args.requests // args.clients + 1
+                await asyncio.gather(
+                    *(several(url, per_client) for _ in range(args.clients))
+                )
                 took = time.perf_counter() - begin
-                rates[name].append(each * args.clients / took)
+                rates[name].append(per_client * args.clients / took)
                 if name == "router":
-                    busy.append((cpu_seconds(router) - used) / (each * args.clients))
+                    busy.append(
+                        (cpu_seconds(router) - used) / (per_client * args.clients)
+                    )
     size = len(body_of(0, turns, streams=False))
     return {
         "turns": turns,
         "body_bytes": size,
-        "latency_seconds": {n: percentiles(each) for n, each in latencies.items()},
+        "latency_seconds": {n: percentiles(values) for n, values in latencies.items()},
         "added_seconds": added(latencies),
-        "requests_per_second": {name: spread(each) for name, each in rates.items()},
+        "requests_per_second": {name: spread(values) for name, values in rates.items()},
         "router_cpu_seconds_of_a_request": spread(busy),
     }
 
@@ -230,9 +234,9 @@ async def requests(
 async def chunks(
     urls: dict[str, str], router: int, args: argparse.Namespace, streams: int
 ) -> dict[str, Any]:
-    """Delays of the events of so many streams at once."""
+    """Delays of the events of `streams` streams at once."""
     delays: dict[str, list[float]] = {name: [] for name in urls}
-    parts = dict.fromkeys(urls, 0)
+    chunk_counts = dict.fromkeys(urls, 0)
     busy = list[float]()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for repeat in range(args.repeats):
@@ -241,21 +245,21 @@ async def chunks(
                 bodies = [
                     body_of(repeat * streams + i, 1, streams=True) for i in range(streams)
                 ]
-                found = await asyncio.gather(
-                    *(read_stream(http, url, one) for one in bodies)
+                streamed = await asyncio.gather(
+                    *(read_stream(http, url, body) for body in bodies)
                 )
-                for each, count in found:
-                    delays[name] += each
-                    parts[name] += count
+                for stream_delays, count in streamed:
+                    delays[name] += stream_delays
+                    chunk_counts[name] += count
                 if name == "router":
                     busy.append((cpu_seconds(router) - used) / (streams * CHUNKS))
     return {
         "streams": streams,
-        "delay_seconds": {name: percentiles(each) for name, each in delays.items()},
+        "delay_seconds": {name: percentiles(values) for name, values in delays.items()},
         "added_seconds": added(delays),
         "chunks_that_came_alone": {
             name: count / (streams * CHUNKS * args.repeats)
-            for name, count in parts.items()
+            for name, count in chunk_counts.items()
         },
         "router_cpu_seconds_of_a_chunk": spread(busy),
     }
@@ -272,12 +276,12 @@ def process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process, and the last word of its first line."""
     with subprocess.Popen(
         [sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True
-    ) as made:
-        assert made.stdout is not None
+    ) as child:
+        assert child.stdout is not None
         try:
-            yield made, made.stdout.readline().split()[-1]
+            yield child, child.stdout.readline().split()[-1]
         finally:
-            made.terminate()
+            child.terminate()
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -296,22 +300,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
                 "route",
                 "--port=0",
                 f"--journal={folder}",
-                *(f"--backend={one}" for one in servers),
+                *(f"--backend={server}" for server in servers),
             )
         )
         urls = {"direct": servers[0], "router": url.removesuffix("/v1")}
-        found: dict[str, Any] = {"clients": args.clients, "requests": [], "chunks": []}
-        found["decisions"] = [decisions(args, turns) for turns in (*TURNS, 160)]
-        show({"decisions": found["decisions"]})
+        results: dict[str, Any] = {"clients": args.clients, "requests": [], "chunks": []}
+        results["decisions"] = [decisions(args, turns) for turns in (*TURNS, 160)]
+        show({"decisions": results["decisions"]})
         for turns in TURNS:
-            one = asyncio.run(requests(urls, router.pid, args, turns))
-            found["requests"].append(one)
-            show(one)
+            result = asyncio.run(requests(urls, router.pid, args, turns))
+            results["requests"].append(result)
+            show(result)
         for streams in STREAMS:
-            one = asyncio.run(chunks(urls, router.pid, args, streams))
-            found["chunks"].append(one)
-            show(one)
-    return found
+            result = asyncio.run(chunks(urls, router.pid, args, streams))
+            results["chunks"].append(result)
+            show(result)
+    return results
 
 
 if __name__ == "__main__":

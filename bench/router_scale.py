@@ -1,7 +1,7 @@
 """What routing costs by the number of replicas, and what engines tell a router: what
 breaks first as a server grows to 1,000 GPUs.
 
-`replicas`: a million keys over so many replicas, published in messages of the blocks of a
+`replicas`: a million keys over some replicas, published in messages of the blocks of a
 step; a quarter of the documents are shared by 16 replicas as far as their first blocks,
 and eight of them by all. The processor's time of a decision, of a key that is published
 or evicted, of a report of a load, and of reading such a message; bytes for each key.
@@ -43,7 +43,7 @@ from minfer.routing.router import apply, initial_router
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.replicas import RoutedArrival
 
-STEP: Final = 32  # blocks of a step of 2,048 tokens
+BLOCKS_PER_STEP: Final = 32  # blocks of a step of 2,048 tokens
 SHARED: Final = 16  # replicas that share a document
 LARGE: Final = 1000  # GPUs
 KEY: Final = 65  # bytes of a key itself
@@ -55,23 +55,25 @@ RAY: Final = {"calls/s": 8038, "nodes": 250, "actors": 10_000}
 
 
 def filled(
-    config: RouterConfig, every: list[Any], count: int
+    config: RouterConfig, all_keys: list[Any], count: int
 ) -> tuple[RouterState, dict[str, float]]:
     """A router whose replicas have all documents, and what a key took."""
-    rng, each = random.Random(0), names(count)
-    joined = tuple(map(ReplicaJoined, each))
+    rng, replicas = random.Random(0), names(count)
+    joined = tuple(map(ReplicaJoined, replicas))
     state = apply(config, initial_router(config), joined).state
     begin, before = time.thread_time(), resident()
-    for number, keys in enumerate(every):
-        for at in range(0, len(keys), STEP):
-            event = BlocksPublished(each[number % count], keys[at : at + STEP])
+    for number, keys in enumerate(all_keys):
+        for start in range(0, len(keys), BLOCKS_PER_STEP):
+            event = BlocksPublished(
+                replicas[number % count], keys[start : start + BLOCKS_PER_STEP]
+            )
             state = apply(config, state, (event,)).state
     figures = {
         "publish_us": 1e6 * (time.thread_time() - begin) / KEYS,
         "bytes": (resident() - before) / KEYS,
     }
-    for number, keys in enumerate(every[::4]):
-        homes = each if number < 8 else rng.sample(each, SHARED)
+    for number, keys in enumerate(all_keys[::4]):
+        homes = replicas if number < 8 else rng.sample(replicas, SHARED)
         shared = tuple(BlocksPublished(n, keys[: rng.randrange(20, 100)]) for n in homes)
         state = apply(config, state, shared).state
     return state, figures
@@ -85,19 +87,21 @@ def seconds_of(act: Callable[[], object], times: int) -> float:
 
 
 def of_replicas(count: int, decisions: int) -> dict[str, Any]:
-    every, config = documents(), RouterConfig(routing_policy_named("prefix"), BLOCK)
+    all_keys, config = documents(), RouterConfig(routing_policy_named("prefix"), BLOCK)
     gc.freeze()
     with paused_collector():
-        state, figures = filled(config, every, count)
+        state, figures = filled(config, all_keys, count)
         rng, replica = random.Random(2), names(count)[-1]
         turned = state
-        keys = [tuple(rng.randbytes(32) for _ in range(STEP)) for _ in range(200)]
+        keys = [
+            tuple(rng.randbytes(32) for _ in range(BLOCKS_PER_STEP)) for _ in range(200)
+        ]
         begin = time.thread_time()
-        for some in keys:
-            turned = apply(config, turned, (BlocksPublished(replica, some),)).state
-        for some in keys:
-            turned = apply(config, turned, (BlocksEvicted(replica, some),)).state
-        took = (time.thread_time() - begin) / (2 * STEP * len(keys))
+        for batch in keys:
+            turned = apply(config, turned, (BlocksPublished(replica, batch),)).state
+        for batch in keys:
+            turned = apply(config, turned, (BlocksEvicted(replica, batch),)).state
+        took = (time.thread_time() - begin) / (2 * BLOCKS_PER_STEP * len(keys))
         report = LoadReport(replica, 1, 20, 2000, 1000)
         text = msgspec.msgpack.encode(CachedKeys(published=keys[0], evicted=keys[1]))
         reader = msgspec.msgpack.Decoder(CachedKeys)
@@ -105,10 +109,12 @@ def of_replicas(count: int, decisions: int) -> dict[str, Any]:
             "replicas": count,
             "publish_or_evict_us": 1e6 * took,
             "report_us": 1e6 * seconds_of(lambda: apply(config, state, (report,)), 2000),
-            "read_us": 1e6 * seconds_of(lambda: reader.decode(text), 2000) / (2 * STEP),
-            "message_bytes_per_key": len(text) / (2 * STEP),
+            "read_us": 1e6
+            * seconds_of(lambda: reader.decode(text), 2000)
+            / (2 * BLOCKS_PER_STEP),
+            "message_bytes_per_key": len(text) / (2 * BLOCKS_PER_STEP),
         }
-        figures |= decided(config, state, every, decisions)
+        figures |= decided(config, state, all_keys, decisions)
     show(figures)
     return figures
 
@@ -118,33 +124,33 @@ def of_engines(path: Path, requests: int, speed: float) -> dict[str, Any]:
     their pools are full then.
     """
     trace = read_trace(str(path), requests)
-    made = simulation(Layout("", budget=4096), trace, speed, GPUS)
+    simulated = simulation(Layout("", budget=4096), trace, speed, GPUS)
     begin = trace.rows[requests // 2].time / speed
     end = trace.rows[-1].time / speed
     sums = {"messages": 0, "published": 0, "evicted": 0, "turns": 0}
     with paused_collector():
-        for one in made.run():
-            if isinstance(one, RoutedArrival):
+        for event in simulated.run():
+            if isinstance(event, RoutedArrival):
                 continue
-            turn = one.turn
+            turn = event.turn
             if not begin <= turn.transition.state.time <= end:
                 continue
-            changes = cache_changes(made.config, turn.before, turn.transition.state)
+            changes = cache_changes(simulated.config, turn.before, turn.transition.state)
             sums["published"] += len(changes.published)
             sums["evicted"] += len(changes.evicted)
             sums["messages"] += bool(changes.published or changes.evicted)
             sums["turns"] += 1
-    each = {f"{name}/s": count / (end - begin) / GPUS for name, count in sums.items()}
+    rates = {f"{name}/s": count / (end - begin) / GPUS for name, count in sums.items()}
     rows = trace.rows[requests // 2 :]
-    found = {
+    figures = {
         "speed": speed,
-        **each,
+        **rates,
         "requests/s": len(rows) / (end - begin) / GPUS,
         "tokens/s": sum(row.output for row in rows) / (end - begin) / GPUS,
-        "blocks": made.config.num_blocks,
+        "blocks": simulated.config.num_blocks,
     }
-    show(found)
-    return found
+    show(figures)
+    return figures
 
 
 def of_fronts() -> dict[str, float]:
@@ -162,14 +168,14 @@ def of_fronts() -> dict[str, float]:
 def limits(
     replicas: list[dict[str, Any]], engine: dict[str, Any], front: dict[str, float]
 ) -> dict[str, Any]:
-    """Of `LARGE` GPUs with a replica each. `full_at`: with so many GPUs it takes a whole
+    """Of `LARGE` GPUs with a replica each. `full_at`: with as many GPUs it takes a whole
     core of each front, or all that one front can do.
     """
-    most = max(replicas, key=lambda one: one["replicas"])
+    largest = max(replicas, key=lambda result: result["replicas"])
     keys = engine["published/s"] + engine["evicted/s"]
-    key = 1e-6 * (most["publish_or_evict_us"] + most["read_us"])
-    reports = 4 * 1e-6 * most["report_us"]  # four a second
-    bytes_ = LARGE * engine["blocks"] * (most["bytes"] + KEY)
+    key = 1e-6 * (largest["publish_or_evict_us"] + largest["read_us"])
+    reports = 4 * 1e-6 * largest["report_us"]  # four a second
+    bytes_ = LARGE * engine["blocks"] * (largest["bytes"] + KEY)
     requests, tokens = LARGE * engine["requests/s"], LARGE * engine["tokens/s"]
     fronts = {name: 1e-6 * took * tokens for name, took in front.items()}
     links = LARGE * max(fronts.values())
@@ -181,7 +187,7 @@ def limits(
         "key_events_full_at": 1 / (keys * key),
         "reports_cores_of_each_front": LARGE * reports,
         "requests_per_second": requests,
-        "decisions_cores_of_all_fronts": 1e-6 * requests * most["decision_us"]["p50"],
+        "decisions_cores_of_all_fronts": 1e-6 * requests * largest["decision_us"]["p50"],
         "tokens_per_second": tokens,
         "streams_cores_of_all_fronts": fronts,
         "front_full_at": {

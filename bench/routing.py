@@ -46,11 +46,11 @@ from minfer.routing.key_index import SHARDS
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
-    Ended,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import (
     ROUTING_POLICIES,
@@ -70,7 +70,7 @@ REPLICAS: Final = 16
 LIVE: Final = 256  # requests at any time
 WAITING: Final = 32  # of these, at first
 TENANT_REQUESTS: Final = 900
-PART: Final = 250  # decisions that are timed together
+DECISIONS_PER_MEDIAN: Final = 250  # decisions that are timed together
 # An H200's pool for a 7B, as in results/mooncake.json.
 TRACE: Final = {  # an option
     "type": Path,
@@ -88,7 +88,7 @@ ENGINE: Final = EngineConfig(
 
 @frozen
 class Load:
-    """A trace over so many replicas, so many times as fast as it was recorded."""
+    """A trace over `replicas` replicas, `speed` times as fast as it was recorded."""
 
     replicas: int
     speed: float
@@ -117,7 +117,7 @@ def documents() -> list[Keys]:
         return sha256(str(name).encode()).digest()
 
     count = range(KEYS // CHAIN)
-    return [tuple(key(number, at) for at in range(CHAIN)) for number in count]
+    return [tuple(key(number, position) for position in range(CHAIN)) for number in count]
 
 
 def resident() -> int:
@@ -125,31 +125,33 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
 
-def filled(config: RouterConfig, every: list[Keys], rng: random.Random) -> Any:
+def filled(config: RouterConfig, all_keys: list[Keys], rng: random.Random) -> Any:
     """A router whose replicas have all documents, and how long a key took."""
     joined = tuple(map(ReplicaJoined, names(REPLICAS)))
     state = apply(config, initial_router(config), joined).state
     begin, before = time.thread_time(), resident()
-    for number, keys in enumerate(every):
+    for number, keys in enumerate(all_keys):
         home = names(REPLICAS)[number % REPLICAS]
         state = apply(config, state, (BlocksPublished(home, keys),)).state
     figures = {
         "publish_us_per_key": 1e6 * (time.thread_time() - begin) / KEYS,
         "index_bytes_per_key": (resident() - before) / KEYS,
     }
-    for keys in every[::4]:
-        parts = ((name, keys[: rng.randrange(20, 100)]) for name in names(REPLICAS))
-        shared = tuple(BlocksPublished(name, part) for name, part in parts)
+    for keys in all_keys[::4]:
+        prefixes = ((name, keys[: rng.randrange(20, 100)]) for name in names(REPLICAS))
+        shared = tuple(BlocksPublished(name, prefix) for name, prefix in prefixes)
         state = apply(config, state, shared).state
     return state, figures
 
 
-def asked(every: list[Keys], rng: random.Random, count: int) -> Iterator[RoutingRequest]:
+def asked(
+    all_keys: list[Keys], rng: random.Random, count: int
+) -> Iterator[RoutingRequest]:
     """Prompts of 50 to 500 cached blocks, and 20 that no replica has."""
     for number in range(count):
-        known = rng.choice(every)[: rng.randrange(50, CHAIN)]
+        cached = rng.choice(all_keys)[: rng.randrange(50, CHAIN)]
         # As they come from another process: no object of the index.
-        keys = [bytes(bytearray(key)) for key in known]
+        keys = [bytes(bytearray(key)) for key in cached]
         keys += [rng.randbytes(32) for _ in range(20)]
         yield RoutingRequest(
             id=f"{number}",
@@ -162,52 +164,57 @@ def asked(every: list[Keys], rng: random.Random, count: int) -> Iterator[Routing
 
 
 def decided(
-    config: RouterConfig, state: RouterState, every: list[Keys], count: int
+    config: RouterConfig, state: RouterState, all_keys: list[Keys], count: int
 ) -> dict[str, Any]:
     """The times of decisions, and of starts and ends beside them, in microseconds."""
     rng, waiting, running = random.Random(1), deque[str](), list[str]()
     took, events = list[float](), list[float]()
-    for request in asked(every, rng, count):
+    for request in asked(all_keys, rng, count):
         begin = time.thread_time()
-        found = route(config, state, request)
+        routed = route(config, state, request)
         took.append(1e6 * (time.thread_time() - begin))
-        state = found.state
-        if found.replica is not None:
+        state = routed.state
+        if routed.replica is not None:
             waiting.append(request.id)
         if len(waiting) + len(running) > LIVE:
             running.append(waiting.popleft())
-            one = running.pop(rng.randrange(len(running)))
+            request_id = running.pop(rng.randrange(len(running)))
             begin = time.thread_time()
-            state = apply(config, state, (Started(one), Ended(one))).state
+            state = apply(
+                config, state, (RequestStarted(request_id), RequestEnded(request_id))
+            ).state
             events.append(1e6 * (time.thread_time() - begin))
         elif len(waiting) > WAITING:
             running.append(waiting.popleft())
-            state = apply(config, state, (Started(running[-1]),)).state
-    parts = [percentiles(took[at : at + PART])["p50"] for at in range(0, count, PART)]
+            state = apply(config, state, (RequestStarted(running[-1]),)).state
+    medians = [
+        percentiles(took[start : start + DECISIONS_PER_MEDIAN])["p50"]
+        for start in range(0, count, DECISIONS_PER_MEDIAN)
+    ]
     return {
         "decision_us": percentiles(took),
-        "decision_us_medians": {"low": min(parts), "high": max(parts)},
+        "decision_us_medians": {"low": min(medians), "high": max(medians)},
         "start_and_end_us": percentiles(events),
     }
 
 
 def decisions(count: int) -> dict[str, Any]:
-    found: dict[str, Any]
-    every, rng = documents(), random.Random(0)
+    figures: dict[str, Any]
+    all_keys, rng = documents(), random.Random(0)
     gc.freeze()
     config = RouterConfig(routing_policy_named("prefix"), BLOCK)
     with paused_collector():
-        full, found = filled(config, every, rng)
-    found["policies"] = {}
+        full, figures = filled(config, all_keys, rng)
+    figures["policies"] = {}
     for name in ROUTING_POLICIES:
         config = RouterConfig(routing_policy_named(name), BLOCK)
         state = evolve(full, policy=config.policy.start())
         with paused_collector():
-            found["policies"][name] = decided(config, state, every, count)
-        show({name: found["policies"][name]})
+            figures["policies"][name] = decided(config, state, all_keys, count)
+        show({name: figures["policies"][name]})
     begin = time.thread_time()
     state = apply(config, full, (ReplicaLeft(names(1)[0]),)).state
-    found["replica_left_us"] = 1e6 * (time.thread_time() - begin)
+    figures["replica_left_us"] = 1e6 * (time.thread_time() - begin)
     took = []
     for _ in range(SHARDS // 2):  # two events each
         keys = (rng.randbytes(32),)
@@ -215,9 +222,9 @@ def decisions(count: int) -> dict[str, Any]:
         begin = time.thread_time()
         state = apply(config, state, events).state
         took.append(1e6 * (time.thread_time() - begin) / 2)
-    found["event_while_swept_us"] = percentiles(took)
-    show(found)
-    return found
+    figures["event_while_swept_us"] = percentiles(took)
+    show(figures)
+    return figures
 
 
 # --- traces -----------------------------------------------------------------------------
@@ -250,11 +257,11 @@ def reported(
 ) -> list[Report]:
     """Run a simulation; returns a report of each replica, in the order of their names."""
     reports = {name: Report(config) for name in replicas}
-    for one in simulation.run():
-        if not isinstance(one, RoutedArrival):
-            reports[one.replica].see(one.turn)
-        elif one.routed.replica is not None:
-            reports[one.routed.replica].arrives(one.request.id, one.time)
+    for event in simulation.run():
+        if not isinstance(event, RoutedArrival):
+            reports[event.replica].fold(event.turn)
+        elif event.routed.replica is not None:
+            reports[event.routed.replica].note_arrival(event.request.id, event.time)
     return [*reports.values()]
 
 
@@ -263,69 +270,75 @@ def summed(reports: list[Report]) -> dict[str, Any]:
     figures = [report.figures() for report in reports]
     spreads = {}
     for name in ("ttft", "tpot", "e2e"):
-        every = DurationHistogram()
+        histogram = DurationHistogram()
         for report in reports:
-            every.update(report.spreads[name])
-        spreads[name] = {f"p{q}": every.at(q / 100) for q in (50, 90, 99)}
+            histogram.update(report.spreads[name])
+        spreads[name] = {f"p{q}": histogram.quantile(q / 100) for q in (50, 90, 99)}
 
     def total(name: str) -> Any:
-        return sum(each[name] for each in figures)
+        return sum(replica_figures[name] for replica_figures in figures)
 
-    seconds = max(each["seconds"] for each in figures)
+    seconds = max(replica_figures["seconds"] for replica_figures in figures)
     return {
         "requests": total("samples"),
         "hit_share": total("cached_tokens") / total("prompt_tokens"),
         **spreads,
         "seconds": seconds,
         "tokens_per_second": total("output_tokens") / seconds,
-        "requests_of_a_replica": sorted(each["samples"] for each in figures),
+        "requests_of_a_replica": sorted(
+            replica_figures["samples"] for replica_figures in figures
+        ),
         "turns": total("turns"),
     }
 
 
 def traces(path: Path, requests: int) -> list[dict[str, Any]]:
-    trace, found = read_trace(str(path), requests), list[dict[str, Any]]()
+    trace, results = read_trace(str(path), requests), list[dict[str, Any]]()
     for load in LOADS:
         for name in ROUTING_POLICIES:
-            found.append(served(trace, load, name))
-            show(found[-1])
-    return found
+            results.append(served(trace, load, name))
+            show(results[-1])
+    return results
 
 
 # --- tenants ----------------------------------------------------------------------------
 
 
 def tenants(path: Path) -> list[dict[str, Any]]:
-    trace, found = read_trace(str(path), TENANT_REQUESTS), list[dict[str, Any]]()
+    trace, results = read_trace(str(path), TENANT_REQUESTS), list[dict[str, Any]]()
     policies = {
         "prefix": Prefix(),
         "prefix, without fair shares": Prefix(least=2**60),
         "least_loaded": LeastLoaded(),
     }
     for name, policy in policies.items():
-        found.append({"policy": name, **waited(trace, policy)})
-        show(found[-1])
-    return found
+        results.append({"policy": name, **waited(trace, policy)})
+        show(results[-1])
+    return results
 
 
 def waited(trace: ArrivalTrace, policy: Any) -> dict[str, Any]:
     """Seconds to the first token by tenant, and until the last request has started."""
     arrivals = [*trace.arrivals(BLOCK, 8.0, mix=1)]
-    came = {one.id: (at, one) for at, one in arrivals if isinstance(one, Request)}
+    arrived = {
+        event.id: (moment, event)
+        for moment, event in arrivals
+        if isinstance(event, Request)
+    }
     simulation = ReplicaSimulation(
         ENGINE, RouterConfig(policy, BLOCK), names(4), H200, arrivals, report_every=0.25
     )
     spent, last = dict[str, list[float]](), 0.0
     with paused_collector():
         for name, time_ in first_tokens(simulation):
-            at, request = came.pop(name)
-            spent.setdefault(request.client, []).append(time_ - at)
+            moment, request = arrived.pop(name)
+            spent.setdefault(request.client, []).append(time_ - moment)
             last = time_
-    assert not came, "all are served"
+    assert not arrived, "all are served"
     return {
         "tenants": {
-            tenant: {"requests": len(each), **percentiles(each)}
-            for tenant, each in sorted(spent.items())
+            tenant: {"requests": len(waits), **percentiles(waits)}
+            for tenant, waits in sorted(spent.items())
         },
         "seconds": last,
     }
@@ -334,40 +347,40 @@ def waited(trace: ArrivalTrace, policy: Any) -> dict[str, Any]:
 def first_tokens(simulation: ReplicaSimulation) -> Iterator[tuple[str, float]]:
     """The requests of a simulation, each with the time of its first token."""
     seen = set[str]()
-    for one in simulation.run():
-        if isinstance(one, RoutedArrival):
+    for event in simulation.run():
+        if isinstance(event, RoutedArrival):
             continue
-        for command in one.turn.transition.commands:
+        for command in event.turn.transition.commands:
             if isinstance(command, Emit):
                 for (name, _), tokens in zip(command.ids, command.tokens, strict=True):
                     if tokens and name not in seen:
                         seen.add(name)
-                        yield name, one.turn.transition.state.time
+                        yield name, event.turn.transition.state.time
 
 
 def earlier(args: argparse.Namespace) -> dict[str, Any]:
     """The parts of an earlier result."""
     path = args.folder / f"{args.name}.json"
-    parts = ("decisions", "traces", "tenants")
+    kinds = ("decisions", "traces", "tenants")
     if not path.exists():
         return {}
     results = json.loads(path.read_text("utf-8"))["results"]
-    return {part: results[part] for part in parts if part in results}
+    return {kind: results[kind] for kind in kinds if kind in results}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = earlier(args)
+    results = earlier(args)
     if args.part in ("all", "decisions"):
-        found["decisions"] = {
+        results["decisions"] = {
             "replicas": REPLICAS,
             "keys": KEYS,
             **decisions(args.decisions),
         }
     if args.part in ("all", "traces"):
-        found["traces"] = traces(args.trace, args.requests)
+        results["traces"] = traces(args.trace, args.requests)
     if args.part in ("all", "tenants"):
-        found["tenants"] = tenants(args.trace)
-    return found
+        results["tenants"] = tenants(args.trace)
+    return results
 
 
 if __name__ == "__main__":

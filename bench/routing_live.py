@@ -89,12 +89,12 @@ def turns(number: int, args: argparse.Namespace) -> list[list[int]]:
     """The prompts of a session."""
     rng = random.Random(f"{args.seed} {number}")
     prompt = random.Random(args.seed).choices(TOKENS, k=args.system)
-    found = list[list[int]]()
+    prompts = list[list[int]]()
     for turn in range(rng.randint(*args.turns)):
         size = rng.randint(*(args.more if turn else args.first))
         prompt = prompt + rng.choices(TOKENS, k=size)
-        found.append(prompt)
-    return found
+        prompts.append(prompt)
+    return prompts
 
 
 def blocks_of(args: argparse.Namespace) -> int:
@@ -143,15 +143,18 @@ async def sessions(url: str, args: argparse.Namespace) -> list[Asked]:
         async def session(number: int) -> list[Asked]:
             rng = random.Random(number)
             await asyncio.sleep(rng.uniform(0, args.ramp))
-            found = list[Asked]()
+            requests = list[Asked]()
             for prompt in turns(number, args):
-                if found:
+                if requests:
                     await asyncio.sleep(rng.expovariate(1 / args.think))
-                found.append(await ask(http, url, prompt, args.output, since))
-            return found
+                requests.append(await ask(http, url, prompt, args.output, since))
+            return requests
 
-        each = await asyncio.gather(*map(session, range(args.sessions)))
-    return sorted((one for some in each for one in some), key=lambda one: one.sent)
+        by_session = await asyncio.gather(*map(session, range(args.sessions)))
+    return sorted(
+        (request for asked in by_session for request in asked),
+        key=lambda request: request.sent,
+    )
 
 
 # --- what becomes of it -----------------------------------------------------------------
@@ -178,12 +181,12 @@ def options_of(policy: str, args: argparse.Namespace, folder: Path) -> list[str]
 
 async def until_ready(url: str, replicas: int) -> None:
     """Wait until all replicas are ready."""
-    every = f"{replicas} of {replicas} replicas"
+    expected = f"{replicas} of {replicas} replicas"
     async with aiohttp.ClientSession() as http, asyncio.timeout(600):
         while True:
             async with http.get(f"{url}/ready") as answer:
-                said = await answer.json()
-            if answer.status == 200 and said["ready"] == every:
+                status = await answer.json()
+            if answer.status == 200 and status["ready"] == expected:
                 return
             await asyncio.sleep(0.5)
 
@@ -195,8 +198,8 @@ def served(policy: str, args: argparse.Namespace) -> tuple[list[Asked], Recorded
             asyncio.run(until_ready(url, args.replicas))
             if args.shape:
                 time.sleep(25)  # idle engines capture graphs
-            found = asyncio.run(sessions(url, args))
-        return found, recorded(folder / "journal")
+            requests = asyncio.run(sessions(url, args))
+        return requests, recorded(folder / "journal")
 
 
 def recorded(folder: Path) -> Recorded:
@@ -205,23 +208,26 @@ def recorded(folder: Path) -> Recorded:
     steps, ttft, config = list[MeasuredStep](), list[float](), None
     for path in sorted(folder.glob("replica-*")):
         journal = read_journal(path)
-        every = [*journal.turns()]
+        all_turns = [*journal.turns()]
         config, report = journal.config, Report(journal.config)
-        steps += measured_steps(iter(every))
-        came = dict[str, float]()
-        for turn in report.seen(every):
+        steps += measured_steps(iter(all_turns))
+        submitted = dict[str, float]()
+        for turn in report.fold_turns(all_turns):
             now = turn.transition.state.time
             for event in turn.events:
                 if isinstance(event, Submit):
                     requests[event.request.prompt] = event.request
-                    came[event.request.id] = now
+                    submitted[event.request.id] = now
             for command in turn.transition.commands:
                 if not isinstance(command, Emit):
                     continue
-                lengths |= {(one.id, one.sample): one.length for one in command.finished}
+                lengths |= {
+                    (finished.id, finished.sample): finished.length
+                    for finished in command.finished
+                }
                 for (name, _), tokens in zip(command.ids, command.tokens, strict=True):
-                    if tokens and name in came:
-                        ttft.append(now - came.pop(name))
+                    if tokens and name in submitted:
+                        ttft.append(now - submitted.pop(name))
     if config is None:
         raise RuntimeError(f"{folder} has no journal of a replica")
     return Recorded(config, requests, lengths, tuple(steps), tuple(ttft))
@@ -237,7 +243,7 @@ def predicted(
         RouterConfig(routing_policy_named(policy), BLOCK),
         names,
         cost,
-        [(one.sent, ran.requests[one.prompt]) for one in asked],
+        [(request.sent, ran.requests[request.prompt]) for request in asked],
         ran.lengths,
         report_every=0.25,
     )
@@ -248,7 +254,7 @@ def predicted(
     prompts = sum(report.sums["prompt"] for report in reports)
     return {
         "hit_share": sum(report.sums["hit"] for report in reports) / prompts,
-        "ttft": {"p50": ttft.at(0.5), "p90": ttft.at(0.9)},
+        "ttft": {"p50": ttft.quantile(0.5), "p90": ttft.quantile(0.9)},
     }
 
 
@@ -261,48 +267,48 @@ def compared(
     runs: dict[str, tuple[list[Asked], Recorded]], replicas: int
 ) -> dict[str, Any]:
     """What was measured and predicted under each policy, and the ratios."""
-    found = dict[str, Any]()
+    results = dict[str, Any]()
     cost, _ = fit([step for _, ran in runs.values() for step in ran.steps], "both runs")
     for policy, (asked, ran) in runs.items():
-        ours = predicted(policy, replicas, asked, ran, cost)
-        prompts = sum(len(one.prompt) for one in asked)
+        simulated = predicted(policy, replicas, asked, ran, cost)
+        prompts = sum(len(request.prompt) for request in asked)
         real: dict[str, Any] = {
-            "hit_share": sum(one.cached for one in asked) / prompts,
-            "ttft": spread([one.ttft for one in asked]),
+            "hit_share": sum(request.cached for request in asked) / prompts,
+            "ttft": spread([request.ttft for request in asked]),
         }
-        found[policy] = {
+        results[policy] = {
             "requests": len(asked),
             "seconds": asked[-1].sent,
             "served": real,
             "engines": {"ttft": spread(ran.ttft)},
-            "predicted": ours,
+            "predicted": simulated,
             "error": {
-                "hit_share": ours["hit_share"] / real["hit_share"] - 1,
-                "ttft_p50": ours["ttft"]["p50"] / real["ttft"]["p50"] - 1,
+                "hit_share": simulated["hit_share"] / real["hit_share"] - 1,
+                "ttft_p50": simulated["ttft"]["p50"] / real["ttft"]["p50"] - 1,
             },
         }
-    prefix, turn = found["prefix"], found["round_robin"]
+    prefix, turn = results["prefix"], results["round_robin"]
     ratios = {
-        who: {
-            "hit_share": prefix[who]["hit_share"] / turn[who]["hit_share"],
-            "ttft_p50": prefix[who]["ttft"]["p50"] / turn[who]["ttft"]["p50"],
+        side: {
+            "hit_share": prefix[side]["hit_share"] / turn[side]["hit_share"],
+            "ttft_p50": prefix[side]["ttft"]["p50"] / turn[side]["ttft"]["p50"],
         }
-        for who in ("served", "predicted")
+        for side in ("served", "predicted")
     }
-    return {**found, "prefix_to_round_robin": ratios}
+    return {**results, "prefix_to_round_robin": ratios}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     args.blocks = args.blocks or blocks_of(args)
     runs = {policy: served(policy, args) for policy in POLICIES}
-    found = compared(runs, args.replicas)
-    show(found)
+    results = compared(runs, args.replicas)
+    show(results)
     load = {name: getattr(args, name) for name in LOAD}
-    return {"load": load, "block_size": BLOCK, "aims": AIMS, **found}
+    return {"load": load, "block_size": BLOCK, "aims": AIMS, **results}
 
 
-def least_and_most(default: tuple[int, int], of: str) -> dict[str, Any]:
-    return {"type": int, "nargs": 2, "default": [*default], "help": of}
+def least_and_most(default: tuple[int, int], help_text: str) -> dict[str, Any]:
+    return {"type": int, "nargs": 2, "default": [*default], "help": help_text}
 
 
 if __name__ == "__main__":

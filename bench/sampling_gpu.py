@@ -65,25 +65,27 @@ SPREADS: Final = {"peaked": 4.5, "flat": 0.02}  # of logits
 DECODE: Final = "batch {rows}, context 600"  # as bench.gpu names it
 
 
-def opened(how: RowSampling, row: int) -> NewRow:
+def opened(sampling: RowSampling, row: int) -> NewRow:
     """A row in the middle of its output."""
     tokens = torch.Generator().manual_seed(row)
-    known = torch.randint(VOCAB, (PROMPT + OUTPUT,), generator=tokens).tolist()
-    return NewRow(0, (str(row), 0), tuple(known), PROMPT, 10_000, how, ((0,),))
+    known_tokens = torch.randint(VOCAB, (PROMPT + OUTPUT,), generator=tokens).tolist()
+    return NewRow(
+        0, (str(row), 0), tuple(known_tokens), PROMPT, 10_000, sampling, ((0,),)
+    )
 
 
-def sampler_of(rows: int, how: Mapping[str, Any], seed: int) -> Sampler:
+def sampler_of(rows: int, settings: Mapping[str, Any], seed: int) -> Sampler:
     """A sampler all of whose rows ask for the same."""
     device = torch.device("cuda")
-    kept = DeviceRows(rows, 1, VOCAB, device)
-    sampler = Sampler(CudaBackend(device, Routes()), kept, rows)
-    params = SamplingParams(**how)
+    device_rows = DeviceRows(rows, 1, VOCAB, device)
+    sampler = Sampler(CudaBackend(device, Routes()), device_rows, rows)
+    params = SamplingParams(**settings)
     for row in range(rows):
         sampling = RowSampling.of(params, seed, row, frozenset({5, 6}))
-        one = opened(sampling, row)
-        sampler.open(row, one)
-    words = torch.cat([torch.from_numpy(part) for part in kept.take()])
-    scatter(kept.arena, words.to(device))
+        opened_row = opened(sampling, row)
+        sampler.open(row, opened_row)
+    words = torch.cat([torch.from_numpy(column) for column in device_rows.take()])
+    scatter(device_rows.arena, words.to(device))
     return sampler
 
 
@@ -100,8 +102,8 @@ def microseconds(sampler: Sampler, rows: int, lines: list[Tensor]) -> dict[str, 
     for _ in lines:
         draw()
     torch.cuda.synchronize()  # what follows is on another stream
-    found: list[float] = do_bench_cudagraph(draw, return_mode="all")
-    return spread([1e3 * ms for ms in found])
+    times: list[float] = do_bench_cudagraph(draw, return_mode="all")
+    return spread([1e3 * ms for ms in times])
 
 
 def step_of_7b(rows: int) -> float | None:
@@ -111,13 +113,13 @@ def step_of_7b(rows: int) -> float | None:
         return None
     tasks = json.loads(path.read_text("utf-8"))["results"]["tasks"]
     figures = tasks.get("decode 7B", {}).get("figures", {})
-    found = figures.get(DECODE.format(rows=rows))
-    return None if found is None else 1e3 * float(found["median"])
+    figure = figures.get(DECODE.format(rows=rows))
+    return None if figure is None else 1e3 * float(figure["median"])
 
 
 def measure(args: argparse.Namespace) -> Mapping[str, Any]:
     """All kinds of requests, at each size and each form of logits."""
-    made: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "vocabulary": VOCAB}
+    setup: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "vocabulary": VOCAB}
     figures: dict[str, Any] = {}
     for rows, (form, width) in itertools.product(args.rows, SPREADS.items()):
         torch.manual_seed(args.seed)
@@ -126,15 +128,15 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any]:
             (width * torch.randn(shape, device="cuda")).bfloat16() for _ in range(LINES)
         ]
         step = step_of_7b(rows)
-        for name, how in WAYS.items():
-            us = microseconds(sampler_of(rows, how, args.seed), rows, lines)
+        for name, settings in WAYS.items():
+            us = microseconds(sampler_of(rows, settings, args.seed), rows, lines)
             share = (
                 {} if step is None else {"percent of a step": 100 * us["median"] / step}
             )
             label = f"{rows} rows, {form}: {name}"
             figures[label] = {"unit": "us", **us, **share}
             show({label: us, **share})
-    return {**made, "figures": figures}
+    return {**setup, "figures": figures}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ SPREAD: Final = 4.5  # of logits: as peaked as a model's
 
 
 def serve(device: str, vocab: int) -> None:
-    """Answer with microseconds of a draw for so many rows at a temperature."""
+    """Answer with microseconds of a draw for some rows at a temperature."""
     import torch
 
     torch.manual_seed(0)
@@ -68,14 +68,14 @@ def timed(rows: int, temperature: float, vocab: int, device: str) -> Callable[[]
         "positions": 0 * ints + 640,
         "filtered": False,
     }
-    known = inspect.signature(sample).parameters
-    if "values" in known:  # older trees take each by itself
+    parameters = inspect.signature(sample).parameters
+    if "values" in parameters:  # older trees take each by itself
         from minfer.kernels.sample_reference import SamplingValues
 
         columns = SamplingValues._fields
         values["values"] = SamplingValues(*(values[name] for name in columns))
     arguments: dict[str, Any] = {
-        name: one for name, one in values.items() if name in known
+        name: value for name, value in values.items() if name in parameters
     }
     lines = [
         (SPREAD * torch.randn(rows, vocab, device=device)).bfloat16()
@@ -164,30 +164,32 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All cases, with both trees in turn."""
     from bench.results import show, spread
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with ExitStack() as stack:
         trees = (args.before.resolve(), HERE)
-        both = [
+        workers = [
             stack.enter_context(worker(tree, args.device, args.vocab)) for tree in trees
         ]
         for rows in args.rows:
             for name, temperature in TEMPERATURES.items():
                 runs: list[list[float]] = []
                 for number in range(WARM + args.pairs):
-                    order = both[:: 1 if number % 2 else -1]  # neither is always second
-                    us = {one: ask(one, rows, temperature) for one in order}
-                    runs.append([us[one] for one in both])
+                    order = workers[
+                        :: 1 if number % 2 else -1
+                    ]  # neither is always second
+                    us = {process: ask(process, rows, temperature) for process in order}
+                    runs.append([us[process] for process in workers])
                 counted = runs[WARM:]
                 old, new = (median(column) for column in zip(*counted, strict=True))
-                ratios = spread([was / now for was, now in counted])
+                ratios = spread([earlier / now for earlier, now in counted])
                 label = f"{rows} rows: {name}"
-                found[label] = {
+                results[label] = {
                     "before, us": old,
                     "now, us": new,
                     "times as fast": ratios,
                 }
-                show({"case": label, **found[label]})
-    return {"device": args.device, "vocabulary": args.vocab, "cases": found}
+                show({"case": label, **results[label]})
+    return {"device": args.device, "vocabulary": args.vocab, "cases": results}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 NAMES = ("id", "name", "size", "path", "mode", "lines", "ok", "next", "kind", "é")
 FORMATS = ("date", "time", "uuid", "ipv4", "email")
 PATTERNS = ("^[a-z]{1,8}$", "^v[0-9]+\\.[0-9]{1,2}$", "^(GET|PUT) /[a-z/]{1,9}$", "^#")
-DEEPEST = 3
+MAX_DEPTH = 3
 
 
 @define
@@ -23,12 +23,12 @@ class Maker:
 
     def schema(self) -> Schema:
         """One schema: an object at the top, as clients ask for, or anything."""
-        made = self.object(0) if self.rng.random() < 0.7 else self.any(0)
+        schema = self.object(0) if self.rng.random() < 0.7 else self.any(0)
         if self.rng.random() < 0.15:
-            made = self.referring(made)
-        for word in json.dumps(made).split('"')[1::2]:
+            schema = self.referring(schema)
+        for word in json.dumps(schema).split('"')[1::2]:
             self.used[word] = self.used.get(word, 0) + 1
-        return made
+        return schema
 
     def any(self, depth: int) -> Schema:
         leaves: list[Callable[[int], Schema]] = [
@@ -44,7 +44,7 @@ class Maker:
             self.one_of,
             self.all_of,
         ]
-        return self.rng.choice(leaves if depth >= DEEPEST else leaves + inner)(depth)
+        return self.rng.choice(leaves if depth >= MAX_DEPTH else leaves + inner)(depth)
 
     def string(self, _: int) -> Schema:
         match self.rng.randrange(4):
@@ -89,28 +89,30 @@ class Maker:
 
     def object(self, depth: int) -> Schema:
         names = self.rng.sample(NAMES, self.rng.randrange(1, 5))
-        made: Schema = {
+        schema: Schema = {
             "type": "object",
             "properties": {name: self.any(depth + 1) for name in names},
             "required": self.rng.sample(names, self.rng.randrange(len(names) + 1)),
         }
-        more = {"type": "integer", "maximum": 9}
+        extra = {"type": "integer", "maximum": 9}
         match self.rng.randrange(4):
             case 0:  # numbers of properties can be bounded where all are required
-                most = len(names) + self.rng.randrange(3)
-                bounds = {"minProperties": len(names), "maxProperties": most}
-                return made | bounds | {"required": names, "additionalProperties": more}
+                max_properties = len(names) + self.rng.randrange(3)
+                bounds = {"minProperties": len(names), "maxProperties": max_properties}
+                return (
+                    schema | bounds | {"required": names, "additionalProperties": extra}
+                )
             case 1:
-                made["patternProperties"] = {"^x_[a-z]{1,3}$": more}
-        return made | {"additionalProperties": False}
+                schema["patternProperties"] = {"^x_[a-z]{1,3}$": extra}
+        return schema | {"additionalProperties": False}
 
     def array(self, depth: int) -> Schema:
         low = self.rng.randrange(3)
-        made: Schema = {"type": "array", "minItems": low, "maxItems": low + 3}
+        schema: Schema = {"type": "array", "minItems": low, "maxItems": low + 3}
         if self.rng.random() < 0.3:
             first = [self.any(depth + 1), self.any(depth + 1)]
-            return {**made, "prefixItems": first, "items": self.any(depth + 1)}
-        return {**made, "items": self.any(depth + 1)}
+            return {**schema, "prefixItems": first, "items": self.any(depth + 1)}
+        return {**schema, "items": self.any(depth + 1)}
 
     def any_of(self, depth: int) -> Schema:
         return {"anyOf": [self.any(depth + 1) for _ in range(self.rng.randrange(2, 4))]}
@@ -122,8 +124,8 @@ class Maker:
 
     def all_of(self, depth: int) -> Schema:
         name = self.rng.choice(NAMES)
-        part = {"type": "object", "properties": {name: self.any(depth + 1)}}
-        return {"allOf": [part, {"required": [name]}, {"maxProperties": 2}]}
+        object_schema = {"type": "object", "properties": {name: self.any(depth + 1)}}
+        return {"allOf": [object_schema, {"required": [name]}, {"maxProperties": 2}]}
 
     def referring(self, inner: Schema) -> Schema:
         """A tree whose leaves are as `inner`."""

@@ -37,14 +37,14 @@ def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = range(len(alphabet), int(model["vocab_size"]))
     words = [*alphabet, *(f"{i:x}Ġ" for i in ids)]
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
-    """So many clients at once, each with so many requests in a row."""
+    """`clients` clients at once, each with `requests` requests in a row."""
     plan = LoadPlan(
         url=url,
         prompt_tokens=PROMPT,
@@ -69,11 +69,11 @@ def figures(cell: Cell) -> dict[str, Any]:
     return {"output_tokens_per_second": rate, **latencies, "requests": requests}
 
 
-def plot(found: list[dict[str, Any]], path: Path) -> None:
+def plot(cells: list[dict[str, Any]], path: Path) -> None:
     """Throughput with its spread, and the two latencies, over the number of clients."""
     figure = canvas(8, 3.2)
     left, right = figure.subplots(1, 2)
-    rates = [one["output_tokens_per_second"] for one in found]
+    rates = [cell["output_tokens_per_second"] for cell in cells]
     bars = [
         [abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")
     ]
@@ -83,7 +83,7 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     left.set(xlabel="clients", ylabel="output tokens/s", xticks=CLIENTS, ylim=(0, None))
     for name, mark in (("ttft", "o"), ("itl", "s")):
         for share in ("p50", "p99"):
-            values = [one[f"{name}_seconds"][share] for one in found]
+            values = [cell[f"{name}_seconds"][share] for cell in cells]
             right.plot(CLIENTS, values, f"{mark}-", label=f"{name.upper()} {share}")
     right.set(xlabel="clients", ylabel="seconds", xticks=CLIENTS, ylim=(0, None))
     right.legend()
@@ -116,10 +116,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                         show({"clients": clients, **figures(cell)})
             finally:
                 server.terminate()
-    found = {str(clients): figures(cell) for clients, cell in cells.items()}
+    results = {str(clients): figures(cell) for clients, cell in cells.items()}
     args.folder.mkdir(parents=True, exist_ok=True)
-    plot([*found.values()], args.folder / "server_clients.svg")
-    return {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "clients": found}
+    plot([*results.values()], args.folder / "server_clients.svg")
+    return {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "clients": results}
 
 
 if __name__ == "__main__":

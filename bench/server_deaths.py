@@ -78,28 +78,28 @@ class Trial:
             for _ in range(kills):
                 await self.load.flows(time.monotonic())
                 await asyncio.sleep(self.rng.uniform(0, pause))
-                begun = time.monotonic()
+                began = time.monotonic()
                 await self.kill(kind)
                 await self.load.flows(time.monotonic())
-                self.seconds.append(time.monotonic() - begun)
+                self.seconds.append(time.monotonic() - began)
 
     async def kill(self, kind: str) -> None:
         """Kill a process of a kind, and wait for its successor."""
-        how = signal.SIGSTOP if kind.endswith("_stop") else signal.SIGKILL
+        sent_signal = signal.SIGSTOP if kind.endswith("_stop") else signal.SIGKILL
         match kind.removesuffix("_stop"):
             case "rank":
-                await self.server.lose(self.rng.randrange(2), how)
+                await self.server.lose(self.rng.randrange(2), sent_signal)
             case "replica":
                 name = f"{ENGINE} {self.rng.randrange(2)}"
                 await self.server.successor(name, self.server.kill(name))
             case "front":
                 name = self.rng.choice(FRONTS)
-                await self.server.successor(name, self.server.kill(name, how))
+                await self.server.successor(name, self.server.kill(name, sent_signal))
                 await self.server.until_ready()
             case "backend":
                 await asyncio.to_thread(self.rng.choice(self.backends).restart)
             case _:
-                await self.server.successor(ENGINE, self.server.kill(ENGINE, how))
+                await self.server.successor(ENGINE, self.server.kill(ENGINE, sent_signal))
 
     def figures(self) -> dict[str, Any]:
         load = self.load
@@ -196,12 +196,12 @@ def routed() -> Iterator[tuple[Server, list[Backend]]]:
 def started(kind: str) -> Iterator[tuple[Server, list[Backend]]]:
     """The server of a kind, with its backends."""
     if kind == "backend":
-        with routed() as both:
-            yield both
+        with routed() as server_and_backends:
+            yield server_and_backends
         return
-    with server(*ENGINE_OPTIONS, *KINDS[kind]) as made:
-        made.drain()
-        yield made, []
+    with server(*ENGINE_OPTIONS, *KINDS[kind]) as running:
+        running.drain()
+        yield running, []
 
 
 def expected(requests: list[dict[str, Any]]) -> list[ClientAnswer]:
@@ -224,10 +224,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if results.get(kind, {}).get("kills", 0) >= args.kills:
             continue
         right = right or expected(requests)
-        with started(kind) as (made, backends):
-            load = RetriedLoad(made.url, requests, right=right, rest=args.rest)
+        with started(kind) as (running, backends):
+            load = RetriedLoad(running.url, requests, right=right, rest=args.rest)
             load.tries = RETRIES if kind in RETRIED else 1
-            trial = Trial(made, load, Random(f"{args.seed} {kind}"), backends)
+            trial = Trial(running, load, Random(f"{args.seed} {kind}"), backends)
             asyncio.run(trial.run(kind, args.kills, args.clients, args.pause))
         for error in load.lost():
             print("lost:", error)

@@ -72,21 +72,21 @@ def requests_each(args: argparse.Namespace, clients: int) -> int:
 
 def library(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Tokens per second of the library, in a process of its own for each number."""
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     for clients in args.clients:
-        each = requests_each(args, clients)
-        what = [str(model), args.device, [clients], each, args.prompt, args.output]
-        done = subprocess.run(
-            [sys.executable, "-c", LIBRARY, json.dumps(what)],
+        per_client = requests_each(args, clients)
+        job = [str(model), args.device, [clients], per_client, args.prompt, args.output]
+        process = subprocess.run(
+            [sys.executable, "-c", LIBRARY, json.dumps(job)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        result = json.loads(done.stdout.splitlines()[-1])
-        found[str(clients)] = result["output_tokens_per_second"][str(clients)]
-        show({"library": clients, "output_tokens_per_second": found[str(clients)]})
-    return found
+        result = json.loads(process.stdout.splitlines()[-1])
+        rates[str(clients)] = result["output_tokens_per_second"][str(clients)]
+        show({"library": clients, "output_tokens_per_second": rates[str(clients)]})
+    return rates
 
 
 @contextmanager
@@ -95,12 +95,12 @@ def server(
     model: Path,
     fronts: int,
     tree: Path = ROOT,
-    more: Sequence[str] = (),
+    extra_options: Sequence[str] = (),
 ) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
     """A server of a tree that is ready, its process, and how long that took in seconds;
-    `more` are options of `minfer serve`.
+    `extra_options` are options of `minfer serve`.
     """
-    options = ["--model", str(model), "--device", args.device, *ENGINE, *more]
+    options = ["--model", str(model), "--device", args.device, *ENGINE, *extra_options]
     with serving([*options, "--api-processes", str(fronts)], tree) as served:
         yield served
 
@@ -138,11 +138,11 @@ def serving(
 def cpu_seconds(parent: int) -> dict[int, float]:
     """Processor time of a process's children so far."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
-    found = {}
+    seconds = {}
     for child in children:
         fields = Path(f"/proc/{child}/stat").read_text("ascii").rpartition(")")[2].split()
-        found[int(child)] = (int(fields[11]) + int(fields[12])) / TICKS
-    return found
+        seconds[int(child)] = (int(fields[11]) + int(fields[12])) / TICKS
+    return seconds
 
 
 def is_engine(process: int) -> bool:
@@ -221,9 +221,9 @@ def line(
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    parts = args.folder / f"{args.name}_{args.shape}"
-    parts.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
+    parts_folder = args.folder / f"{args.name}_{args.shape}"
+    parts_folder.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         write_model(model, qwen(args.shape))
@@ -233,12 +233,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for fronts in args.fronts:
             work[f"fronts {fronts}"] = partial(served, args, model, fronts)
         for name, do in work.items():
-            path = parts / f"{name.replace(' ', '_')}.json"
+            path = parts_folder / f"{name.replace(' ', '_')}.json"
             if not path.exists():
                 result = {"circumstances": circumstances(None), "found": do()}
                 path.write_text(json.dumps(result, indent=1), "utf-8")
-            found[name] = json.loads(path.read_text("utf-8"))["found"]
-    return {"shape": args.shape, "prompt": args.prompt, "output": args.output, **found}
+            results[name] = json.loads(path.read_text("utf-8"))["found"]
+    return {"shape": args.shape, "prompt": args.prompt, "output": args.output, **results}
 
 
 if __name__ == "__main__":

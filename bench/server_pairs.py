@@ -37,38 +37,40 @@ CACHE: Final = 10 << 30  # bytes of KV cache of each engine: 256 requests of a 7
 
 def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Both servers under all numbers of clients."""
-    found: dict[str, Any] = {}
-    more = ("--kv-cache-memory-bytes", str(args.cache))
+    results: dict[str, Any] = {}
+    options = ("--kv-cache-memory-bytes", str(args.cache))
     vocab_size = DRY_VOCAB_SIZE if args.dry_run else None
     with ExitStack() as stack:
-        both = [
+        servers = [
             stack.enter_context(
                 serving([*DRY, "--api-processes", str(args.fronts)], tree)
                 if args.dry_run
-                else server(args, model, args.fronts, tree, more)
+                else server(args, model, args.fronts, tree, options)
             )
             for tree in (args.before.resolve(), ROOT)
         ]
-        found["ready seconds"] = [ready for _, _, ready in both]
+        results["ready seconds"] = [ready for _, _, ready in servers]
         time.sleep(args.rest)
         for clients in args.clients:
             runs: list[list[float]] = []
             for number in range(WARM + args.pairs):
                 rates = [0.0, 0.0]
-                for at in (0, 1) if number % 2 else (1, 0):
-                    url, seed = both[at][0], clients * 100 + number
+                for index in (0, 1) if number % 2 else (1, 0):
+                    url, seed = servers[index][0], clients * 100 + number
                     result = load(args, url, clients, seed, vocab_size, args.processes)
-                    rates[at] = result["output_throughput"]
+                    rates[index] = result["output_throughput"]
                 runs.append(rates)
             counted = runs[WARM:]
-            found[f"{clients} clients"] = {
-                "before": median(was for was, _ in counted),
+            results[f"{clients} clients"] = {
+                "before": median(earlier for earlier, _ in counted),
                 "now": median(now for _, now in counted),
-                "times as fast": spread([now / was for was, now in counted]),
+                "times as fast": spread([now / earlier for earlier, now in counted]),
                 "first": runs[0],
             }
-            show({"shape": args.shape, "clients": clients, **found[f"{clients} clients"]})
-    return found
+            show(
+                {"shape": args.shape, "clients": clients, **results[f"{clients} clients"]}
+            )
+    return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

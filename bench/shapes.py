@@ -26,7 +26,7 @@ TINY: Final[dict[str, tuple[int, ...]]] = {  # to try a benchmark where there is
 
 def qwen(name: str) -> dict[str, Any]:
     """What config.json says of the model of this size."""
-    made = {
+    config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "dtype": "bfloat16",
@@ -34,4 +34,4 @@ def qwen(name: str) -> dict[str, Any]:
         "rope_theta": 1e6,
     }
     sizes = {**SHAPES, **TINY}[name]
-    return made | dict(zip(FIELDS, sizes, strict=True))
+    return config | dict(zip(FIELDS, sizes, strict=True))

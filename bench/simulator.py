@@ -101,42 +101,51 @@ def serve(
     driver, turns, report = llm.worker.driver, Kept(), Report(llm.setup.config)
     driver.record, begin = turns, driver.clock() + 0.1
 
-    async def one(at: float, request: Request) -> None:
-        how = SamplingParams(
+    async def serve_request(arrival: float, request: Request) -> None:
+        params = SamplingParams(
             temperature=0, max_tokens=request.max_tokens, ignore_eos=True
         )
         ids = [10 + token % 2000 for token in request.prompt]
         prompt = {"prompt_token_ids": ids, "cache_salt": salt}
-        while (left := begin + at - driver.clock()) > 0:
+        while (left := begin + arrival - driver.clock()) > 0:
             await asyncio.sleep(left)
-        report.arrives(request.id, driver.clock())
-        async for _ in llm.generate(prompt, how, streaming=False, request_id=request.id):
+        report.note_arrival(request.id, driver.clock())
+        async for _ in llm.generate(
+            prompt, params, streaming=False, request_id=request.id
+        ):
             pass
 
-    async def every() -> None:
+    async def serve_all() -> None:
         arrivals = (
-            (at, one) for at, one in trace.arrivals(64) if isinstance(one, Request)
+            (arrival, event)
+            for arrival, event in trace.arrivals(64)
+            if isinstance(event, Request)
         )
-        await asyncio.gather(*(one(at, request) for at, request in arrivals))
+        await asyncio.gather(
+            *(serve_request(arrival, request) for arrival, request in arrivals)
+        )
 
-    asyncio.run(every())
+    asyncio.run(serve_all())
     driver.record = None
-    return [*measured_steps(report.seen(turns))], latencies(report)
+    return [*measured_steps(report.fold_turns(turns))], latencies(report)
 
 
 def simulated(
     trace: ArrivalTrace, config: EngineConfig, cost: CostModel
 ) -> dict[str, float]:
     report = Report(config)
-    arrivals = report.note(trace.arrivals(config.block_size))
-    deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
+    arrivals = report.note_arrivals(trace.arrivals(config.block_size))
+    deque(
+        report.fold_turns(Simulation(config, Simulated(), cost, arrivals).turns()),
+        maxlen=0,
+    )
     return latencies(report)
 
 
 def latencies(report: Report) -> dict[str, float]:
     figures = report.figures()
-    found = {"tokens_per_second": figures["tokens_per_second"]}
-    return found | {
+    result = {"tokens_per_second": figures["tokens_per_second"]}
+    return result | {
         f"{n}_{p}": figures[n][p] for n, p in product(("ttft", "tpot"), ("p50", "p99"))
     }
 
@@ -172,37 +181,42 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         llm = engine(args.shape, Path(folder))
     llm.worker.driver.clock = Clock()
     works = (GPU if args.shape else CPU).items()
-    traces = {name: read_trace(f"poisson:{how}") for name, how in works}
+    traces = {name: read_trace(f"poisson:{parameters}") for name, parameters in works}
     for number, (name, trace) in product(
         range(2), traces.items()
     ):  # the second time with graphs
         serve(llm, trace, f"warm {number} {name}")
-    predicted, seen, off = Runs(), Runs(), []
+    predicted, measured, off = Runs(), Runs(), []
     for number in range(args.rounds):
         paid: list[MeasuredStep] = []
         for name, trace in traces.items():
-            taken, figures = serve(llm, trace, f"{number} {name}")
-            seen.setdefault(name, []).append(figures)
-            paid += taken if name.startswith("fitted") else ()
-        cost, about = fit(paid, args.shape or "the bundled model on the CPU")
-        off.append(about["held_out_error"])
+            steps, figures = serve(llm, trace, f"{number} {name}")
+            measured.setdefault(name, []).append(figures)
+            paid += steps if name.startswith("fitted") else ()
+        cost, errors = fit(paid, args.shape or "the bundled model on the CPU")
+        off.append(errors["held_out_error"])
         for name, trace in traces.items():
             predicted.setdefault(name, []).append(
                 simulated(trace, llm.setup.config, cost)
             )
     llm.close()
-    held = {part: spread([one[part] for one in off]) for part in ("total", "step")}
-    found: dict[str, Any] = {"held_out_error": held}
+    held_out = {
+        kind: spread([fit_error[kind] for fit_error in off]) for kind in ("total", "step")
+    }
+    results: dict[str, Any] = {"held_out_error": held_out}
     for name, figure in product(traces, predicted["fitted"][0]):
-        ours, real = ([one[figure] for one in runs[name]] for runs in (predicted, seen))
+        predictions, real = (
+            [run_figures[figure] for run_figures in runs[name]]
+            for runs in (predicted, measured)
+        )
         pair = {
-            "predicted": spread(ours),
+            "predicted": spread(predictions),
             "measured": spread(real),
-            "error": median(ours) / median(real) - 1,
+            "error": median(predictions) / median(real) - 1,
         }
-        found.setdefault(name, {})[figure] = pair
+        results.setdefault(name, {})[figure] = pair
         show({f"{name}: {figure}": pair})
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from attrs import field, frozen
 from bench.abuse.server import Server, served
 from bench.results import ROOT, run, show
 
-EVERY: Final = 5.0  # seconds between two notes
-WARM_UP: Final = 1 / 6  # of the whole time
+NOTE_SECONDS: Final = 5.0  # seconds between two notes
+WARM_UP_SHARE: Final = 1 / 6  # of the whole time
 CLIENTS: Final = 8
-PAUSE: Final = 0.3  # seconds at most between two requests of a client
+MAX_PAUSE_SECONDS: Final = 0.3  # seconds at most between two requests of a client
 OPTIONS: Final = ["--num-gpu-blocks-override", "160", "--api-processes", "2"]
 WORDS: Final = ("def", "class", "return", "self", "value", "name", "path", "list", "read")
 
@@ -58,13 +58,13 @@ class Mix:
 
     async def stream(self, body: Mapping[str, Any], leave_after: float | None) -> None:
         """Read a stream; leave it in the middle, if a part of it is enough."""
-        whole = {**body, "stream": True}
+        streamed_body = {**body, "stream": True}
         path = "/v1/completions"
-        parts, enough = 0, None if leave_after is None else leave_after * 40
-        async with self.http.stream("POST", path, json=whole) as answer:
+        num_lines, enough = 0, None if leave_after is None else leave_after * 40
+        async with self.http.stream("POST", path, json=streamed_body) as answer:
             async for _ in answer.aiter_lines():
-                parts += 1
-                if enough is not None and parts > enough:
+                num_lines += 1
+                if enough is not None and num_lines > enough:
                     self.answers["left"] += 1
                     return
         self.answers[f"stream {answer.status_code}"] += 1
@@ -127,7 +127,7 @@ async def client(mix: Mix) -> None:
             await mix.dice.choice(KINDS)(mix)
         except httpx.HTTPError as error:
             mix.answers[type(error).__name__] += 1
-        await asyncio.sleep(mix.dice.random() * PAUSE)
+        await asyncio.sleep(mix.dice.random() * MAX_PAUSE_SECONDS)
 
 
 @frozen
@@ -141,12 +141,15 @@ class Note:
     requests: float
 
 
-def note(server: Server, begun: float) -> Note:
+def note(server: Server, began: float) -> Note:
     """Look at the server."""
     load = server.load()
     return Note(
-        time.monotonic() - begun,
-        {_name(one): server.resident(one) / 1024 for one in sorted(server.family())},
+        time.monotonic() - began,
+        {
+            _name(process): server.resident(process) / 1024
+            for process in sorted(server.family())
+        },
         server.descriptors(),
         load["kv_cache_usage_perc"],
         load["num_requests_running"] + load["num_requests_waiting"],
@@ -161,28 +164,28 @@ def _name(process: int) -> str:
 
 def slope(notes: list[Note], value: Callable[[Note], float]) -> dict[str, float]:
     """The line that fits best: its mean, and what it gains in an hour."""
-    hours = [one.time / 3600 for one in notes]
-    values = [value(one) for one in notes]
+    hours = [entry.time / 3600 for entry in notes]
+    values = [value(entry) for entry in notes]
     gains = float(numpy.polyfit(hours, values, 1)[0])
     return {"mean": float(numpy.mean(values)), "per_hour": gains, "last": values[-1]}
 
 
 async def watch(server: Server, seconds: float, mix: Mix) -> list[Note]:
     """Put load on, and note what is held."""
-    begun = time.monotonic()
+    began = time.monotonic()
     tasks = [asyncio.ensure_future(client(mix)) for _ in range(CLIENTS)]
     notes: list[Note] = []
-    while time.monotonic() - begun < seconds:
-        await asyncio.sleep(EVERY)
-        notes.append(await asyncio.to_thread(note, server, begun))
+    while time.monotonic() - began < seconds:
+        await asyncio.sleep(NOTE_SECONDS)
+        notes.append(await asyncio.to_thread(note, server, began))
         if len(notes) % 12 == 0:
             whole_memory = sum(notes[-1].memory.values())
             show({"s": notes[-1].time, "MB": whole_memory, "fd": notes[-1].descriptors})
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(2 * EVERY)
-    return [*notes, await asyncio.to_thread(note, server, begun)]
+    await asyncio.sleep(2 * NOTE_SECONDS)
+    return [*notes, await asyncio.to_thread(note, server, began)]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -196,18 +199,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 return await watch(server, seconds, mix), mix
 
         notes, mix = asyncio.run(soak())
-    *under_load, after = [one for one in notes if one.time > WARM_UP * seconds]
-    names = sorted(set.intersection(*(set(one.memory) for one in under_load)))
-    found = {
+    *under_load, after = [
+        entry for entry in notes if entry.time > WARM_UP_SHARE * seconds
+    ]
+    names = sorted(set.intersection(*(set(entry.memory) for entry in under_load)))
+    figures = {
         "minutes": args.minutes,
         "answers": dict(mix.answers),
-        "memory_mb": slope(under_load, lambda one: sum(one.memory.values())),
+        "memory_mb": slope(under_load, lambda entry: sum(entry.memory.values())),
         "memory_mb_by_process": {
-            name: slope(under_load, lambda one, name=name: one.memory[name])  # type: ignore[misc]  # mypy does not infer defaults of lambdas
+            name: slope(under_load, lambda entry, name=name: entry.memory[name])  # type: ignore[misc]  # mypy does not infer defaults of lambdas
             for name in names
         },
-        "descriptors": slope(under_load, lambda one: one.descriptors),
-        "blocks_used": slope(under_load, lambda one: one.blocks_used),
+        "descriptors": slope(under_load, lambda entry: entry.descriptors),
+        "blocks_used": slope(under_load, lambda entry: entry.blocks_used),
         "after": {
             "requests": after.requests,
             "blocks_used": after.blocks_used,
@@ -215,8 +220,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "memory_mb": sum(after.memory.values()),
         },
     }
-    show({name: found[name] for name in ("memory_mb", "descriptors", "blocks_used")})
-    return found
+    show({name: figures[name] for name in ("memory_mb", "descriptors", "blocks_used")})
+    return figures
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from bench.held_out import held_out_texts
 from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
-from minfer.analysis.drafts import Judged, good_steps, judged, tally_of
+from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of, valid_steps
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
@@ -52,20 +52,20 @@ Ids = list[list[int]]
 class Counted:
     """What an engine does with drafts, noted turn by turn."""
 
-    drafts: list[Judged] = field(factory=list)
+    drafts: list[SampleDrafts] = field(factory=list)
     rows: int = 0  # of decode steps
     tokens: int = 0  # of these
 
     def __call__(self, turn: Turn) -> None:
         """As a driver's record is told."""
-        self.drafts += judged(turn.before, turn.events, turn.transition)
-        there = set(turn.before.running.run_ids)
-        for step in good_steps(turn.before, turn.events, turn.transition):
-            taken = {fill.index for fill in step.plan.fills}
-            for at, gen in enumerate(step.plan.run_ids):
-                if gen in there and at not in taken and step.yields[at]:
+        self.drafts += sample_drafts(turn.before, turn.events, turn.transition)
+        running = set(turn.before.running.run_ids)
+        for step in valid_steps(turn.before, turn.events, turn.transition):
+            filling = {fill.index for fill in step.plan.fills}
+            for row, gen in enumerate(step.plan.run_ids):
+                if gen in running and row not in filling and step.yields[row]:
                     self.rows += 1
-                    self.tokens += len(step.yields[at])
+                    self.tokens += len(step.yields[row])
 
     def close(self, state: EngineState) -> None:
         """As a driver's record must."""
@@ -88,14 +88,14 @@ def windows(count: int) -> Ids:
     """Beginnings of stretches of held-out files, spread over all of them."""
     tokenizer = Tokenizer(bundled_folder())
     texts = [tokenizer.encode(text) for text in held_out_texts()]
-    every = [
-        text[at : at + PROMPT]
+    all_windows = [
+        text[start : start + PROMPT]
         for text in texts
-        for at in range(0, len(text) - PROMPT, PROMPT)
+        for start in range(0, len(text) - PROMPT, PROMPT)
     ]
-    if len(every) < count:
-        raise SystemExit(f"--prompts: there are {len(every)} windows")
-    return [every[len(every) * i // count] for i in range(count)]
+    if len(all_windows) < count:
+        raise SystemExit(f"--prompts: there are {len(all_windows)} windows")
+    return [all_windows[len(all_windows) * i // count] for i in range(count)]
 
 
 @frozen
@@ -122,8 +122,8 @@ def ran(prompts: Ids, temperature: float, tokens: int, config: Any) -> Ran:
 
 
 def _whole(prompt: list[int], output: RequestOutput) -> list[int]:
-    [one] = output.outputs
-    return [*prompt, *one.token_ids]
+    [completion] = output.outputs
+    return [*prompt, *completion.token_ids]
 
 
 class Pair:
@@ -137,24 +137,28 @@ class Pair:
     @torch.inference_mode()
     def distances(self, text: list[int], temperature: float) -> Tensor:
         """TV of the distributions of the token at each place of a text but its first."""
-        both = [model(torch.tensor([text])).logits[0, :-1] for model in self.models]
+        model_logits = [
+            model(torch.tensor([text])).logits[0, :-1] for model in self.models
+        ]
         if not temperature:
-            target, draft = (logits.argmax(-1) for logits in both)
+            target, draft = (logits.argmax(-1) for logits in model_logits)
             return torch.ne(target, draft).double()
-        target, draft = ((logits.double() / temperature).softmax(-1) for logits in both)
+        target, draft = (
+            (logits.double() / temperature).softmax(-1) for logits in model_logits
+        )
         return torch.abs(target - draft).sum(-1) / 2
 
 
-def distances(pair: Pair, found: Ran, temperature: float) -> Any:
+def distances(pair: Pair, speculated: Ran, temperature: float) -> Any:
     """Acceptance of drafts that were judged, beside what distributions there allow."""
-    far = [pair.distances(text, temperature) for text in found.texts]
+    far = [pair.distances(text, temperature) for text in speculated.texts]
     values, accepted = list[float](), 0
-    for one in found.seen.drafts:
-        count = acceptance.counted_drafts(one.proposed, one.accepted)
-        at = one.known - 1
-        some = far[int(one.id)][at : at + count].tolist()
-        values += some  # without what was drafted behind the text's end
-        accepted += min(one.accepted, len(some))
+    for drafts in speculated.seen.drafts:
+        count = acceptance.counted_drafts(drafts.proposed, drafts.accepted)
+        start = drafts.known - 1
+        text_distances = far[int(drafts.id)][start : start + count].tolist()
+        values += text_distances  # without what was drafted behind the text's end
+        accepted += min(drafts.accepted, len(text_distances))
     tv = torch.tensor(values, dtype=torch.float64)
     return {
         "judged": len(tv),
@@ -175,32 +179,34 @@ def config_of(method: str, drafts: int, rule: str = SAME) -> dict[str, Any]:
 
 def by_coins(prompts: Ids, pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     """All proposers at temperature 1, by rejection sampling."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for method in METHODS:
         config = config_of(method, args.drafts, STANDARD)
-        one = ran(prompts, 1.0, args.tokens, config)
-        found[method] = one.seen.figures()
+        speculated = ran(prompts, 1.0, args.tokens, config)
+        results[method] = speculated.seen.figures()
         if method == DRAFT_MODEL:
-            found[method]["judged drafts"] = distances(pair, one, 1.0)
-        show({f"{method}, temperature 1, rejection sampling": found[method]})
-    return found
+            results[method]["judged drafts"] = distances(pair, speculated, 1.0)
+        show({f"{method}, temperature 1, rejection sampling": results[method]})
+    return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     prompts, pair = windows(args.prompts), Pair()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         plain = ran(prompts, temperature, args.tokens, None)
         for method in METHODS:
-            one = ran(prompts, temperature, args.tokens, config_of(method, args.drafts))
-            if one.texts != plain.texts:
+            speculated = ran(
+                prompts, temperature, args.tokens, config_of(method, args.drafts)
+            )
+            if speculated.texts != plain.texts:
                 raise SystemExit(f"{method}: outputs differ from those without drafts")
-            figures = one.seen.figures()
+            figures = speculated.seen.figures()
             if method == DRAFT_MODEL:
-                figures["judged drafts"] = distances(pair, one, temperature)
+                figures["judged drafts"] = distances(pair, speculated, temperature)
             label = f"{method}, temperature {temperature:g}"
-            found[label] = figures
+            results[label] = figures
             show({label: figures})
     coins = by_coins(prompts, pair, args)
     rejected = by_rejection(pair.models, prompts[:: args.sparse], args)
@@ -212,7 +218,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "prompt tokens": PROMPT,
         "output tokens": args.tokens,
         "dtype": "float32",
-        "same noise": found,
+        "same noise": results,
         "rejection sampling, temperature 1": coins,
         "rejection sampling, temperature 1, by pure functions": rejected,
     }
@@ -226,7 +232,7 @@ if __name__ == "__main__":
         "--sparse": {
             "type": int,
             "default": 8,
-            "help": "of so many prompts one is for the pure functions",
+            "help": "of as many prompts one is for the pure functions",
         },
         "--seed": 0,
     }

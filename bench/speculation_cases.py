@@ -21,7 +21,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 
 PLAIN: Final = "without"
 DRAFTS: Final = 4  # always
-MOST_DRAFTS: Final = 8  # where there are as many as pay
+MAX_DRAFTS: Final = 8  # where there are as many as pay
 ACCEPTANCES: Final = (0.5, 0.7, 0.9)
 BATCHES: Final = (1, 8, 32, 64)
 PERIOD: Final = 64  # tokens after which a text that goes round is where it was
@@ -71,13 +71,13 @@ def parts(folder: Path, shape: str, device: str) -> dict[str, Callable[[], Part]
     }
 
 
-def speculative_config(method: str, *, adaptive: bool, **more: Any) -> dict[str, Any]:
+def speculative_config(method: str, *, adaptive: bool, **extra: Any) -> dict[str, Any]:
     """A speculative configuration."""
     return {
         "method": method,
-        "num_speculative_tokens": MOST_DRAFTS if adaptive else DRAFTS,
+        "num_speculative_tokens": MAX_DRAFTS if adaptive else DRAFTS,
         "adaptive": adaptive,
-        **more,
+        **extra,
     }
 
 
@@ -157,8 +157,8 @@ def _circle(folder: Path, shape: str, device: str) -> Part:
         "adaptive": Way(speculative_config("ngram", adaptive=True)),
     }
     sizes = (24, 2 * PERIOD) if shape in TINY else (512, 256)
-    part = _random(folder, shape, device, ways, sizes)
-    return Part(part.settings, part.cases, going_round)
+    random_part = _random(folder, shape, device, ways, sizes)
+    return Part(random_part.settings, random_part.cases, going_round)
 
 
 def _random(
@@ -168,7 +168,7 @@ def _random(
     ways: Mapping[str, Way],
     sizes: tuple[int, int],
 ) -> Part:
-    """Batches of requests of so many tokens in and out."""
+    """Batches of requests with `sizes` tokens in and out."""
     length, tokens = sizes
 
     def prompts(batch: int, rng: random.Random) -> Prompts:
@@ -196,14 +196,14 @@ def model_folder(folder: Path, name: str) -> str:
     from tokenizers import Tokenizer as Words
     from tokenizers import models
 
-    made = folder / name
-    if not made.exists():
-        made.mkdir()
-        (made / "config.json").write_text(json.dumps(qwen(name)))
+    model = folder / name
+    if not model.exists():
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(qwen(name)))
         size = {**SHAPES, **TINY}[name][5]
         words = {f"{number:x}": number for number in range(size)}
-        Words(models.WordLevel(words, "0")).save(str(made / "tokenizer.json"))
-    return str(made)
+        Words(models.WordLevel(words, "0")).save(str(model / "tokenizer.json"))
+    return str(model)
 
 
 @contextmanager
@@ -214,13 +214,15 @@ def going_round() -> Iterator[None]:
     """
     inner = checkpoint.random_weights
 
-    def drawn(spec: ModelSpec, *of: Any) -> Weights:
-        weights = inner(spec, *of)
-        for name, part in named_parts(spec, weights):
+    def drawn(spec: ModelSpec, *args: Any) -> Weights:
+        weights = inner(spec, *args)
+        for name, weight in named_parts(spec, weights):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                part.zero_()
+                weight.zero_()
         ids = range(spec.vocab_size - spec.vocab_size % PERIOD)
-        before = [at // PERIOD * PERIOD + (at - 1) % PERIOD for at in ids]
+        before = [
+            token_id // PERIOD * PERIOD + (token_id - 1) % PERIOD for token_id in ids
+        ]
         weights.lm_head.weight.zero_()[: len(before)] = weights.embed[before]
         return weights
 

@@ -36,15 +36,17 @@ class Drafter(Protocol):
     def grew(self, tokens: tuple[int, ...]) -> None:
         """It goes on."""
 
-    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
+    def drafts(
+        self, context: list[int], max_drafts: int
+    ) -> tuple[list[int], list[Chances]]:
         """What may follow, and what each was drawn from, if they were drawn."""
 
 
 class ByModel:
     """A draft model."""
 
-    def __init__(self, model: Any, how: RowSampling) -> None:
-        self.model, self.how = model, how
+    def __init__(self, model: Any, sampling: RowSampling) -> None:
+        self.model, self.how = model, sampling
         self.prompt = 0
 
     def began(self, number: int, prompt: list[int]) -> None:
@@ -53,14 +55,16 @@ class ByModel:
     def grew(self, tokens: tuple[int, ...]) -> None:
         """It reads all of the text each time."""
 
-    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
+    def drafts(
+        self, context: list[int], max_drafts: int
+    ) -> tuple[list[int], list[Chances]]:
         tokens, proposed = list[int](), list[Chances]()
-        for _ in range(most):
-            text = known + tokens
+        for _ in range(max_drafts):
+            text = context + tokens
             [logits] = logits_of(self.model, text, 1)
-            one = drawn(logits, self.how, text, self.prompt, self.streams)
-            tokens.append(one.token)
-            proposed.append(one.chances)
+            sample = drawn(logits, self.how, text, self.prompt, self.streams)
+            tokens.append(sample.token)
+            proposed.append(sample.chances)
         return tokens, proposed
 
 
@@ -81,16 +85,20 @@ class ByLookup:
     def grew(self, tokens: tuple[int, ...]) -> None:
         self.library = self.proposer.grew(self.library, self.sample_id, tokens)
 
-    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
-        del known
-        return [*self.proposer.propose(self.library, self.sample_id, most).tokens], []
+    def drafts(
+        self, context: list[int], max_drafts: int
+    ) -> tuple[list[int], list[Chances]]:
+        del context
+        return [
+            *self.proposer.propose(self.library, self.sample_id, max_drafts).tokens
+        ], []
 
 
 @torch.inference_mode()
 def logits_of(model: Any, text: list[int], last: int) -> list[list[float]]:
     """What a model says after each of the last tokens of a text."""
-    found: list[list[float]] = model(torch.tensor([text])).logits[0, -last:].tolist()
-    return found
+    rows: list[list[float]] = model(torch.tensor([text])).logits[0, -last:].tolist()
+    return rows
 
 
 @frozen
@@ -105,22 +113,22 @@ def one_row(
     model: Any, drafter: Drafter, prompt: list[int], number: int, args: Any
 ) -> Row:
     """Write some tokens behind a prompt."""
-    how = RowSampling.of(SamplingParams(), number, 0)
-    known, tally, steps = [*prompt], DraftTally(), 0
+    sampling = RowSampling.of(SamplingParams(), number, 0)
+    tokens, tally, steps = [*prompt], DraftTally(), 0
     drafter.began(number, prompt)
     end = len(prompt) + args.tokens
-    while len(known) < end:
-        most = min(args.drafts, end - len(known) - 1)
-        drafts, proposed = drafter.drafts(known, most) if most else ([], [])
-        rows = logits_of(model, known + drafts, len(drafts) + 1)
+    while len(tokens) < end:
+        max_drafts = min(args.drafts, end - len(tokens) - 1)
+        drafts, proposed = drafter.drafts(tokens, max_drafts) if max_drafts else ([], [])
+        rows = logits_of(model, tokens + drafts, len(drafts) + 1)
         target = Target(
-            how=how, known=tuple(known), prompt=len(prompt), logits=tuple(rows)
+            how=sampling, known=tuple(tokens), prompt=len(prompt), logits=tuple(rows)
         )
         verdict: Verdict = rejection(target, drafts, proposed)
         if drafts:
             tally = tally.plus(of_row(len(drafts), verdict.accepted))
         steps += 1
-        known += verdict.tokens
+        tokens += verdict.tokens
         drafter.grew(verdict.tokens)
     return Row(tally, steps)
 
@@ -130,7 +138,7 @@ def by_rejection(
 ) -> dict[str, Any]:
     """All proposers at temperature 1."""
     target, draft = models
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for method in METHODS:
         drafter: Drafter
         if method == DRAFT_MODEL:
@@ -140,12 +148,14 @@ def by_rejection(
             if proposer is None:
                 raise AssertionError(method)
             drafter = ByLookup(proposer)
-        rows = [one_row(target, drafter, *each, args) for each in _numbered(prompts)]
+        rows = [
+            one_row(target, drafter, *numbered, args) for numbered in _numbered(prompts)
+        ]
         tally = DraftTally()
         for row in rows:
             tally = tally.plus(row.tally)
         steps = sum(row.steps for row in rows)
-        found[method] = {
+        results[method] = {
             "prompts": len(prompts),
             "proposed": sum(tally.proposed),
             "accepted": sum(tally.accepted),
@@ -155,7 +165,7 @@ def by_rejection(
             "mean length": round(tally.mean_length, 3),
             "tokens per target step": round(len(prompts) * args.tokens / steps, 3),
         }
-    return found
+    return results
 
 
 def _numbered(prompts: list[list[int]]) -> list[tuple[list[int], int]]:

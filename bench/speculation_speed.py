@@ -40,7 +40,7 @@ from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
 from minfer.effects.live.engine.interpreter import paused_collector
 
-SETTLED: Final = 90.0  # seconds, at most, until an engine has its graphs
+MAX_SETTLE_SECONDS: Final = 90.0  # seconds, at most, until an engine has its graphs
 WARM: Final = 2  # rounds of each case that do not count
 # vLLM 0.26.0 on an H200, the same shapes and lengths, by batch: tokens a second without
 # drafts, with 4 at 0.7 and with 6 at 0.9 (by place, a, a^2 ... of all that are proposed).
@@ -50,7 +50,7 @@ VLLM: Final = {
     "batch 32": (4894, 3666, 4673),
     "batch 64": (7783, 5107, 6956),
 }
-SHOWN: Final = {1: "at 0.7, 4 drafts", 2: "at 0.9, 6 drafts"}  # columns of it
+PEER_COLUMNS: Final = {1: "at 0.7, 4 drafts", 2: "at 0.9, 6 drafts"}  # columns of it
 IN_PART: Final = {"cpu": ("bundled", "ngram"), "cuda": ("set", "circle")}
 
 
@@ -81,21 +81,21 @@ class Session:
         begin = clock()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = clock() - begin
-        made = [one.outputs[0] for one in outputs]
-        if any(one.finish_reason != "length" for one in made):
-            raise RuntimeError(f"a request failed: {made[0].error}")
-        return sum(len(one.token_ids) for one in made) / seconds
+        completions = [output.outputs[0] for output in outputs]
+        if any(completion.finish_reason != "length" for completion in completions):
+            raise RuntimeError(f"a request failed: {completions[0].error}")
+        return sum(len(completion.token_ids) for completion in completions) / seconds
 
     def engine(self, way: Way) -> LLM:
         """The engine of a way, with its acceptance set."""
         name = json.dumps(way.config)
         if name not in self.engines:
             coins = nullcontext(list[Coined]()) if way.acceptance is None else tossing()
-            with self.part.while_opening(), coins as made:
+            with self.part.while_opening(), coins as opened_coins:
                 llm = LLM(speculative_config=way.config, **self.part.settings)
             settle(llm)
             self.engines[name] = llm
-            self.coins.update((name, coin) for coin in made)
+            self.coins.update((name, coin) for coin in opened_coins)
         if way.acceptance is not None:
             executor: Any = self.engines[name].worker.driver.executor
             with executor.lock:  # no graph is captured meanwhile
@@ -118,7 +118,7 @@ def settle(llm: LLM) -> None:
     executor: Any = llm.worker.driver.executor
     background = executor.background
     if background is not None and background.thread is not None:
-        background.thread.join(SETTLED)
+        background.thread.join(MAX_SETTLE_SECONDS)
 
 
 @define
@@ -132,17 +132,17 @@ class Rounds:
     warm: int = 0
 
     def go_on(self, pairs: int, keep: Callable[[], None]) -> bool:
-        """Rounds until there are so many; false if there is no time left."""
+        """Rounds until there are `pairs`; false if there is no time left."""
         took = 0.0
         while len(self.rates[PLAIN]) < pairs:
             begin = time.monotonic()
             if begin + 1.1 * took > self.end:
                 return False
-            found = self._round(len(self.rates[PLAIN]) + self.warm)
+            rates = self._round(len(self.rates[PLAIN]) + self.warm)
             if self.warm < WARM:
                 self.warm += 1
             else:
-                for name, rate in found.items():
+                for name, rate in rates.items():
                     self.rates[name].append(rate)
                 keep()
             took = time.monotonic() - begin
@@ -164,10 +164,10 @@ def figures(rates: Mapping[str, list[float]]) -> dict[str, Any]:
     plain = rates[PLAIN]
     return {
         name: {
-            "tokens per second": spread(some),
-            "ratio": spread([a / b for a, b in zip(some, plain, strict=True)]),
+            "tokens per second": spread(values),
+            "ratio": spread([a / b for a, b in zip(values, plain, strict=True)]),
         }
-        for name, some in rates.items()
+        for name, values in rates.items()
     }
 
 
@@ -176,13 +176,16 @@ def table(cases: Mapping[str, Any], peer: Mapping[str, tuple[int, ...]]) -> None
     for name, rates in cases.items():
         if not rates[PLAIN]:
             continue
-        ratios = {way: one["ratio"] for way, one in figures(rates).items()}
+        ratios = {way: figure["ratio"] for way, figure in figures(rates).items()}
         del ratios[PLAIN]
         plain = f"{median(rates[PLAIN]):.0f} tok/s without"
         show({f"{name}, {plain}": ratios})
         if name in peer:
             baseline = peer[name][0]
-            ratios = {SHOWN[at]: peer[name][at] / baseline for at in SHOWN}
+            ratios = {
+                PEER_COLUMNS[way_index]: peer[name][way_index] / baseline
+                for way_index in PEER_COLUMNS
+            }
             show({f"    vLLM 0.26.0, {baseline} tok/s without": ratios})
 
 
@@ -197,33 +200,37 @@ class Results:
     def of(cls, args: argparse.Namespace) -> "Results":
         """What the file has."""
         path = args.folder / f"{args.name}.json"
-        there = path.exists()
-        found = json.loads(path.read_text("utf-8"))["results"] if there else {}
-        return cls(args, found.get("rates", {}))
+        exists = path.exists()
+        stored = json.loads(path.read_text("utf-8"))["results"] if exists else {}
+        return cls(args, stored.get("rates", {}))
 
     def write(self) -> None:
         """Keep all, with what follows from it."""
-        made = {
-            part: {name: figures(rates) for name, rates in cases.items() if rates[PLAIN]}
-            for part, cases in self.rates.items()
+        by_part = {
+            part_name: {
+                name: figures(rates) for name, rates in cases.items() if rates[PLAIN]
+            }
+            for part_name, cases in self.rates.items()
         }
-        data = {"rates": self.rates, "figures": made}
+        data = {"rates": self.rates, "figures": by_part}
         write(self.args.name, data, None, self.args.folder)
 
 
 def measure(args: argparse.Namespace) -> None:
     end = time.monotonic() + args.seconds
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU, processor time"
+    device_name = (
+        torch.cuda.get_device_name() if device == "cuda" else "CPU, processor time"
+    )
     torch.set_num_threads(1)
     results = Results.of(args)
     with tempfile.TemporaryDirectory() as folder:
-        every = parts(Path(folder), args.shape, device)
+        all_parts = parts(Path(folder), args.shape, device)
         for name in args.parts or IN_PART[device]:
             shaped = f"{args.shape}, " if name in IN_PART["cuda"] else ""
-            label = f"{name}, {shaped}{where}"
+            label = f"{name}, {shaped}{device_name}"
             print(label, flush=True)
-            ended = measured(every[name](), label, results, end)
+            ended = measured(all_parts[name](), label, results, end)
             table(results.rates[label], VLLM if label.startswith("set, 7B") else {})
             if not ended:
                 print("there is more to measure: call again", flush=True)
@@ -244,12 +251,12 @@ def measured(part: Part, label: str, results: Results, end: float) -> bool:
     """All cases of a part that lack rounds; false if there was no time for them."""
     on_cpu = part.settings.get("device") == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
-    session, kept = Session(part, clock), results.rates.setdefault(label, {})
+    session, label_rates = Session(part, clock), results.rates.setdefault(label, {})
     pairs = results.args.pairs
     try:
-        for name, whole in part.cases.items():
-            case = restricted(whole, results.args.ways)
-            rates = kept.setdefault(name, {way: [] for way in case.ways})
+        for name, full_case in part.cases.items():
+            case = restricted(full_case, results.args.ways)
+            rates = label_rates.setdefault(name, {way: [] for way in case.ways})
             rounds = Rounds(session, case, rates, end)
             if not rounds.go_on(pairs, results.write):
                 return False

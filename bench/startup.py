@@ -32,13 +32,13 @@ def seconds(case: str) -> float:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     # In turns, so that a slow minute hits all.
     runs = [{case: seconds(case) for case in CASES} for _ in range(args.runs)]
-    found = {case: spread([times[case] for times in runs]) for case in CASES}
+    results = {case: spread([times[case] for times in runs]) for case in CASES}
     extra = [times["import minfer"] - times["bare interpreter"] for times in runs]
-    found["import minfer, less a bare interpreter"] = spread(extra)
-    for case, figures in found.items():
+    results["import minfer, less a bare interpreter"] = spread(extra)
+    for case, figures in results.items():
         show({f"{case:40}": figures})
     loads = [sys.executable, "-c", "import minfer, sys; sys.exit('torch' in sys.modules)"]
-    return {"seconds": found, "import_loads_torch": bool(subprocess.call(loads))}
+    return {"seconds": results, "import_loads_torch": bool(subprocess.call(loads))}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,10 +64,10 @@ EXCEPTIONS: Final = (
     "minfer/__main__.py",
     "minfer/testing/__init__.py",
 )
-WIDE: Final = 90  # columns
-LONG: Final = 40  # lines of a function
-LONGEST: Final = 60
-LARGE: Final = 350  # lines of a file
+WIDE_COLUMNS: Final = 90  # columns
+LONG_FUNCTION_LINES: Final = 40  # lines of a function
+VERY_LONG_FUNCTION_LINES: Final = 60
+LARGE_FILE_LINES: Final = 350  # lines of a file
 
 Import = tuple[str, str]  # which imports which
 
@@ -77,28 +77,30 @@ def sources(tree: Path) -> list[Path]:
     tops = (tree / name for name in ("minfer", "effects", "kernels"))
     files = (path for top in tops for path in sorted(top.rglob("*.py")))
     linked = (tree / "minfer" / "effects", tree / "minfer" / "kernels")
-    return [path for path in files if not any(path.is_relative_to(one) for one in linked)]
+    return [
+        path for path in files if not any(path.is_relative_to(link) for link in linked)
+    ]
 
 
 def module_of(tree: Path, path: Path) -> str:
     """The name by which a file is imported."""
-    parts = path.relative_to(tree).with_suffix("").parts
-    inside = parts if parts[0] == "minfer" else ("minfer", *parts)
-    return ".".join(inside).removesuffix(".__init__")
+    path_parts = path.relative_to(tree).with_suffix("").parts
+    module_parts = path_parts if path_parts[0] == "minfer" else ("minfer", *path_parts)
+    return ".".join(module_parts).removesuffix(".__init__")
 
 
 def imported(path: Path, modules: Collection[str]) -> set[str]:
     """The modules of minfer that a file imports, or names in a string."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return found & set(modules)
+            names.add(node.value)
+    return names & set(modules)
 
 
 def has_no_code(path: Path) -> bool:
@@ -111,12 +113,12 @@ def file_imports(tree: Path) -> set[Import]:
     """Which file imports which, by their paths in the tree."""
     files = {module_of(tree, path): path for path in sources(tree)}
     names = {name: str(path.relative_to(tree)) for name, path in files.items()}
-    known = {name for name, path in files.items() if not has_no_code(path)}
+    with_code = {name for name, path in files.items() if not has_no_code(path)}
     return {
         (names[name], names[module])
         for name, path in files.items()
         if names[name] not in EXCEPTIONS
-        for module in imported(path, known - {name})
+        for module in imported(path, with_code - {name})
     }
 
 
@@ -130,8 +132,8 @@ LAYER_INSIDE: Final = {
 
 def folder_of(path: str) -> str:
     """The folder of a layer that a file is in; its own folder if that is in none."""
-    above = [*map(str, Path(path).parents)]
-    return next((one for one in above if one in LAYER_OF), above[0])
+    folders = [*map(str, Path(path).parents)]
+    return next((folder for folder in folders if folder in LAYER_OF), folders[0])
 
 
 def part_of(folder: str, path: str) -> str:
@@ -139,23 +141,23 @@ def part_of(folder: str, path: str) -> str:
     return f"{folder}/{Path(path).relative_to(folder).parts[0]}"
 
 
-def between_folders(found: set[Import]) -> set[Import]:
+def between_folders(imports: set[Import]) -> set[Import]:
     """The imports between folders."""
-    pairs = {(folder_of(one), folder_of(other)) for one, other in found}
-    return {(one, other) for one, other in pairs if one != other}
+    pairs = {(folder_of(source), folder_of(target)) for source, target in imports}
+    return {(source, target) for source, target in pairs if source != target}
 
 
-def inside_folders(found: set[Import]) -> set[Import]:
+def inside_folders(imports: set[Import]) -> set[Import]:
     """The imports between the parts of a folder, of all folders."""
     tops = [name for names in LAYERS for name in names]
-    tops = [one for one in tops if not one.startswith("minfer/")]  # parts of minfer, here
+    tops = [top for top in tops if not top.startswith("minfer/")]  # parts of minfer, here
     pairs = {
-        (part_of(top, one), part_of(top, other))
-        for one, other in found
+        (part_of(top, source), part_of(top, target))
+        for source, target in imports
         for top in tops
-        if one.startswith(f"{top}/") and other.startswith(f"{top}/")
+        if source.startswith(f"{top}/") and target.startswith(f"{top}/")
     }
-    return {(one, other) for one, other in pairs if one != other}
+    return {(source, target) for source, target in pairs if source != target}
 
 
 def is_upward(pair: Import) -> bool:
@@ -164,17 +166,17 @@ def is_upward(pair: Import) -> bool:
     """
     if any(name.endswith(".py") for name in pair):
         return False
-    inside = all(name in LAYER_INSIDE for name in pair)
-    layers = LAYER_INSIDE if inside else LAYER_OF
-    one, other = (layers.get(name, -1) for name in pair)
-    return other <= one
+    is_inside = all(name in LAYER_INSIDE for name in pair)
+    layers = LAYER_INSIDE if is_inside else LAYER_OF
+    source_layer, target_layer = (layers.get(name, -1) for name in pair)
+    return target_layer <= source_layer
 
 
-def cycles(found: set[Import]) -> list[list[str]]:
+def cycles(imports: set[Import]) -> list[list[str]]:
     """The groups of folders that import each other, directly or through others."""
     targets = defaultdict[str, set[str]](set)
-    for one, other in found:
-        targets[one].add(other)
+    for source, target in imports:
+        targets[source].add(target)
 
     def reached(name: str) -> set[str]:
         seen, left = set[str](), [name]
@@ -186,7 +188,7 @@ def cycles(found: set[Import]) -> list[list[str]]:
 
     reach = {name: reached(name) for name in tuple(targets)}
     groups = {
-        frozenset(other for other in names if name in reach.get(other, ()))
+        frozenset(member for member in names if name in reach.get(member, ()))
         for name, names in reach.items()
     }
     return sorted(sorted(group) for group in groups if group)
@@ -212,8 +214,8 @@ def flat_files(tree: Path) -> list[Path]:
 
 def import_figures(tree: Path) -> dict[str, int]:
     """The figures of a tree's imports, on both levels."""
-    found = file_imports(tree)
-    outer, inner = between_folders(found), inside_folders(found)
+    imports = file_imports(tree)
+    outer, inner = between_folders(imports), inside_folders(imports)
     return {
         "imports between folders": len(outer),
         "cycles of folders": len(cycles(outer)),
@@ -243,14 +245,22 @@ def figures(tree: Path) -> dict[str, Any]:
         "folders": len({path.parent for path in files}),
         **import_figures(tree),
         "biggest file": f"{biggest.relative_to(tree)} ({len(lines[biggest])})",
-        f"files over {LARGE} lines": sum(len(each) > LARGE for each in lines.values()),
-        f"functions over {LONG} lines": sum(length > LONG for length, _ in lengths),
-        f"functions over {LONGEST} lines": sum(length > LONGEST for length, _ in lengths),
+        f"files over {LARGE_FILE_LINES} lines": sum(
+            len(file_lines) > LARGE_FILE_LINES for file_lines in lines.values()
+        ),
+        f"functions over {LONG_FUNCTION_LINES} lines": sum(
+            length > LONG_FUNCTION_LINES for length, _ in lengths
+        ),
+        f"functions over {VERY_LONG_FUNCTION_LINES} lines": sum(
+            length > VERY_LONG_FUNCTION_LINES for length, _ in lengths
+        ),
         "longest function": "{1} ({0})".format(*lengths[-1]),
         "fmt: skip": skips(files),
         "fmt: skip in tests and bench": skips([*tests, *bench]),
-        f"lines over {WIDE} columns": sum(
-            len(line) > WIDE for each in lines.values() for line in each
+        f"lines over {WIDE_COLUMNS} columns": sum(
+            len(line) > WIDE_COLUMNS
+            for file_lines in lines.values()
+            for line in file_lines
         ),
     }
 
@@ -258,20 +268,30 @@ def figures(tree: Path) -> dict[str, Any]:
 def commit(tree: Path) -> str:
     """The commit of a tree, as far as it has one."""
     command = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "?"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "?"
 
 
-def import_lines(tree: Path, *, every: bool) -> Iterator[str]:
-    """The imports of cycles, and upward ones, on both levels; or `every` one."""
-    found = file_imports(tree)
-    for pairs in (between_folders(found), inside_folders(found)):
+def print_table(columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the figures of trees, by their commits, side by side."""
+    names = [*next(iter(columns.values()))]
+    width = max(map(len, names))
+    print(" " * width, *(f"{name:>24}" for name in columns))
+    for name in names:
+        cells = (f"{column[name]!s:>24}" for column in columns.values())
+        print(f"{name:<{width}}", *cells)
+
+
+def import_lines(tree: Path, *, list_all: bool) -> Iterator[str]:
+    """The imports of cycles, and upward ones, on both levels; or `list_all` one."""
+    imports = file_imports(tree)
+    for pairs in (between_folders(imports), inside_folders(imports)):
         groups = cycles(pairs)
-        for one, other in sorted(pairs):
-            in_cycle = any(one in group and other in group for group in groups)
-            marks = ["CYCLE"] * in_cycle + ["UPWARD"] * is_upward((one, other))
-            if every or marks:
-                yield " ".join([one, "->", other, *marks])
+        for source, target in sorted(pairs):
+            in_cycle = any(source in group and target in group for group in groups)
+            marks = ["CYCLE"] * in_cycle + ["UPWARD"] * is_upward((source, target))
+            if list_all or marks:
+                yield " ".join([source, "->", target, *marks])
 
 
 def main() -> int:
@@ -286,13 +306,8 @@ def main() -> int:
     if options.json:
         print(json.dumps(columns, indent=1))
         return 0
-    names = [*next(iter(columns.values()))]
-    width = max(map(len, names))
-    print(" " * width, *(f"{name:>24}" for name in columns))
-    for what in names:
-        cells = (f"{column[what]!s:>24}" for column in columns.values())
-        print(f"{what:<{width}}", *cells)
-    for line in import_lines(HERE, every=options.arrows):
+    print_table(columns)
+    for line in import_lines(HERE, list_all=options.arrows):
         print(line)
     return 0
 

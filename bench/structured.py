@@ -1,6 +1,6 @@
 """Outputs that must look like something: that they do, and what it costs.
 
-Without a shape, on the CPU: so many generations of the bundled model under JSON schemas
+Without a shape, on the CPU: --count generations of the bundled model under JSON schemas
 by a seed, regular expressions, grammars and choices. Whatever ends by itself is held
 against the constraint by independent code (jsonschema, `re`, a parser of its own); what
 was cut must be a beginning of it.
@@ -32,7 +32,7 @@ from bench.schemas import Maker
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
-MOST_TOKENS = 800
+MAX_TOKENS = 800
 AT_ONCE = 64
 PROMPT = "def main():\n    "
 
@@ -86,9 +86,9 @@ def regex_case(rng: random.Random) -> Case:
         "[^a-z\\n]",
     ]
     counts = ["", "?", "{2}", "{1,5}", "{0,3}", "{3,7}"]
-    parts = [rng.choice(atoms) + rng.choice(counts) for _ in range(rng.randrange(2, 7))]
-    half = len(parts) // 2
-    regex = f"({''.join(parts[:half])}|-){{1,3}}{''.join(parts[half:])};"
+    pieces = [rng.choice(atoms) + rng.choice(counts) for _ in range(rng.randrange(2, 7))]
+    half = len(pieces) // 2
+    regex = f"({''.join(pieces[:half])}|-){{1,3}}{''.join(pieces[half:])};"
     return Case(
         StructuredOutputs(regex=regex), lambda text: bool(re.fullmatch(regex, text))
     )
@@ -182,16 +182,16 @@ def of_kind(llm: LLM, kind: str, args: argparse.Namespace) -> dict[str, Any]:
     good = [case for case in wanted if compiles(llm, case)]
     tally = {"asked": len(wanted), "refused": len(wanted) - len(good)}
     tally |= {"ended": 0, "ended_and_fits": 0, "cut": 0, "cut_and_begins": 0, "failed": 0}
-    begun = time.monotonic()
-    for at in range(0, len(good), AT_ONCE):
-        some = good[at : at + AT_ONCE]
+    began = time.monotonic()
+    for start in range(0, len(good), AT_ONCE):
+        batch = good[start : start + AT_ONCE]
         outputs = llm.generate(
-            [PROMPT] * len(some), [params(one, at) for one in some], use_tqdm=False
+            [PROMPT] * len(batch), [params(case, start) for case in batch], use_tqdm=False
         )
-        for case, output in zip(some, outputs, strict=True):
+        for case, output in zip(batch, outputs, strict=True):
             count(llm, tally, case, output)
     tally["share_that_ended"] = tally["ended"] / len(good)  # type: ignore[assignment]
-    result: dict[str, Any] = {**tally, "seconds": time.monotonic() - begun}
+    result: dict[str, Any] = {**tally, "seconds": time.monotonic() - began}
     show({kind: result})
     return result | ({"keywords": dict(sorted(used.items()))} if used else {})
 
@@ -208,29 +208,30 @@ def compiles(llm: LLM, case: Case) -> bool:
 def params(case: Case, seed: int) -> SamplingParams:
     return SamplingParams(
         temperature=1,
-        max_tokens=MOST_TOKENS,
+        max_tokens=MAX_TOKENS,
         seed=seed,
         structured_outputs=case.constraint,
     )
 
 
 def count(llm: LLM, tally: dict[str, int], case: Case, output: RequestOutput) -> None:
-    done = output.outputs[0]
-    match done.finish_reason:
+    completion = output.outputs[0]
+    match completion.finish_reason:
         case "stop":
             tally["ended"] += 1
-            fits = case.fits(done.text)
+            fits = case.fits(completion.text)
             tally["ended_and_fits"] += fits
             if not fits:
                 print(
-                    f"does not fit: {case.constraint.text}\n    {done.text!r}", flush=True
+                    f"does not fit: {case.constraint.text}\n    {completion.text!r}",
+                    flush=True,
                 )
         case "length":
             tally["cut"] += 1
-            tally["cut_and_begins"] += is_beginning(llm, case, done.token_ids)
+            tally["cut_and_begins"] += is_beginning(llm, case, completion.token_ids)
         case _:
             tally["failed"] += 1
-            print(f"failed: {done.error}: {case.constraint.text}", flush=True)
+            print(f"failed: {completion.error}: {case.constraint.text}", flush=True)
 
 
 def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
@@ -294,15 +295,17 @@ def vocabulary(folder: Path, size: int) -> None:
     from minfer.effects.setup.folders import bundled_folder
 
     tokenizer = json.loads((bundled_folder() / "tokenizer.json").read_text("utf-8"))
-    known: dict[str, int] = tokenizer["model"]["vocab"]
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
     rng = random.Random(0)
-    parts = ["Ġ", "ing", "er", "th", "an", '"', ":", ",", "0", "1", "st", "re", "io"]
-    parts += "abcdefghijklmnopqrstuvwxyz"
-    while len(known) < size - 300:  # some ids have no token, as in Qwen2.5
+    syllables = ["Ġ", "ing", "er", "th", "an", '"', ":", ",", "0", "1", "st", "re", "io"]
+    syllables += "abcdefghijklmnopqrstuvwxyz"
+    while len(vocab) < size - 300:  # some ids have no token, as in Qwen2.5
         word = "".join(
-            rng.choices([*parts, *"abcdefghijklmnopqrstuvwxyz"], k=rng.randrange(2, 7))
+            rng.choices(
+                [*syllables, *"abcdefghijklmnopqrstuvwxyz"], k=rng.randrange(2, 7)
+            )
         )
-        known.setdefault(word, len(known))
+        vocab.setdefault(word, len(vocab))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
 
 
@@ -325,17 +328,17 @@ def endless(kind: str) -> SamplingParams:
 
 def per_token(outputs: Sequence[RequestOutput]) -> list[float]:
     """Milliseconds of a token after the first, for each request."""
-    found = []
+    milliseconds = []
     for output in outputs:
         times = output.metrics
         spent = (times.last_token_time or 0) - (times.first_token_time or 0)
-        found.append(1e3 * spent / (len(output.outputs[0].token_ids) - 1))
-    return found
+        milliseconds.append(1e3 * spent / (len(output.outputs[0].token_ids) - 1))
+    return milliseconds
 
 
 def costs(llm: LLM, rounds: int) -> dict[str, Any]:
     """Milliseconds of a token, by batch and by who is in it."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for batch in (1, 32, 128):
         for kinds in (
             ["free"],
@@ -347,23 +350,25 @@ def costs(llm: LLM, rounds: int) -> dict[str, Any]:
         ):
             if len(kinds) > batch:
                 continue
-            each = [kinds[i % len(kinds)] for i in range(batch)]
+            row_kinds = [kinds[i % len(kinds)] for i in range(batch)]
             runs: dict[str, list[float]] = {kind: [] for kind in kinds}
             for number in range(rounds + 1):
                 prompts = [[5 + i, number, *range(60)] for i in range(batch)]
                 outputs = llm.generate(
-                    prompts, [endless(kind) for kind in each], use_tqdm=False
+                    prompts, [endless(kind) for kind in row_kinds], use_tqdm=False
                 )
                 for kind in kinds if number else ():
-                    own = [o for o, k in zip(outputs, each, strict=True) if k == kind]
-                    runs[kind].append(median(per_token(own)))
+                    kind_outputs = [
+                        o for o, k in zip(outputs, row_kinds, strict=True) if k == kind
+                    ]
+                    runs[kind].append(median(per_token(kind_outputs)))
             for kind, values in runs.items():
                 name = f"batch {batch}: {kind}"
                 if len(kinds) > 1:
                     name += f" among {' and '.join(kinds)}"
-                found[name] = spread(values)
-                show({name: found[name]})
-    return found
+                results[name] = spread(values)
+                show({name: results[name]})
+    return results
 
 
 def waits(llm: LLM, *, hostile: bool) -> dict[str, float]:
@@ -374,9 +379,9 @@ def waits(llm: LLM, *, hostile: bool) -> dict[str, float]:
     def trouble() -> None:
         while not over.is_set():
             for constraint in HOSTILE:
-                how = SamplingParams(max_tokens=64, structured_outputs=constraint)
+                sampling = SamplingParams(max_tokens=64, structured_outputs=constraint)
                 with contextlib.suppress(RequestError):
-                    llm.generate([[7, 8, 9]], how, use_tqdm=False)
+                    llm.generate([[7, 8, 9]], sampling, use_tqdm=False)
                 if over.is_set():
                     return
 
@@ -398,17 +403,17 @@ def waits(llm: LLM, *, hostile: bool) -> dict[str, float]:
 
 def on_device(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, of_shape(args, Path(folder)) as llm:
-        begun = time.monotonic()
+        began = time.monotonic()
         llm.warm_grammars()
-        found: dict[str, Any] = {"vocabulary_seconds": time.monotonic() - begun}
-        found["ms_per_token"] = costs(llm, args.rounds)
+        results: dict[str, Any] = {"vocabulary_seconds": time.monotonic() - began}
+        results["ms_per_token"] = costs(llm, args.rounds)
         for name, hostile in (("alone", False), ("beside hostile grammars", True)):
             waits(llm, hostile=hostile)  # the first time with graphs
-            found[f"ms between tokens of 32 streams, {name}"] = result = waits(
+            results[f"ms between tokens of 32 streams, {name}"] = result = waits(
                 llm, hostile=hostile
             )
             show({name: result})
-        return found
+        return results
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

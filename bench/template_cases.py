@@ -171,7 +171,7 @@ def with_text_arguments(messages: Messages) -> Messages:
     ]
 
 
-def _as_text(one: Mapping[str, Any]) -> dict[str, Any]:
-    function = one["function"]
+def _as_text(tool_call: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool_call["function"]
     text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**one, "function": {**function, "arguments": text}}
+    return {**tool_call, "function": {**function, "arguments": text}}

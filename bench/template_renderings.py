@@ -63,14 +63,14 @@ class Pair:
 
     def rendered(self, template: str, case: Case, messages: Messages) -> str | None:
         """minfer's text; None if it refuses the messages: `reason` is its error."""
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": case.tools,
             "add_generation_prompt": case.prompt,
             "continue_final_message": case.continues,
             "chat_template_kwargs": case.kwargs,
         }
         try:
-            return render_chat(self.ours.with_template(template), messages, how)
+            return render_chat(self.ours.with_template(template), messages, options)
         except ChatTemplateError as error:
             self.reason = str(error)
             return None
@@ -84,19 +84,19 @@ class Pair:
         if expected is None:
             texts = with_text_arguments(messages)
             expected = self.expected(template, case, texts)
-        found = self.rendered(template, case, messages)
+        rendered = self.rendered(template, case, messages)
         as_sent = self.rendered(template, case, with_text_arguments(messages))
-        if as_sent != found:
+        if as_sent != rendered:
             return {"outcome": "differs", "with": "arguments as text"} | _difference(
-                found, as_sent
+                rendered, as_sent
             )
-        if found is None and expected is None:
+        if rendered is None and expected is None:
             return {"outcome": "both refuse", "reason": self.reason}
-        if found == expected:
+        if rendered == expected:
             return {"outcome": _EQUAL}
         if expected is None:
             return {"outcome": "transformers refuses", "reason": _EXTENDED}
-        outcome = {"outcome": "differs"} | _difference(expected, found)
+        outcome = {"outcome": "differs"} | _difference(expected, rendered)
         reason = PLACED if self.places(template, case) else case.reason
         return outcome | ({"reason": reason} if reason else {})
 
@@ -115,11 +115,18 @@ _EQUAL: Final = "equal"
 _MAX_DIFFERENCE: Final = 4  # lines
 
 
-def _difference(expected: str | None, found: str | None) -> dict[str, Any]:
-    if found is None or expected is None:
-        return {"difference": ["minfer refuses" if found is None else "only minfer"]}
+def _difference(expected: str | None, rendered: str | None) -> dict[str, Any]:
+    if rendered is None or expected is None:
+        return {"difference": ["minfer refuses" if rendered is None else "only minfer"]}
     lines = difflib.unified_diff(
-        expected.splitlines(), found.splitlines(), "transformers", "minfer", "", "", 0, ""
+        expected.splitlines(),
+        rendered.splitlines(),
+        "transformers",
+        "minfer",
+        "",
+        "",
+        0,
+        "",
     )
     return {"difference": [line[:120] for line in lines][2 : 2 + _MAX_DIFFERENCE]}
 

@@ -33,7 +33,7 @@ LENGTH: Final = 1000  # characters of a stop string
 TOKENS: Final = 256  # of an answer
 NEVER: Final = "§"  # no answer has it
 PROMPT: Final = "def find_file(name, path):\n"
-SHARE: Final = 10  # of a long answer, its first tokens and its last are this part
+ENDS_SHARE: Final = 10  # of a long answer, its first tokens and its last are this part
 LONG: Final = 100_000  # tokens of a long answer
 TEXT: Final = "café “日本語” नमस्ते مرحبا 👩\u200d👩\u200d👧 🇩🇪 def f(x):\n    return x\n"
 
@@ -41,8 +41,10 @@ TEXT: Final = "café “日本語” नमस्ते مرحبا 👩\u200d�
 def stop_strings(text: str) -> list[str]:
     """Strings that begin with what the text has at many places, and are never whole."""
     step = max(1, len(text) // STOPS)
-    begun = (text[at : at + LENGTH - 1] for at in range(0, STOPS * step, step))
-    return [one + NEVER * (LENGTH - len(one)) for one in begun]
+    beginnings = (
+        text[start : start + LENGTH - 1] for start in range(0, STOPS * step, step)
+    )
+    return [beginning + NEVER * (LENGTH - len(beginning)) for beginning in beginnings]
 
 
 @frozen
@@ -60,13 +62,15 @@ class Served:
 
 
 def serve(llm: LLM, stop: list[str]) -> Served:
-    how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, stop=stop)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, stop=stop)
     begin, processor = time.perf_counter(), time.process_time()
-    outputs = llm.generate([PROMPT] * REQUESTS, how, use_tqdm=False)
+    outputs = llm.generate([PROMPT] * REQUESTS, params, use_tqdm=False)
     seconds, processor = time.perf_counter() - begin, time.process_time() - processor
-    parts = [output.outputs[0] for output in outputs]
-    assert {len(part.token_ids) for part in parts} == {TOKENS}, "a stop string was found"
-    return Served([part.text for part in parts], seconds, processor)
+    completions = [output.outputs[0] for output in outputs]
+    assert {len(completion.token_ids) for completion in completions} == {TOKENS}, (
+        "a stop string was found"
+    )
+    return Served([completion.text for completion in completions], seconds, processor)
 
 
 def stopping(pairs: int) -> dict[str, Any]:
@@ -79,14 +83,14 @@ def stopping(pairs: int) -> dict[str, Any]:
             (beside if stop else without).append(serve(llm, stop))
         assert beside[-1].texts == without[-1].texts, "stop strings have changed the text"
     llm.close()
-    both = [*zip(without, beside, strict=True)]
+    matched = [*zip(without, beside, strict=True)]
     return {
-        "tokens per second without": spread([one.rate for one in without]),
-        "tokens per second with": spread([one.rate for one in beside]),
+        "tokens per second without": spread([served.rate for served in without]),
+        "tokens per second with": spread([served.rate for served in beside]),
         "ratio of medians": median(b.rate for b in beside)
         / median(a.rate for a in without),
-        "ratio": spread([b.rate / a.rate for a, b in both]),
-        "processor time": spread([b.processor / a.processor for a, b in both]),
+        "ratio": spread([b.rate / a.rate for a, b in matched]),
+        "processor time": spread([b.processor / a.processor for a, b in matched]),
     }
 
 
@@ -112,13 +116,13 @@ def flatness(repetitions: int) -> dict[str, Any]:
 def _flat(
     way: Callable[[], Callable[[int], object]], ids: list[int], repetitions: int
 ) -> dict[str, Any]:
-    part = len(ids) // SHARE
+    size = len(ids) // ENDS_SHARE
     ratios, costs = [], []
     for _ in range(repetitions + 1):
         push = way()
-        first = _seconds(push, ids[:part])
-        middle = _seconds(push, ids[part:-part])
-        last = _seconds(push, ids[-part:])
+        first = _seconds(push, ids[:size])
+        middle = _seconds(push, ids[size:-size])
+        last = _seconds(push, ids[-size:])
         ratios.append(last / first)
         costs.append(1e6 * (first + middle + last) / len(ids))
     # The first time looks the tokens' bytes up.
@@ -136,10 +140,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     # Threads of a product that wait for each other would be most of what is measured.
     torch.set_num_threads(1)
     with paused_collector():
-        found = {"stop strings": stopping(args.pairs), "flat": flatness(args.repetitions)}
-    for part, figures in found.items():
-        show({part: figures})
-    return found
+        results = {
+            "stop strings": stopping(args.pairs),
+            "flat": flatness(args.repetitions),
+        }
+    for name, figures in results.items():
+        show({name: figures})
+    return results
 
 
 if __name__ == "__main__":

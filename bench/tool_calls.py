@@ -75,8 +75,8 @@ def tool(name: str, schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any
 
 def many_tools(*, strict: bool) -> list[dict[str, Any]]:
     """Tools of 100 kB together, described at length as agents do."""
-    about = "Edits a file of the project, and says what came of it. " * 20
-    schema = {**edits(bounded=True), "description": about}
+    description = "Edits a file of the project, and says what came of it. " * 20
+    schema = {**edits(bounded=True), "description": description}
     size = len(json.dumps(tool("edit_00", schema, strict=strict)))
     return [
         tool(f"edit_{number:02}", schema, strict=strict)
@@ -130,9 +130,9 @@ class Chats:
                         answer.raise_for_status()
                         tokens += (await answer.json())["usage"]["completion_tokens"]
 
-            begun = time.perf_counter()
+            began = time.perf_counter()
             await asyncio.gather(*map(client_chats, range(clients)))
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - began
         rate = tokens / seconds
         return {"tokens": tokens, "seconds": seconds, "tokens_per_second": rate}
 
@@ -232,12 +232,12 @@ def model_options(args: argparse.Namespace) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = {**qwen(args.shape), "max_position_embeddings": CONTEXT}
-        known = len(
+        vocab_size = len(
             json.loads((bundled_folder() / "tokenizer.json").read_text())["model"][
                 "vocab"
             ]
         )
-        config["vocab_size"] = max(config["vocab_size"], known + 512)
+        config["vocab_size"] = max(config["vocab_size"], vocab_size + 512)
         (folder / "config.json").write_text(json.dumps(config))
         vocabulary(folder, config["vocab_size"])
         template = json.loads((bundled_folder() / "tokenizer_config.json").read_text())
@@ -254,9 +254,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     shared = ["--device", args.device, "--tool-call-parser", "hermes"]
     with model_options(args) as model:
-        few = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
+        short_options = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
         seats = ["--max-num-seqs", str(max(args.clients))]
-        with serving([*model, *shared, *few, *seats]) as (url, _, ready):
+        with serving([*model, *shared, *short_options, *seats]) as (url, _, ready):
             results["ready_seconds"] = ready
             results["calls"] = calls(args, url)
         long = ["--max-model-len", str(args.context)]

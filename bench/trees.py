@@ -36,16 +36,16 @@ class EngineWorker:
             text=True,
         )
 
-    def __call__(self, what: str, **how: Any) -> Any:
-        """Ask for `what`; raises RuntimeError if the worker has ended."""
+    def __call__(self, question: str, **arguments: Any) -> Any:
+        """Ask for `question`; raises RuntimeError if the worker has ended."""
         pipes = self.process.stdin, self.process.stdout
         if pipes[0] is None or pipes[1] is None:
             raise RuntimeError("a worker without pipes")
-        pipes[0].write(json.dumps([what, how]) + "\n")
+        pipes[0].write(json.dumps([question, arguments]) + "\n")
         pipes[0].flush()
         line = pipes[1].readline()
         if not line:
-            raise RuntimeError(f"the worker has ended while asked for {what}")
+            raise RuntimeError(f"the worker has ended while asked for {question}")
         return json.loads(line)
 
     def __enter__(self) -> Self:
@@ -61,5 +61,5 @@ class EngineWorker:
 def serve(answers: dict[str, Callable[..., Any]]) -> None:
     """Be a worker: answer calls by name until there are no more."""
     for line in sys.stdin:
-        what, how = json.loads(line)
-        print(json.dumps(answers[what](**how)), flush=True)
+        question, arguments = json.loads(line)
+        print(json.dumps(answers[question](**arguments)), flush=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from bench.core_step import BLOCK, MOST, VOCAB, Load, MadeUp
+from bench.core_step import BLOCK, MAX_OUTPUT_TOKENS, VOCAB, Load, MadeUp
 from bench.results import percentiles, run, show
 from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
@@ -31,7 +31,7 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, initial
 
 ROWS = 1024
-LINE = 9_500  # samples that wait while others are cancelled
+WAITING_SAMPLES = 9_500  # samples that wait while others are cancelled
 USES = 1_000_000
 STORM = 300  # turns
 Measure = Callable[[], list[float]]  # milliseconds of one repetition's turns
@@ -76,21 +76,26 @@ class Engine:
         for plan in self.state.inflight[len(self.state.inflight) - new :]:
             self.executor.launch(plan)
 
-    def request(self, length: int, **more: Any) -> Request:
+    def request(self, length: int, **overrides: Any) -> Request:
         self.made += 1
         prompt = tuple(
             (self.made * 7919 + 31 * i) % (VOCAB - 1) + 1 for i in range(length)
         )
         keys = block_keys(b"", prompt, self.config.block_size)
-        settings = {"max_tokens": MOST, "stop_ids": frozenset((0,)), "keys": keys, **more}
+        settings = {
+            "max_tokens": MAX_OUTPUT_TOKENS,
+            "stop_ids": frozenset((0,)),
+            "keys": keys,
+            **overrides,
+        }
         return Request(id=f"r{self.made}", prompt=prompt, **settings)
 
     def fill(
-        self, rows: int, length: Callable[[int], int], turns: int = 70, **more: Any
+        self, rows: int, length: Callable[[int], int], turns: int = 70, **overrides: Any
     ) -> None:
         """Let `rows` sequences run, and `turns` pass once they do."""
-        count = rows // more.get("n", 1)
-        self.turn(*(Submit(self.request(length(i), **more)) for i in range(count)))
+        count = rows // overrides.get("n", 1)
+        self.turn(*(Submit(self.request(length(i), **overrides)) for i in range(count)))
         while (
             len(self.state.running) < rows
             or self.state.running.num_known_at_admission > self.state.running.scheduled
@@ -133,7 +138,7 @@ def _crowd(engine: Engine) -> None:
     change.take(pool.available - 64)  # as if others had them
     engine.state = evolve(engine.state, blocks=change.done())
     large = engine.request(128 * BLOCK)
-    engine.turn(*(Submit(evolve(large, id=f"waits {i}")) for i in range(LINE)))
+    engine.turn(*(Submit(evolve(large, id=f"waits {i}")) for i in range(WAITING_SAMPLES)))
 
 
 def cancels_of_two() -> Measure:
@@ -239,10 +244,14 @@ class Case:
 CASES = {
     "cancels": Case("1,024 cancels of running requests", cancels, 12),
     "cancels_of_two": Case(
-        f"500 cancels of n = 2, one sample over, {LINE:,} waiting", cancels_of_two, 12
+        f"500 cancels of n = 2, one sample over, {WAITING_SAMPLES:,} waiting",
+        cancels_of_two,
+        12,
     ),
     "cancels_in_line": Case(
-        f"500 cancels of n = 2 in a line of {LINE + 1000:,}", cancels_in_line, 12
+        f"500 cancels of n = 2 in a line of {WAITING_SAMPLES + 1000:,}",
+        cancels_in_line,
+        12,
     ),
     "submits": Case("10,000 submits", submits, 120),
     "failed_step": Case("a failed step, rows of 2,000 tokens", failed_step, 18),
@@ -266,14 +275,14 @@ def multiples(name: str, repetitions: int) -> dict[str, Any]:
         pairs = [(steady.block(20), measure()) for _ in range(repetitions)]
     turn = median(ms for block, _ in pairs for ms in block)
     took = percentiles([ms for _, turns in pairs for ms in turns])[case.statistic]
-    each = [percentiles(ms)[case.statistic] / median(block) for block, ms in pairs]
+    ratios = [percentiles(ms)[case.statistic] / median(block) for block, ms in pairs]
     return {
         "what": case.what,
         "steady_ms": turn,
         "turn_ms": took,
         "multiple": took / turn,
-        "low": min(each),
-        "high": max(each),
+        "low": min(ratios),
+        "high": max(ratios),
         "aim": case.aim,
     }
 
@@ -288,14 +297,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.serve:
         serve({"multiples": multiples})
         return None
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in args.cases or CASES:
         for label, tree in _trees(args.before):
             with EngineWorker(tree, "bench.turn_costs") as worker:
                 figures = worker("multiples", name=name, repetitions=args.repetitions)
-            found.setdefault(name, {})[label] = figures
+            results.setdefault(name, {})[label] = figures
             show({"tree": label, **figures})
-    return None if args.cases else {"rows": ROWS, "block_size": BLOCK, "cases": found}
+    return None if args.cases else {"rows": ROWS, "block_size": BLOCK, "cases": results}
 
 
 if __name__ == "__main__":

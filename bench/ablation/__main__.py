@@ -147,9 +147,11 @@ def measure_row(
         worth[key] = spread(better)
     return {
         "worth": worth,
-        "with": {key: spread([getattr(one, key) for one in having]) for key in figures},
+        "with": {
+            key: spread([getattr(result, key) for result in having]) for key in figures
+        },
         "without": {
-            key: spread([getattr(one, key) for one in lacking]) for key in figures
+            key: spread([getattr(result, key) for result in lacking]) for key in figures
         },
         "settings": {"with": str(dict(row.having)), "without": str(dict(row.lacking))},
         "why": row.why,
@@ -158,13 +160,13 @@ def measure_row(
 
 def arrival_seconds(llm: AsyncLLM, sizes: Sizes) -> float:
     """Half of the time that the mixed load takes if all requests arrive at once."""
-    rng, taken = random.Random(1), 0.0
+    rng, seconds = random.Random(1), 0.0
     for _ in range(3):
         work = mixed(sizes, rng, 0)
         begin = time.perf_counter()
         run(llm, work)
-        taken = time.perf_counter() - begin
-    return taken / 2
+        seconds = time.perf_counter() - begin
+    return seconds / 2
 
 
 def card() -> str | None:
@@ -176,7 +178,7 @@ def measure(args: argparse.Namespace) -> None:
     """All rows; the file is written after each of them."""
     path: Path = args.folder / f"{args.name}.json"
     before: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    found: dict[str, Any] = dict(before.get("results", {}).get("rows", {}))
+    results: dict[str, Any] = dict(before.get("results", {}).get("rows", {}))
     with tempfile.TemporaryDirectory() as folder:
         place = cpu_place()
         if args.device == GPU:
@@ -184,14 +186,14 @@ def measure(args: argparse.Namespace) -> None:
         with opened(place, {}) as plain:
             seconds = arrival_seconds(plain, place.sizes)
             for row in rows_of(place):
-                wanted = row.name in args.rows if args.rows else row.name not in found
+                wanted = row.name in args.rows if args.rows else row.name not in results
                 if not wanted:
                     continue
-                found[row.name] = measure_row(row, place, plain, args.pairs, seconds)
-                show({row.name: found[row.name]["worth"]})
-                data = {"card": card(), "arrival_seconds": seconds, "rows": found}
+                results[row.name] = measure_row(row, place, plain, args.pairs, seconds)
+                show({row.name: results[row.name]["worth"]})
+                data = {"card": card(), "arrival_seconds": seconds, "rows": results}
                 write(args.name, data, 0, args.folder)
-    draw(found, path.with_suffix(".svg"))
+    draw(results, path.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

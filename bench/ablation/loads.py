@@ -56,10 +56,10 @@ def mixed(sizes: Sizes, rng: random.Random, seconds: float) -> list[Work]:
     prefix = _tokens(rng, sizes.prefix)
     times = sorted(shapes.uniform(0, seconds) for _ in range(sizes.requests))
     work = []
-    for number, at in enumerate(times):
-        own = sizes.long if number % 8 == 7 else shapes.randint(*sizes.own)
-        prompt = prefix + _tokens(rng, own)
-        work.append(Work(prompt=prompt, output=shapes.randint(*sizes.output), at=at))
+    for number, arrival in enumerate(times):
+        length = sizes.long if number % 8 == 7 else shapes.randint(*sizes.own)
+        prompt = prefix + _tokens(rng, length)
+        work.append(Work(prompt=prompt, output=shapes.randint(*sizes.output), at=arrival))
     return work
 
 
@@ -75,8 +75,8 @@ def texts(
     times = sorted(rng.uniform(0, seconds) for _ in prompts)
     chosen = rng.sample(list(prompts), len(prompts))
     return [
-        Work(prompt=tuple(prompt), output=output, at=at)
-        for prompt, at in zip(chosen, times, strict=True)
+        Work(prompt=tuple(prompt), output=output, at=arrival)
+        for prompt, arrival in zip(chosen, times, strict=True)
     ]
 
 
@@ -95,11 +95,11 @@ async def _run(llm: AsyncLLM, work: Sequence[Work], *, recomputed: bool) -> Run:
     answer = _token_by_token if recomputed else _streamed
     begin = time.perf_counter()
 
-    async def one(item: Work) -> list[float]:
+    async def token_times(item: Work) -> list[float]:
         await asyncio.sleep(item.at)
         return await answer(llm, item)
 
-    times = await asyncio.gather(*map(one, work))
+    times = await asyncio.gather(*map(token_times, work))
     seconds = time.perf_counter() - begin
     gaps = [b - a for row in times for a, b in pairwise(row[1:])]
     middle, high = numpy.percentile(gaps, [50, 99])

@@ -9,17 +9,17 @@ from bench.results import canvas
 FIGURES: Final = {"throughput": "output tokens/s", "ttft": "TTFT", "itl": "ITL, median"}
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
+def draw(results: Mapping[str, Any], path: Path) -> None:
     """Write the picture of results by row."""
-    names = list(found)[::-1]
+    names = list(results)[::-1]
     figure = canvas(10, 1 + 0.38 * len(names))
     for axes, (key, title) in zip(
         figure.subplots(1, len(FIGURES), sharey=True), FIGURES.items(), strict=True
     ):
-        worth = [found[name]["worth"][key] for name in names]
-        middle = [one["median"] for one in worth]
-        low = [one["median"] - one["low"] for one in worth]
-        high = [one["high"] - one["median"] for one in worth]
+        worth = [results[name]["worth"][key] for name in names]
+        middle = [ratio["median"] for ratio in worth]
+        low = [ratio["median"] - ratio["low"] for ratio in worth]
+        high = [ratio["high"] - ratio["median"] for ratio in worth]
         colours = ["C0" if value >= 1 else "C3" for value in middle]
         # Bars begin at 1, where a mechanism changes nothing.
         bars = axes.barh(

@@ -31,7 +31,7 @@ class Place:
     prompts: tuple[tuple[int, ...], ...]  # of real text, for drafts; none on a GPU
 
     def pages(self, size: int) -> Options:
-        """A pool of blocks of so many tokens."""
+        """A pool of blocks of `size` tokens."""
         return {"block_size": size, "num_gpu_blocks_override": self.pool // size}
 
 
@@ -54,8 +54,8 @@ def rows_of(place: Place) -> list[Row]:
     """The rows that make sense in a place."""
     row = partial(Row, load=partial(mixed, place.sizes))
     sizes = evolve(place.sizes, requests=place.sizes.requests // 4)
-    few, (fewest, most) = partial(mixed, sizes), sizes.output
-    brief = fewest // 4, most // 4
+    few_requests, (min_output, max_output) = partial(mixed, sizes), sizes.output
+    brief = min_output // 4, max_output // 4
     rows = [
         row(
             "nothing",
@@ -79,7 +79,7 @@ def rows_of(place: Place) -> list[Row]:
             "batching",
             "one sequence at a time: each step reads all weights for one token",
             {"max_num_seqs": 1},
-            load=few,
+            load=few_requests,
         ),
         row(
             "continuous batching",

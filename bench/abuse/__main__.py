@@ -36,9 +36,9 @@ from bench.abuse.server import Server, pinned, served, write_checkpoint
 from bench.results import ROOT, show, write
 
 SECONDS: Final = 6.0  # of each attack
-WARM_UP: Final = 15.0  # seconds
-CALM: Final = 40.0  # seconds at most until nothing of an attack is left
-SLICE: Final = 0.01  # seconds: what the control burns and rests in
+WARM_UP_SECONDS: Final = 15.0  # seconds
+MAX_CALM_SECONDS: Final = 40.0  # seconds at most until nothing of an attack is left
+SLICE_SECONDS: Final = 0.01  # seconds: what the control burns and rests in
 BENCH: Final = [sys.executable, "-m"]
 
 
@@ -59,16 +59,16 @@ class Neighbours:
 
     def seen(self) -> dict[str, Any]:
         """What all of them saw since the last time."""
-        for one in self.processes:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
         reports = []
-        for one in self.processes:
-            assert one.stdout is not None
-            reports.append(json.loads(one.stdout.readline()))
+        for process in self.processes:
+            assert process.stdout is not None
+            reports.append(json.loads(process.stdout.readline()))
         seen = {
-            name: [value for each in reports for value in each[name]]
+            name: [value for report in reports for value in report[name]]
             for name in ("gaps", "firsts", "probes", "healths")
         }
         return {
@@ -78,7 +78,7 @@ class Neighbours:
             "longest_probe_ms": percentile(seen["probes"], 100),
             "longest_health_ms": percentile(seen["healths"], 100),
             "gaps": len(seen["gaps"]),
-            "broken": sum(each["broken"] for each in reports),
+            "broken": sum(report["broken"] for report in reports),
         }
 
 
@@ -118,27 +118,27 @@ class Siege:
         }
 
     def control(self, processors: float) -> dict[str, Any]:
-        """The same figures while so many processors' time is burnt, and nothing sent."""
+        """The same figures while `processors` cores are busy, and nothing is sent."""
         self.neighbours.seen()
         self._attackers("--burn", str(processors))
         return self.neighbours.seen()
 
-    def _attackers(self, *what: str) -> dict[str, Any]:
-        command = [*BENCH, "bench.abuse", *what, "--port", str(self.server.port)]
+    def _attackers(self, *arguments: str) -> dict[str, Any]:
+        command = [*BENCH, "bench.abuse", *arguments, "--port", str(self.server.port)]
         command += ["--seconds", str(self.seconds)]
-        done = subprocess.run(
+        process = subprocess.run(
             pinned(command, self.cores.attackers),
             stdout=subprocess.PIPE,
             check=True,
             cwd=ROOT,
         )
-        report: dict[str, Any] = json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(process.stdout)
         return report
 
     def calm(self) -> float | None:
         """Seconds until only the neighbours are served; None: not in time."""
-        begun = time.monotonic()
-        while (spent := time.monotonic() - begun) < CALM:
+        began = time.monotonic()
+        while (spent := time.monotonic() - began) < MAX_CALM_SECONDS:
             try:
                 load = self.server.load()
             except OSError:  # it does not answer in time
@@ -164,54 +164,63 @@ def burn(processors: float, seconds: float) -> None:
     """Spend this share of one processor's time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        until = time.monotonic() + SLICE * min(processors, 1.0)
-        while time.monotonic() < until:
+        slice_end = time.monotonic() + SLICE_SECONDS * min(processors, 1.0)
+        while time.monotonic() < slice_end:
             pass
-        time.sleep(SLICE * max(0.0, 1.0 - processors))
+        time.sleep(SLICE_SECONDS * max(0.0, 1.0 - processors))
 
 
 def attack_as_child(options: argparse.Namespace) -> None:
     """Be the attackers, and print what they got and what it cost them."""
-    begun = time.process_time()
+    began = time.process_time()
     answers: dict[str, int] = {}
     if options.burn is not None:
         burn(options.burn, options.seconds)
     else:
         answers = asyncio.run(besiege(options.port, options.attack, options.seconds))
-    spent = time.process_time() - begun
+    spent = time.process_time() - began
     print(json.dumps({"answers": answers, "cpu": spent / options.seconds}))
 
 
 def cores_of(counts: Sequence[int]) -> Cores:
-    """So many processors for the server, its neighbours and the attackers, in order."""
+    """Processors for the server, its neighbours and the attackers, in order."""
     if not counts:
         return Cores()
-    ours = sorted(os.sched_getaffinity(0))
+    processors = sorted(os.sched_getaffinity(0))
     server, clients, attackers = counts
-    if server + clients + attackers > len(ours):
-        raise SystemExit(f"--pin {counts}: there are {len(ours)} processors")
+    if server + clients + attackers > len(processors):
+        raise SystemExit(f"--pin {counts}: there are {len(processors)} processors")
     begin = server + clients
-    return Cores(ours[:server], ours[server:begin], ours[begin : begin + attackers])
+    return Cores(
+        processors[:server],
+        processors[server:begin],
+        processors[begin : begin + attackers],
+    )
 
 
 def neighbours(
     stack: ExitStack, port: int, options: argparse.Namespace, cores: Cores
 ) -> Neighbours:
     """Processes that stream."""
-    each = options.streams // options.processes
-    found = []
+    streams_each = options.streams // options.processes
+    processes = []
     for number in range(options.processes):
-        command = [*BENCH, "bench.abuse.neighbours", str(port), str(number * each)]
+        command = [
+            *BENCH,
+            "bench.abuse.neighbours",
+            str(port),
+            str(number * streams_each),
+        ]
         running = subprocess.Popen(
-            pinned([*command, str(each)], cores.clients),
+            pinned([*command, str(streams_each)], cores.clients),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
         )
         stack.callback(running.kill)
-        found.append(running)
-    return Neighbours(found)
+        processes.append(running)
+    return Neighbours(processes)
 
 
 def siege(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -219,15 +228,17 @@ def siege(options: argparse.Namespace) -> list[dict[str, Any]]:
     cores = cores_of(options.pin)
     rows = []
     with ExitStack() as stack:
-        more = list(options.options)
+        server_options = list(options.options)
         if options.shape:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             write_checkpoint(folder, options.shape)
-            more += ["--model", str(folder), "--load-format", "dummy"]
-            more += ["--max-model-len", "2048"]
-        server = stack.enter_context(served(options.tree.resolve(), cores.server, more))
+            server_options += ["--model", str(folder), "--load-format", "dummy"]
+            server_options += ["--max-model-len", "2048"]
+        server = stack.enter_context(
+            served(options.tree.resolve(), cores.server, server_options)
+        )
         crowd = neighbours(stack, server.port, options, cores)
-        time.sleep(WARM_UP)
+        time.sleep(WARM_UP_SECONDS)
         scene = Siege(server, crowd, cores, options.seconds, options.after)
         for name in options.attacks:
             row = scene.attack(name)

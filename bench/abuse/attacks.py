@@ -19,10 +19,10 @@ from websockets.frames import Frame, Opcode
 HOST: Final = "127.0.0.1"
 ADDRESS: Final = "127.0.0.2"  # of the attackers
 TEXT: Final = "a" * 4_000_000
-DRIP_EVERY: Final = 0.5  # seconds between two bytes of a slow sender
-LONG: Final = 1900  # tokens of an answer that is not read, or that is left
-SLOW_BODY: Final = 2_000  # bytes
-JUNK: Final = 2_000  # bytes
+DRIP_SECONDS: Final = 0.5  # seconds between two bytes of a slow sender
+LONG_ANSWER_TOKENS: Final = 1900  # tokens of an answer that is not read, or that is left
+SLOW_BODY_BYTES: Final = 2_000  # bytes
+JUNK_BYTES: Final = 2_000  # bytes
 # Templates of requests, of a server with --trust-request-chat-template: 1e10 rounds, and
 # a text that doubles 60 times.
 LOOPING: Final = (
@@ -33,8 +33,8 @@ DOUBLING: Final = (
     "{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
 )
 LOOPS: Final = 99_999  # of the template in another: 1e10 rounds
-PART: Final = 2**16  # bytes of a flood that are sent at once
-ENDLESS: Final = 4_000_000  # bytes that a frame announces, and never has
+FLOOD_BYTES: Final = 2**16  # bytes of a flood that are sent at once
+ENDLESS_FRAME_BYTES: Final = 4_000_000  # bytes that a frame announces, and never has
 UPGRADE: Final = (
     f"GET /v1/stream HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\n"
     "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -117,7 +117,7 @@ async def disconnect(door: Door) -> None:
     """Ask for a long answer, and leave when it begins."""
     reader, writer = await door.connect()
     with contextlib.closing(writer):
-        writer.write(stream(LONG))
+        writer.write(stream(LONG_ANSWER_TOKENS))
         await reader.readline()
     door.answers["left"] += 1
 
@@ -127,14 +127,14 @@ async def stall(door: Door) -> None:
     reader, writer = await door.connect()
     with contextlib.closing(writer):
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's: the socket's buffers fill
-        writer.write(stream(LONG))
+        writer.write(stream(LONG_ANSWER_TOKENS))
         door.answers["asked"] += 1
         await asyncio.Event().wait()
 
 
 async def read(door: Door) -> None:
     """Ask for a long answer, and read it: a load, beside which stalled readers look."""
-    await door.send(stream(LONG))
+    await door.send(stream(LONG_ANSWER_TOKENS))
 
 
 async def drip_head(door: Door) -> None:
@@ -146,8 +146,8 @@ async def drip_head(door: Door) -> None:
 async def drip_body(door: Door) -> None:
     """Promise a body, and send it one byte at a time."""
     reader, writer = await door.connect()
-    whole = request("/v1/completions", b" " * SLOW_BODY)
-    writer.write(whole[:-SLOW_BODY])
+    request_bytes = request("/v1/completions", b" " * SLOW_BODY_BYTES)
+    writer.write(request_bytes[:-SLOW_BODY_BYTES])
     await drip(door, reader, writer)
 
 
@@ -159,13 +159,13 @@ async def drip(
         ended = asyncio.ensure_future(reader.read())
         while not ended.done():
             writer.write(b"X")
-            await asyncio.wait([ended], timeout=DRIP_EVERY)
+            await asyncio.wait([ended], timeout=DRIP_SECONDS)
         door.answers["closed"] += 1
 
 
 async def junk(door: Door) -> None:
     """Random bytes: as a request, and as the body of one."""
-    data = random.randbytes(JUNK)
+    data = random.randbytes(JUNK_BYTES)
     await door.send(data + b"\r\n\r\n")
     await door.send(request(f"/v1/{random.choice(PATHS)}", data))
 
@@ -174,8 +174,8 @@ def flood(frame: Frame, first: bytes = b"") -> Attack:
     """An attack that sends a frame again and again over a WebSocket and reads nothing,
     until the server closes the connection.
     """
-    one = frame.serialize(mask=True)
-    data = one * (PART // len(one))
+    serialized = frame.serialize(mask=True)
+    data = serialized * (FLOOD_BYTES // len(serialized))
 
     async def attack(door: Door) -> None:
         reader, writer = await door.connect()
@@ -197,8 +197,8 @@ async def endless_frame(door: Door) -> None:
     with contextlib.closing(writer):
         writer.write(UPGRADE.encode())
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(struct.pack("!BBQI", 0x81, 0xFF, ENDLESS, 0))
-        writer.write(bytes(ENDLESS - 1))
+        writer.write(struct.pack("!BBQI", 0x81, 0xFF, ENDLESS_FRAME_BYTES, 0))
+        writer.write(bytes(ENDLESS_FRAME_BYTES - 1))
         await reader.read()
         door.answers["closed"] += 1
 

@@ -16,9 +16,9 @@ from attrs import define, field
 from bench.abuse.attacks import HOST, request
 
 TOKENS: Final = 512  # of an answer
-BREAK: Final = 5.0  # seconds until a client whose connection broke tries again
+RETRY_SECONDS: Final = 5.0  # seconds until a client whose connection broke tries again
 END: Final = b"0\r\n\r\n"  # of an answer in chunks
-PROBE_EVERY: Final = 0.1  # seconds
+PROBE_SECONDS: Final = 0.1  # seconds
 HEALTH: Final = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
 PROBE: Final = {"prompt": [i % 999 for i in range(1600)], "max_tokens": 1}
 
@@ -38,8 +38,8 @@ class Seen:
         """All of it, with gaps that are still open, and from now on anew."""
         now = time.perf_counter()
         gaps = [*self.gaps, *(now - since for since in self.pending.values())]
-        found = {"gaps": gaps, "firsts": self.firsts, "probes": self.probes}
-        figures = {**found, "healths": self.healths, "broken": self.broken}
+        timings = {"gaps": gaps, "firsts": self.firsts, "probes": self.probes}
+        figures = {**timings, "healths": self.healths, "broken": self.broken}
         self.gaps, self.firsts, self.probes, self.healths = [], [], [], []
         self.broken = 0
         return figures
@@ -51,18 +51,18 @@ async def stream(port: int, number: int, seen: Seen) -> None:
     data = request("/v1/completions", json.dumps({**fields, "stream": True}).encode())
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
-        begun = time.perf_counter()
-        seen.pending[number] = begun
+        began = time.perf_counter()
+        seen.pending[number] = began
         writer.write(data)
         last, end = 0.0, b""
-        while part := await reader.read(1 << 16):
+        while chunk := await reader.read(1 << 16):
             now = time.perf_counter()
             if last:
                 seen.gaps.append(now - last)
             else:
-                seen.firsts.append(now - begun)
+                seen.firsts.append(now - began)
             last = seen.pending[number] = now
-            end = part[-len(END) :]
+            end = chunk[-len(END) :]
         if end != END:
             raise ConnectionError("an answer was cut off")
     finally:
@@ -77,13 +77,13 @@ async def client(port: int, number: int, seen: Seen) -> None:
             await stream(port, number, seen)
         except OSError:
             seen.broken += 1
-            await asyncio.sleep(BREAK)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def probe(port: int, seen: Seen, name: str, data: bytes) -> None:
     """Send a request again and again, and note in `name` how long each answer takes."""
     while True:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         try:
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(data)
@@ -93,8 +93,8 @@ async def probe(port: int, seen: Seen, name: str, data: bytes) -> None:
                 seen.broken += 1
         except OSError:
             seen.broken += 1
-        getattr(seen, name).append(time.perf_counter() - begun)
-        await asyncio.sleep(PROBE_EVERY)
+        getattr(seen, name).append(time.perf_counter() - began)
+        await asyncio.sleep(PROBE_SECONDS)
 
 
 async def main(port: int, first: int, streams: int) -> None:

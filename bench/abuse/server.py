@@ -18,7 +18,7 @@ from bench.results import ROOT
 from bench.shapes import qwen
 
 BUNDLED: Final = ROOT / "effects" / "bundled" / "target"
-ANSWER: Final = 20.0  # seconds
+ANSWER_SECONDS: Final = 20.0  # seconds
 GAUGES: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 # A template that a request can send round in circles.
 LOOP: Final = (
@@ -48,34 +48,34 @@ class Server:
     def load(self) -> dict[str, float]:
         """Requests and blocks, from its metrics."""
         url = f"http://127.0.0.1:{self.port}/metrics"
-        with urllib.request.urlopen(url, timeout=ANSWER) as answer:  # our own
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # our own
             text = answer.read().decode()
-        found = {}
+        gauges = {}
         for name in GAUGES:
             line = re.search(rf"^minfer_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-            found[name] = float(line[1]) if line else 0.0
-        return found
+            gauges[name] = float(line[1]) if line else 0.0
+        return gauges
 
     def memory(self) -> int:
         """Megabytes of all its processes; what they share counts once for each."""
-        return sum(self.resident(one) for one in self.family()) // 1024
+        return sum(self.resident(process) for process in self.family()) // 1024
 
     @staticmethod
     def resident(process: int) -> int:
         """KB of memory; 0 if it has ended."""
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{process}/status").read_text()
-            if found := re.search(r"^VmRSS:\s+(\d+)", text, re.MULTILINE):
-                return int(found[1])
+            if match := re.search(r"^VmRSS:\s+(\d+)", text, re.MULTILINE):
+                return int(match[1])
         return 0
 
     def descriptors(self) -> int:
         """Open files and sockets of all its processes."""
-        found = 0
-        for one in self.family():
+        count = 0
+        for process in self.family():
             with contextlib.suppress(OSError):
-                found += len(os.listdir(f"/proc/{one}/fd"))
-        return found
+                count += len(os.listdir(f"/proc/{process}/fd"))
+        return count
 
     def family(self) -> set[int]:
         """Its process and all below it."""
@@ -85,8 +85,10 @@ class Server:
                 parent = re.search(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)
                 parents[int(status.parent.name)] = int(parent[1]) if parent else 0
         family = {self.process}
-        while more := {one for one, by in parents.items() if by in family} - family:
-            family |= more
+        while (
+            children := {child for child, by in parents.items() if by in family} - family
+        ):
+            family |= children
         return family
 
 

@@ -14,7 +14,7 @@ from minfer.effects.cli.options import (
     sampling_options,
     template_options,
 )
-from minfer.effects.cli.standard_streams import print_message, take_any_text
+from minfer.effects.cli.standard_streams import accept_any_text, print_message
 
 DESCRIPTION: Final = (
     "Talk with a model, line by line: the conversation so far is its prompt each time. "
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.live.llm import LLM
 
     settings = llm_settings(options)
-    take_any_text()
+    accept_any_text()
     with LLM(**settings) as llm:
         if llm.tokenizer is None or llm.tokenizer.chat_template is None:
             # Raises, with what is missing.

@@ -20,7 +20,7 @@ POLICY: Final = "--scheduling-policy"  # in all commands that have such an optio
 RENAMED: Final = {"--policy": f"use {POLICY}"}
 
 
-class Command(Protocol):
+class CliCommand(Protocol):
     """The contents of a command's module.
 
     It may have `COMMON`, too: the options that `--help` shows, by default all that are
@@ -66,7 +66,7 @@ class _CommandParser(CommandLineParser):
     def parse_known_args(  # type: ignore[override]  # a parser's overloads, all of them
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        command = cast("Command", import_module(self.module))
+        command = cast("CliCommand", import_module(self.module))
         self.description = command.DESCRIPTION
         self.set_defaults(run=command.run)
         command.add_options(self)
@@ -75,10 +75,10 @@ class _CommandParser(CommandLineParser):
             refuse(self, RENAMED, verb="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and "--model" in self._option_string_actions:
             self._hint_at_model(unknown[0])
-        return found, unknown
+        return parsed, unknown
 
     def _hint_at_model(self, word: str) -> None:
         """Refuse a word that looks like a model without its option."""
@@ -92,15 +92,15 @@ class _CommandParser(CommandLineParser):
         )
         common = {"--help-all", *common}
         shown = [
-            one
-            for one in self._actions
-            if one.option_strings and one.help != argparse.SUPPRESS
+            action
+            for action in self._actions
+            if action.option_strings and action.help != argparse.SUPPRESS
         ]
         self.all_options = len(shown)
-        for one in shown:
-            if common.isdisjoint(one.option_strings):
-                self.rare[one] = one.help
-                one.help = argparse.SUPPRESS
+        for action in shown:
+            if common.isdisjoint(action.option_strings):
+                self.rare[action] = action.help
+                action.help = argparse.SUPPRESS
 
     def format_help(self) -> str:
         """The help; its last line says how to see all options."""
@@ -111,8 +111,8 @@ class _CommandParser(CommandLineParser):
 
     def show_all(self) -> None:
         """Have the help show all options."""
-        for one, text in self.rare.items():
-            one.help = text
+        for action, text in self.rare.items():
+            action.help = text
         self.rare.clear()
 
 

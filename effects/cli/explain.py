@@ -4,14 +4,14 @@ import argparse
 from typing import Final
 
 from minfer.effects.runs import explain_command as explain
-from minfer.effects.runs.explain_list import SHOWN
+from minfer.effects.runs.explain_list import MAX_LISTED
 
 DESCRIPTION: Final = (
     "Explain where the time of a recorded request went: what it waited for, how often it "
     "was preempted and for which request, how much of its prompt was cached, and how its "
-    f"drafts did. Without REQUEST, list the latest {SHOWN} requests of all runs, or all "
-    "with --json. Runs are recorded by --journal of serve, chat and generate. Needs no "
-    "model."
+    f"drafts did. Without REQUEST, list the latest {MAX_LISTED} requests of all runs, or "
+    "all with --json. Runs are recorded by --journal of serve, chat and generate. Needs "
+    "no model."
 )
 
 

@@ -18,9 +18,9 @@ from minfer.effects.cli.options import (
     structured_options,
 )
 from minfer.effects.cli.standard_streams import (
+    accept_any_text,
     print_message,
     show_stats,
-    take_any_text,
     write,
 )
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = llm_settings(options)
     search = _search(options)
-    take_any_text()
+    accept_any_text()
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
     if options.model is None and sys.stderr.isatty():
@@ -129,8 +129,8 @@ def run(options: argparse.Namespace) -> int:
         loading = time.monotonic() - started
         shown = prompt if echo else ""
         if search is not None:
-            (found,) = llm.beam_search(prompt, search, use_tqdm=False)
-            output, errors = _show(iter([found.request]), options.n, shown)
+            (result,) = llm.beam_search(prompt, search, use_tqdm=False)
+            output, errors = _show(iter([result.request]), options.n, shown)
         else:
             params = sampling_params(options, llm.setup.default_params)
             with contextlib.closing(llm.stream(prompt, params)) as stream:
@@ -166,12 +166,12 @@ def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
     )
 
 
-def _prompt(given: str | None) -> str:
+def _prompt(argument: str | None) -> str:
     """The text to continue. Raises ConfigError if standard input has none."""
-    if given is None:
+    if argument is None:
         return PROMPT
-    if given != STANDARD_INPUT:
-        return given
+    if argument != STANDARD_INPUT:
+        return argument
     if sys.stdin.isatty():
         print_message("reads the prompt from here; Ctrl-D on a line of its own ends it")
     text = sys.stdin.read()
@@ -203,8 +203,10 @@ def _show(
             if now in ended:
                 break
             output = next(stream)
-            for one in output.outputs:
-                waiting[one.index] += one.text
-                if one.finished():
-                    ended[one.index] = one
-    return output, [one.error for one in ended.values() if one.finish_reason == "error"]
+            for sample in output.outputs:
+                waiting[sample.index] += sample.text
+                if sample.finished():
+                    ended[sample.index] = sample
+    return output, [
+        sample.error for sample in ended.values() if sample.finish_reason == "error"
+    ]

@@ -112,9 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(run)
 
 
-def _command(given: Sequence[str]) -> str:
+def _command(arguments: Sequence[str]) -> str:
     """The first argument that is neither an option nor an option's value."""
-    words = iter(given)
+    words = iter(arguments)
     for word in words:
         if not word.startswith("-"):
             return word
@@ -125,7 +125,7 @@ def _command(given: Sequence[str]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    made = CommandLineParser(
+    command_line = CommandLineParser(
         prog="minfer",
         description="Run a language model. Without --model, the bundled one, a "
         "toy that shows that the engine works: try `minfer generate`.",
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
         "and --help-all names its rare options, too.",
     )
     version = f"minfer {minfer.__version__}"
-    made.add_argument("--version", action="version", version=version)
-    policies_option(made, default=None)
-    add_commands(made, COMMANDS)
-    return made
+    command_line.add_argument("--version", action="version", version=version)
+    policies_option(command_line, default=None)
+    add_commands(command_line, COMMANDS)
+    return command_line

@@ -47,7 +47,9 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     for setting in attrs.fields(EngineArgs):
         if setting.metadata:
             group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
-    refuse(group, {f"--{name.replace('_', '-')}": why for name, why in REMOVED.items()})
+    refuse(
+        group, {f"--{name.replace('_', '-')}": reason for name, reason in REMOVED.items()}
+    )
 
 
 def template_options(add: Callable[..., Any]) -> None:
@@ -78,8 +80,8 @@ def dry_run_option(parser: argparse.ArgumentParser) -> None:
 
 def sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the output's length and of sampling."""
-    parts = parser.add_argument_group("what to write")
-    add = parts.add_argument
+    group = parser.add_argument_group("what to write")
+    add = group.add_argument
     add(
         "--max-tokens",
         type=int,
@@ -88,7 +90,7 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         help="most tokens to write, from 1; 0: as many as fit (default: %(default)s)",
     )
     for name in ADVISED:
-        _row_option(parts, name)
+        _row_option(group, name)
     add(
         "--stop",
         action="append",
@@ -114,13 +116,13 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on when the model says that the text ends",
     )
-    _shape_options(parts)
+    _shape_options(group)
     add("--stats", action="store_true", help="write timings to standard error at the end")
 
 
-def _shape_options(parts: argparse._ArgumentGroup) -> None:
+def _shape_options(group: argparse._ArgumentGroup) -> None:
     """Add the options for single tokens and words."""
-    add = parts.add_argument
+    add = group.add_argument
     add(
         "--min-tokens",
         type=int,
@@ -159,15 +161,15 @@ def _logit_bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        why = f"{text!r} is not like 13=-5: a token id and what is added to its logit"
-        raise argparse.ArgumentTypeError(why) from None
+        message = f"{text!r} is not like 13=-5: a token id and what is added to its logit"
+        raise argparse.ArgumentTypeError(message) from None
 
 
-def _row_option(parts: argparse._ArgumentGroup, name: str) -> None:
+def _row_option(group: argparse._ArgumentGroup, name: str) -> None:
     """Add an option as the table of parameters describes it."""
     meaning = ROW_FIELDS[name]
     default = DEFAULTS.get(name, getattr(SamplingParams(), name))
-    parts.add_argument(
+    group.add_argument(
         f"--{name.replace('_', '-')}",
         type=int if meaning.word == "int32" else float,
         metavar=meaning.metavar,
@@ -188,8 +190,8 @@ def sampling_params(
             f"must be from 1, or 0 for as many as fit, not {options.max_tokens}",
         )
     params: dict[str, Any] = {**DEFAULTS, **advice}
-    given = {name: getattr(options, name, None) for name in _GIVEN}
-    params |= {name: value for name, value in given.items() if value is not None}
+    explicit = {name: getattr(options, name, None) for name in _GIVEN}
+    params |= {name: value for name, value in explicit.items() if value is not None}
     return SamplingParams(
         **params,
         max_tokens=options.max_tokens or None,

@@ -46,9 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the memory plan; returns the exit code."""
     setup = prepare(engine_args(options), limit=options.memory)
-    more = [("device", setup.device.name), *_ranks(setup.args.parallel)]
-    more += [*setup.described_tiers(), *_kernels(setup)]
-    print(describe(setup.memory, options.model or "bundled", more))
+    details = [("device", setup.device.name), *_ranks(setup.args.parallel)]
+    details += [*setup.described_tiers(), *_kernels(setup)]
+    print(describe(setup.memory, options.model or "bundled", details))
     return 0
 
 
@@ -56,12 +56,12 @@ def _ranks(parallel: Parallel) -> list[tuple[str, str]]:
     """The layout of several ranks; sizes are of each of them."""
     if parallel.ranks == 1:
         return []
-    parts = f"{parallel.tensor} ranks with a part of each matrix"
+    layout = f"{parallel.tensor} ranks with a part of each matrix"
     if parallel.by_expert:
-        parts += ", of mixtures with whole experts"
+        layout += ", of mixtures with whole experts"
     if parallel.pipeline > 1:
-        parts = f"{parallel.pipeline} stages of {parts}"
-    return [("ranks", parts), ("memory", "of one rank, of the largest stage")]
+        layout = f"{parallel.pipeline} stages of {layout}"
+    return [("ranks", layout), ("memory", "of one rank, of the largest stage")]
 
 
 def _kernels(setup: Setup) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
     """Add `--policies`."""
     parser.add_argument(
         "--policies",
-        type=know_policies,
+        type=register_policies,
         metavar="MODULE",
         default=default,
         help="a Python module with scheduling policies of your own, found as if it were "
@@ -29,7 +29,7 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
     )
 
 
-def know_policies(module: str) -> str:
+def register_policies(module: str) -> str:
     """Register a module's classes by their names; returns the module's name.
 
     Raises ArgumentTypeError if it cannot be imported, or has a class with the name of one
@@ -37,19 +37,19 @@ def know_policies(module: str) -> str:
     """
     sys.path.append(os.getcwd())
     try:
-        found = vars(import_module(module))
+        members = vars(import_module(module))
     except Exception as error:  # any error of the import
         raise argparse.ArgumentTypeError(
             f"{module} cannot be imported: {error!r}"
         ) from None
-    for one in found.values():
-        if isinstance(one, type) and attrs.has(one):
-            _know(one, module)
+    for member in members.values():
+        if isinstance(member, type) and attrs.has(member):
+            _register(member, module)
     return module
 
 
-def _know(one: type, module: str) -> None:
-    kind: Any = attrs.resolve_types(one)
+def _register(policy_class: type, module: str) -> None:
+    kind: Any = attrs.resolve_types(policy_class)
     name = kind.__name__
     if RECORDS.setdefault(name, kind) is not kind:
         raise argparse.ArgumentTypeError(

@@ -161,18 +161,18 @@ def _bound_options(add: Callable[..., Any]) -> None:
         "context of the servers, at least 4M)",
     )
     preparers_option(add)
-    for name, default, what in (
+    for name, default, meaning in (
         ("max-waiting", 1024, "most requests that wait for a server, for fair shares"),
         ("max-connections", 4096, "most connections of clients at once"),
     ):
-        text = f"{what} (default: %(default)s)"
+        text = f"{meaning} (default: %(default)s)"
         add(f"--{name}", type=int, default=default, metavar="N", help=text)
-    for name, seconds, what in (
+    for name, seconds, meaning in (
         ("header-timeout", 10.0, "that a request's head may take to come"),
         ("backend-timeout", 600.0, "that a server may take to its next bytes"),
         ("shutdown-timeout", 30.0, "that requests have to end after a SIGTERM"),
     ):
-        text = f"seconds {what} (default: %(default)g)"
+        text = f"seconds {meaning} (default: %(default)g)"
         add(f"--{name}", type=float, default=seconds, metavar="SECONDS", help=text)
 
 

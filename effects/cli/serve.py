@@ -55,9 +55,9 @@ COMMON: Final = (
     "--journal",
     "--dry-run",
 )
-LINES_PER_SEAT: Final = 16  # waiting samples for each of --max-num-seqs
+WAITING_PER_SEQ: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
-PREPARERS: Final = 4  # at most, by default
+MAX_PREPARERS: Final = 4  # at most, by default
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +105,7 @@ def _address_options(add: Callable[..., Any]) -> None:
 
 def parser_options(add: Callable[..., Any]) -> None:
     """Add the formats of tool calls and reasoning."""
-    for name, formats, what in (
+    for name, formats, meaning in (
         ("--tool-call-parser", TOOLS, "calls of tools"),
         ("--reasoning-parser", REASONING, "reasoning"),
     ):
@@ -113,7 +113,7 @@ def parser_options(add: Callable[..., Any]) -> None:
             name,
             default=AUTO,
             choices=(AUTO, NONE, *formats),
-            help=f"how the model writes {what} (default: %(default)s, what its chat "
+            help=f"how the model writes {meaning} (default: %(default)s, what its chat "
             "template shows; none: they stay text)",
         )
     add(
@@ -161,7 +161,7 @@ def _process_options(add: Callable[..., Any]) -> None:
         "them; each node needs minfer and the model (extra ray; the cluster: that of "
         "RAY_ADDRESS, or one on this machine; default: all run here)",
     )
-    for name, what in (
+    for name, meaning in (
         ("prefill", "compute prompts, and send their KV"),
         ("decode", "get it, and decode"),
     ):
@@ -170,7 +170,7 @@ def _process_options(add: Callable[..., Any]) -> None:
             type=int,
             default=0,
             metavar="N",
-            help=f"engines that {what}, as --replicas that do both (default: none)",
+            help=f"engines that {meaning}, as --replicas that do both (default: none)",
         )
     add(
         "--prefill-tensor-parallel-size",
@@ -179,7 +179,7 @@ def _process_options(add: Callable[..., Any]) -> None:
         help="ranks of each engine that computes prompts (default: "
         "--tensor-parallel-size, which is that of engines that decode)",
     )
-    for name, what in (
+    for name, meaning in (
         ("listen", "only compute prompts, for servers on other machines that dial it"),
         ("at", "an engine there computes prompts; may be given several times"),
     ):
@@ -188,7 +188,7 @@ def _process_options(add: Callable[..., Any]) -> None:
             action="append" if name == "at" else "store",
             default=[] if name == "at" else None,
             metavar="HOST:PORT",
-            help=f"{what} (needs --cache-secret; default: none)",
+            help=f"{meaning} (needs --cache-secret; default: none)",
         )
     add(
         "--kv-listen",
@@ -267,12 +267,12 @@ def _web_options(add: Callable[..., Any]) -> None:
 
 def tls_options(add: Callable[..., Any]) -> None:
     """Add the options of HTTPS."""
-    for name, what in (
+    for name, meaning in (
         ("certfile", "certificate, and those between it and its root: speak HTTPS"),
         ("keyfile", "its key (default: in the same file)"),
         ("ca-certs", "certificates of who signs clients': only theirs are let in"),
     ):
-        add(f"--ssl-{name}", default="", metavar="FILE", help=f"PEM: {what}")
+        add(f"--ssl-{name}", default="", metavar="FILE", help=f"PEM: {meaning}")
     add(
         "--ssl-keyfile-password",
         default=os.environ.get("MINFER_SSL_KEYFILE_PASSWORD", ""),
@@ -317,7 +317,7 @@ def _bound_options(add: Callable[..., Any]) -> None:
         type=int,
         metavar="N",
         help="answer 503 to a request that comes while N samples wait (default: "
-        f"{LINES_PER_SEAT} times --max-num-seqs)",
+        f"{WAITING_PER_SEQ} times --max-num-seqs)",
     )
     add(
         "--max-connections",
@@ -334,7 +334,7 @@ def preparers_option(add: Callable[..., Any]) -> None:
     add(
         "--preparers",
         type=int,
-        default=min(PREPARERS, max(2, (os.cpu_count() or 1) // 2)),
+        default=min(MAX_PREPARERS, max(2, (os.cpu_count() or 1) // 2)),
         metavar="N",
         help="processes that read and tokenize large requests; 0: threads of the server "
         "(default: %(default)s here)",
@@ -342,7 +342,7 @@ def preparers_option(add: Callable[..., Any]) -> None:
 
 
 def _time_options(add: Callable[..., Any]) -> None:
-    for name, default, what in (
+    for name, default, meaning in (
         ("header-timeout", 10.0, "that a request's head may take to come"),
         ("body-timeout", 60.0, "that its body may take to come"),
         ("request-timeout", None, "that an answer may take; what is there by then is it"),
@@ -352,7 +352,7 @@ def _time_options(add: Callable[..., Any]) -> None:
             type=float,
             default=default,
             metavar="SECONDS",
-            help=f"seconds {what} (default: {default or 'any'})",
+            help=f"seconds {meaning} (default: {default or 'any'})",
         )
     add(
         "--enforce-deadlines",
@@ -379,8 +379,8 @@ def complete(options: argparse.Namespace) -> None:
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:
-        seats = options.max_num_seqs or EngineArgs().max_num_seqs
-        options.max_waiting = LINES_PER_SEAT * seats
+        max_num_seqs = options.max_num_seqs or EngineArgs().max_num_seqs
+        options.max_waiting = WAITING_PER_SEQ * max_num_seqs
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
 

@@ -12,7 +12,7 @@ from typing import Final
 from minfer.effects.text.outputs import RequestOutput
 
 # Control characters and what stands for them: C0 but tab and newline, DEL, C1.
-_SHOWN: Final = {
+_VISIBLE: Final = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"},
     127: 0x2421,
     **dict.fromkeys(range(128, 160), 0xFFFD),
@@ -21,7 +21,7 @@ _SHOWN: Final = {
 
 def write(text: str) -> None:
     """Write a piece of the model's text."""
-    sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
+    sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -30,7 +30,7 @@ def print_message(text: str) -> None:
     print(f"minfer: {text}", file=sys.stderr, flush=True)
 
 
-def take_any_text() -> None:
+def accept_any_text() -> None:
     """Have no text end the program.
 
     Neither a terminal that is not Unicode nor input that is not UTF-8 does: errors of the

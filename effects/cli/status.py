@@ -27,8 +27,8 @@ DESCRIPTION: Final = (
 )
 UNREADY: Final = 1  # the exit code
 _URL: Final = "http://127.0.0.1:8000"
-_PATIENCE: Final = 10.0  # seconds for all answers together
-_LONGEST: Final = 2**20  # bytes, at most, that are read of an answer
+_TIMEOUT_SECONDS: Final = 10.0  # seconds for all answers together
+_MAX_ANSWER_BYTES: Final = 2**20  # bytes, at most, that are read of an answer
 _REFUSED: Final = (401, 403)
 _READY: Final = "ready"
 _COLUMNS: Final = {  # titles, and the names of what is below them
@@ -72,10 +72,10 @@ def run(options: argparse.Namespace) -> int:
             "the API key (--api-key, or MINFER_API_KEY) has a line break or another "
             "character that no key has"
         )
-    server = _Server(_base(options.url), key)
-    found = _status_in_time(server)
-    print("\n".join(_lines(server.base, found)))
-    return 0 if found["status"] == _READY else UNREADY
+    server = _Server(_address(options.url), key)
+    status = _status_in_time(server)
+    print("\n".join(_lines(server.base, status)))
+    return 0 if status["status"] == _READY else UNREADY
 
 
 @frozen
@@ -96,9 +96,9 @@ class _Server:
                 "with --api-key or MINFER_API_KEY"
             )
         try:
-            found = json.loads(body)
-            if isinstance(found, dict) and isinstance(found["status"], str):
-                return found
+            answer = json.loads(body)
+            if isinstance(answer, dict) and isinstance(answer["status"], str):
+                return answer
         except (ValueError, KeyError, RecursionError):
             pass
         raise ConfigError(
@@ -110,30 +110,32 @@ class _Server:
         """GET `path`; returns the HTTP status and the body. Raises ConfigError."""
         head = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            request = Request(self.base + path, headers=head)  # noqa: S310 - see `_base`
+            request = Request(self.base + path, headers=head)  # noqa: S310 - see `_address`
             try:
-                answer = build_opener(_NoRedirects).open(request, timeout=_PATIENCE)
+                answer = build_opener(_NoRedirects).open(
+                    request, timeout=_TIMEOUT_SECONDS
+                )
             except HTTPError as error:  # a status of 300 or more
                 answer = error
             with answer:
-                return answer.status, answer.read(_LONGEST)
+                return answer.status, answer.read(_MAX_ANSWER_BYTES)
         except (OSError, HTTPException, ValueError) as error:
-            why = error.reason if isinstance(error, URLError) else error
-            text = _word(why) or type(error).__name__  # may have text of the server
+            cause = error.reason if isinstance(error, URLError) else error
+            text = _word(cause) or type(error).__name__  # may have text of the server
             raise self.error(text) from None
 
-    def error(self, why: str) -> ConfigError:
+    def error(self, reason: str) -> ConfigError:
         """The error for a server that cannot be asked."""
         return ConfigError(
-            f"{self.base} cannot be asked: {why}; is a server running there? "
+            f"{self.base} cannot be asked: {reason}; is a server running there? "
             "minfer serve starts one"
         )
 
 
 def _status_in_time(server: _Server) -> dict[str, Any]:
     """Ask a server or router for its status. Raises ConfigError, also if all answers
-    together take longer than _PATIENCE: a socket's timeout is for each read, and a server
-    may send a byte now and then for ever.
+    together take longer than _TIMEOUT_SECONDS: a socket's timeout is for each read, and a
+    server may send a byte now and then for ever.
     """
     status = Future[dict[str, Any]]()
 
@@ -145,17 +147,18 @@ def _status_in_time(server: _Server) -> dict[str, Any]:
 
     threading.Thread(target=ask, daemon=True).start()
     try:
-        return status.result(_PATIENCE)
+        return status.result(_TIMEOUT_SECONDS)
     except TimeoutError:
-        raise server.error(f"it did not answer within {_PATIENCE:g} s") from None
+        raise server.error(f"it did not answer within {_TIMEOUT_SECONDS:g} s") from None
 
 
 def _status_of(server: _Server) -> dict[str, Any]:
     """The status of a server or router. Raises ConfigError."""
-    found = server.ask("/ready")
-    if "version" in found:
-        return found
-    return {**found, **_of_router(server)}  # or of a server that still loads its model
+    status = server.ask("/ready")
+    if "version" in status:
+        return status
+    # It may also be a server that still loads its model.
+    return {**status, **_router_status(server)}
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -165,21 +168,23 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _base(url: str) -> str:
+def _address(url: str) -> str:
     """The address of a server, without /v1. Raises ConfigError."""
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        whole = parts.scheme in ("http", "https") and parts.hostname is not None
-        bare = not parts.query and not parts.fragment
-        fine = whole and bare and parts.port != 0  # raises ValueError for an invalid one
+        address = urlsplit(url if "://" in url else f"http://{url}")
+        is_http = address.scheme in ("http", "https") and address.hostname is not None
+        bare = not address.query and not address.fragment
+        fine = (
+            is_http and bare and address.port != 0
+        )  # raises ValueError for an invalid one
     except ValueError:
         fine = False
     if not fine:
         raise ConfigError(f"{url!r} is no address of a server; it is as in {_URL}")
-    return parts.geturl().rstrip("/").removesuffix("/v1")
+    return address.geturl().rstrip("/").removesuffix("/v1")
 
 
-def _of_router(server: _Server) -> Mapping[str, Any]:
+def _router_status(server: _Server) -> Mapping[str, Any]:
     """A router's figures, under the names that a server has; empty if it is no router.
     Raises ConfigError.
     """
@@ -187,44 +192,46 @@ def _of_router(server: _Server) -> Mapping[str, Any]:
     if status in _REFUSED:
         server.ask("/router")  # raises: the key is missing or wrong
     try:
-        found = json.loads(body)
+        router = json.loads(body)
         backends = [
             {
                 "replica": number,
-                "machine": one["url"],
-                "status": one["health"],
-                "running": one["requests"],
+                "machine": backend["url"],
+                "status": backend["health"],
+                "running": backend["requests"],
             }
-            for number, one in enumerate(found["backends"])
+            for number, backend in enumerate(router["backends"])
         ]
         return {
-            "model": f"router, policy {found['policy']}",
-            "running": sum(one["running"] for one in backends),
-            "waiting": found["waiting"],
+            "model": f"router, policy {router['policy']}",
+            "running": sum(backend["running"] for backend in backends),
+            "waiting": router["waiting"],
             "replicas": backends,
         }
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return {}
 
 
-def _lines(base: str, found: Mapping[str, Any]) -> Iterator[str]:
-    what = [_word(found["model"])] if "model" in found else []
-    what += [f"minfer {_word(found['version'])}"] if "version" in found else []
-    ready = found["status"] == _READY
-    state = _READY if ready else f"not ready: {_word(found['status'])}"
-    more = f" ({_word(found['ready'])})" if "ready" in found else ""
-    yield f"{', '.join([base, *what])}: {state}{more}"
-    if "running" in found:
-        yield f"{_word(found['running'])} running, {_cell(found.get('waiting'))} waiting"
-    each = found.get("replicas")
-    if isinstance(each, list) and each:
-        yield from _table(one for one in each if isinstance(one, dict))
+def _lines(base: str, status: Mapping[str, Any]) -> Iterator[str]:
+    names = [_word(status["model"])] if "model" in status else []
+    names += [f"minfer {_word(status['version'])}"] if "version" in status else []
+    ready = status["status"] == _READY
+    state = _READY if ready else f"not ready: {_word(status['status'])}"
+    detail = f" ({_word(status['ready'])})" if "ready" in status else ""
+    yield f"{', '.join([base, *names])}: {state}{detail}"
+    if "running" in status:
+        waiting = _cell(status.get("waiting"))
+        yield f"{_word(status['running'])} running, {waiting} waiting"
+    replicas = status.get("replicas")
+    if isinstance(replicas, list) and replicas:
+        yield from _table(replica for replica in replicas if isinstance(replica, dict))
 
 
-def _table(each: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _table(replicas: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True))]
     rows += [
-        {title: _cell(one.get(name)) for title, name in _COLUMNS.items()} for one in each
+        {title: _cell(replica.get(name)) for title, name in _COLUMNS.items()}
+        for replica in replicas
     ]
     widths = {title: max(len(row[title]) for row in rows) for title in _COLUMNS}
     for row in rows:

@@ -71,13 +71,13 @@ class Talk:
             answer = self._stream(self.llm.render(self.history))
         except (RequestError, ChatTemplateError) as error:
             self.failures += 1
-            print_message(_FULL if self._full(error) else str(error))
+            print_message(_FULL if self._is_context_full(error) else str(error))
         if answer:
             self.history.append({"role": "assistant", "content": answer})
         else:
             self.history.pop()  # many templates require alternating roles
 
-    def _full(self, error: RequestError | ChatTemplateError) -> bool:
+    def _is_context_full(self, error: RequestError | ChatTemplateError) -> bool:
         """Whether a message that failed would fit into a new conversation."""
         if not isinstance(error, TooLongError):
             return False

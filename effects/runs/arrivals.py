@@ -15,11 +15,11 @@ from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.simulation.fork import rekeyed
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
 from minfer.values.checks import ConfigError
 
-LONGEST: Final = 10_000_000  # tokens: a longer prompt or output is a mistake
+MAX_TOKENS: Final = 10_000_000  # tokens: a longer prompt or output is a mistake
 
 
 class TraceError(ConfigError):
@@ -35,18 +35,20 @@ class TraceRow:
     output: int  # tokens
     # each stands for `span` tokens and all before, the last for the rest
     ids: tuple[int, ...]
-    span: int = LONGEST
+    span: int = MAX_TOKENS
 
-    def request(self, name: str, block_size: int, **more: Any) -> Request:
+    def request(self, name: str, block_size: int, **fields: Any) -> Request:
         """The request; token ids and content keys are derived from `ids`: nothing is
         hashed.
         """
         ids, span, top = self.ids, self.span, len(self.ids) - 1
-        prompt = tuple([one for one in ids[:-1] for _ in range(span)])
+        prompt = tuple([span_id for span_id in ids[:-1] for _ in range(span)])
         prompt += (ids[-1],) * (self.prompt - len(prompt))
         ends = range(block_size, self.prompt + 1, block_size)
         keys = tuple([b"%d %d" % (ids[min((end - 1) // span, top)], end) for end in ends])
-        return Request(id=name, prompt=prompt, max_tokens=self.output, keys=keys, **more)
+        return Request(
+            id=name, prompt=prompt, max_tokens=self.output, keys=keys, **fields
+        )
 
 
 @frozen
@@ -58,13 +60,13 @@ class ArrivalTrace:
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
     lengths: dict[SampleId, int] = field(factory=dict)
-    drafts: Recorded | None = None  # the journal's results of drafts
+    drafts: RecordedDrafts | None = None  # the journal's results of drafts
 
     @property
     def sizes(self) -> list[int]:
         """The tokens of each request, prompt and output."""
-        requests = (what for _, what in self.events if isinstance(what, Request))
-        sizes = [len(one.prompt) + one.max_tokens for one in requests]
+        requests = (event for _, event in self.events if isinstance(event, Request))
+        sizes = [len(request.prompt) + request.max_tokens for request in requests]
         return sizes or [row.prompt + row.output for row in self.rows]
 
     def arrivals(
@@ -80,16 +82,16 @@ class ArrivalTrace:
         # A simulation has no secrets.
         rng = Random(mix)  # noqa: S311
         for number, row in enumerate(self.rows):
-            more = {} if mix is None else _draw_fields(rng)
-            yield row.time / speed, row.request(str(number), block_size, **more)
+            fields = {} if mix is None else _draw_fields(rng)
+            yield row.time / speed, row.request(str(number), block_size, **fields)
         if self.config is not None:
             self._check_blocks(self.config, block_size)
-        was = block_size if self.config is None else self.config.block_size
-        for time, what in self.events:
-            if was != block_size and isinstance(what, Request):
-                yield time / speed, rekeyed(what, was, block_size)
+        recorded_size = block_size if self.config is None else self.config.block_size
+        for time, event in self.events:
+            if recorded_size != block_size and isinstance(event, Request):
+                yield time / speed, rekeyed(event, recorded_size, block_size)
             else:
-                yield time / speed, what
+                yield time / speed, event
 
     def _check_blocks(self, config: EngineConfig, block_size: int) -> None:
         """Raise TraceError if a journal does not show which such blocks are equal."""

@@ -10,12 +10,12 @@ from attrs import astuple, frozen
 from minfer.journal.codec import CodecError, dump, load
 from minfer.records.messages import Executed
 from minfer.records.state import Turn
-from minfer.simulation.cost import CostModel, StepWork, drafts_of, work
+from minfer.simulation.cost import CostModel, StepWork, drafts_of, work_of
 from minfer.values.checks import ConfigError
 
-PART: Final = 64  # successive steps that are fitted, or held out, together
-FEWEST: Final = 4 * PART  # steps from which a model is fitted
-SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
+STEPS_PER_FOLD: Final = 64  # successive steps that are fitted, or held out, together
+MIN_STEPS: Final = 4 * STEPS_PER_FOLD  # steps from which a model is fitted
+MIN_STEPS_PER_BUCKET: Final = 20  # a graph bucket with fewer has no cost of its own
 H200: Final = CostModel(
     name="a 7B model on one H200, roughly (built in)",
     decode=((1, 4e-3),),
@@ -46,7 +46,7 @@ def measured_steps(turns: Iterable[Turn]) -> Iterator[MeasuredStep]:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
                 rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
-                yield MeasuredStep(took, rows, work(plan))
+                yield MeasuredStep(took, rows, work_of(plan))
 
 
 def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[str, Any]]:
@@ -57,25 +57,25 @@ def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[st
     """
     import numpy as np  # takes a while, and is needed here only
 
-    every = [*measured]
-    if len(every) < FEWEST:
+    steps = [*measured]
+    if len(steps) < MIN_STEPS:
         raise ConfigError(
-            f"{name}: {len(every)} steps are too few to fit; {FEWEST} are needed"
+            f"{name}: {len(steps)} steps are too few to fit; {MIN_STEPS} are needed"
         )
-    took = np.array([one.seconds for one in every], float)
-    rows = np.array([one.rows for one in every], float)
-    inputs = np.array([one.work.inputs for one in every], float)
+    took = np.array([step.seconds for step in steps], float)
+    rows = np.array([step.rows for step in steps], float)
+    inputs = np.array([step.work.prefill_tokens for step in steps], float)
     tops = _buckets(rows)
     launch, captured = _launch(took, rows, inputs)
     eager = (inputs > captured) & (launch > 0)
-    design = _design(every, tops, eager)
+    design = _design(steps, tops, eager)
     # While the host launches, it does not notice that the step before has ended: that one
     # seems to take longer, and the next less. Their sum is known.
     first = np.flatnonzero(~eager | (np.arange(len(took)) == 0))
     took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
     took, design = took[took > 0], design[took > 0]  # two may have ended in one turn
     off = _held_out_error(took, design)
-    *decode, mixed, own, token, own_token, row, chunk, read, pair, draft = map(
+    *decode, mixed, eager_step, token, eager_token, row, chunk, read, pair, draft = map(
         float, _solve(design, took)
     )
     model = CostModel(
@@ -93,34 +93,36 @@ def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[st
         draft=draft,
         launch=launch,
         captured=captured,
-        eager=own,
-        eager_token=own_token,
+        eager=eager_step,
+        eager_token=eager_token,
     )
     return model, {"held_out_error": off}
 
 
 def _buckets(rows: Any) -> list[int]:
-    """The sizes of graphs for forwards of so many rows: powers of two."""
+    """The sizes of graphs for forwards of these numbers of rows: powers of two."""
     import numpy as np
 
     tops = [1 << k for k in range(24)]
-    return [n for n in tops if np.sum((rows > n / 2) & (rows <= n)) >= SEEN] or [1]
+    return [
+        n for n in tops if np.sum((rows > n / 2) & (rows <= n)) >= MIN_STEPS_PER_BUCKET
+    ] or [1]
 
 
-def _design(every: list[MeasuredStep], tops: list[int], eager: Any) -> Any:
+def _design(steps: list[MeasuredStep], tops: list[int], eager: Any) -> Any:
     """The matrix of each step's work, one column for each coefficient: forwards by
     bucket, with prefill tokens, and launched by operations; prefill tokens, in steps with
     a graph and without; and the rest of `StepWork`.
     """
     import numpy as np
 
-    rows = np.array([one.rows for one in every], float)
-    done = np.array([astuple(one.work) for one in every], float)
+    rows = np.array([step.rows for step in steps], float)
+    work_columns = np.array([astuple(step.work) for step in steps], float)
     bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
     bases = [(rows > 0) & (bucket == k) for k in range(len(tops))]
     bases += [(rows == 0) & ~eager, eager]
-    inputs = done[:, 0]
-    split = np.column_stack((inputs * ~eager, inputs * eager, done[:, 1:]))
+    inputs = work_columns[:, 0]
+    split = np.column_stack((inputs * ~eager, inputs * eager, work_columns[:, 1:]))
     return np.column_stack([*bases, split])
 
 
@@ -130,18 +132,18 @@ def _held_out_error(took: Any, design: Any) -> dict[str, Any]:
     """
     import numpy as np
 
-    held = np.arange(len(took)) // PART % 2 == 1
-    predicted = design[held] @ _solve(design[~held], took[~held])
+    held_out = np.arange(len(took)) // STEPS_PER_FOLD % 2 == 1
+    predicted = design[held_out] @ _solve(design[~held_out], took[~held_out])
     return {
         "steps": len(took),
-        "total": float(predicted.sum() / took[held].sum() - 1),
-        "step": float(np.median(np.abs(predicted / took[held] - 1))),
+        "total": float(predicted.sum() / took[held_out].sum() - 1),
+        "step": float(np.median(np.abs(predicted / took[held_out] - 1))),
     }
 
 
 def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
-    """The host's time to launch a step with more than so many prefill tokens, if there is
-    such a time.
+    """The host's time to launch a step with more than the returned number of prefill
+    tokens, if there is such a time.
 
     Then a step without prefill tokens seems to take that long, if such a step comes next.
     """
@@ -150,17 +152,17 @@ def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
     pairs = (rows[:-1] > 0) & (inputs[1:] > 0)
     seems, follows = took[:-1][pairs], inputs[1:][pairs]
     usual = np.median(took[rows > 0]) if rows.any() else 0.0
-    found = (0.0, 0)
-    least = np.abs(seems - usual).sum()
+    best = (0.0, 0)
+    smallest_error = np.abs(seems - usual).sum()
     for captured in np.unique([0, *follows])[:: 1 + len(follows) // 64]:
         late = follows > captured
-        launch = np.median(seems[late]) if late.sum() >= SEEN else 0.0
+        launch = np.median(seems[late]) if late.sum() >= MIN_STEPS_PER_BUCKET else 0.0
         off = np.abs(seems - np.where(late, launch, usual)).sum()
-        clearly = (0.95 if found[0] else 1) * least  # not by chance
+        clearly = (0.95 if best[0] else 1) * smallest_error  # not by chance
         if launch > 2 * usual and off < clearly:
-            found = (float(launch), int(captured))
-            least = off
-    return found
+            best = (float(launch), int(captured))
+            smallest_error = off
+    return best
 
 
 def _solve(design: Any, took: Any) -> Any:
@@ -174,25 +176,29 @@ def _solve(design: Any, took: Any) -> Any:
 
     scale = np.maximum(np.sqrt((design**2).mean(0)), 1e-30)
     x = design / scale
-    found = np.zeros(design.shape[1])
+    coefficients = np.zeros(design.shape[1])
     weights = 1 / took
     for _ in range(20):
         weighed = x * weights[:, None]
         gram, right = weighed.T @ weighed, weighed.T @ (took * weights)
         for j in np.tile(np.flatnonzero(gram.diagonal()), 500):  # one after the other
-            found[j] = max(0.0, found[j] + (right[j] - gram[j] @ found) / gram[j, j])
-        predicted = np.maximum(x @ found, 1e-9)
+            coefficients[j] = max(
+                0.0, coefficients[j] + (right[j] - gram[j] @ coefficients) / gram[j, j]
+            )
+        predicted = np.maximum(x @ coefficients, 1e-9)
         off = np.abs(took / predicted - 1)
         weights = (
             np.sqrt(np.minimum(1, 2 * np.median(off) / np.maximum(off, 1e-9))) / predicted
         )
-    return found / scale * (np.minimum(took, 1.5 * predicted).sum() / predicted.sum())
+    return (
+        coefficients / scale * (np.minimum(took, 1.5 * predicted).sum() / predicted.sum())
+    )
 
 
-def write_cost(path: Path, model: CostModel, about: dict[str, Any]) -> None:
+def write_cost(path: Path, model: CostModel, origin: dict[str, Any]) -> None:
     """Store a cost model as JSON, with its origin."""
     path.write_text(
-        json.dumps({"model": dump(model), "about": about}, indent=1) + "\n", "utf-8"
+        json.dumps({"model": dump(model), "about": origin}, indent=1) + "\n", "utf-8"
     )
 
 
@@ -209,6 +215,6 @@ def read_cost(path: Path) -> CostModel:
         TypeError,
         RecursionError,
     ) as error:
-        what = f"{path}: this is no cost model, as --save-cost writes: {error}"
-        raise ConfigError(what) from None
+        message = f"{path}: this is no cost model, as --save-cost writes: {error}"
+        raise ConfigError(message) from None
     return model

@@ -17,23 +17,23 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.analysis.explain import Explanation, explain_each, unknown_request
-from minfer.analysis.lives import Gap, Life, Spent, Where
-from minfer.analysis.prefixes import Prefix
+from minfer.analysis.lives import Gap, Life, Phase, TimeSpent
+from minfer.analysis.prefixes import PrefixComparison
 from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
-    named_by,
+    names_matching,
     request_of,
     resumption_of,
-    searches_named,
+    searches_matching,
 )
 from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_routing import (
     place_lines,
+    place_of,
     routing_lines,
     routing_of,
-    where_of,
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
@@ -123,21 +123,23 @@ def explain(options: argparse.Namespace) -> int:
         return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
     runs = all_runs_in(options.file)
-    each, code = read_each(runs, partial(_explain_in, name=name))
-    found = [one for requests in each for one in requests]
-    found.sort(key=lambda one: resumption_of(one["id"]))
-    ids = {request_of(one["id"]) for one in found} or {name}
+    explanations_by_run, code = read_each(runs, partial(_explain_in, name=name))
+    explanations = [
+        explanation for requests in explanations_by_run for explanation in requests
+    ]
+    explanations.sort(key=lambda explanation: resumption_of(explanation["id"]))
+    ids = {request_of(explanation["id"]) for explanation in explanations} or {name}
     routing = routing_of(options.file, ids)
-    if not (found or routing):
-        raise _unknown(options.file, runs, name)
+    if not (explanations or routing):
+        raise _unknown_request(options.file, runs, name)
     if options.json:
-        first, *others = found or [{}]
-        print(json.dumps({**first, "others": others, "routing": routing}))
+        first, *other_explanations = explanations or [{}]
+        print(json.dumps({**first, "others": other_explanations, "routing": routing}))
     else:
-        parts = [routing_lines(routing, found), *map(_render, found)]
-        print("\n\n".join(filter(None, ("\n".join(part) for part in parts))))
-    if not found:
-        replicas = " and ".join(sorted({one["replica"] for one in routing}))
+        sections = [routing_lines(routing, explanations), *map(_render, explanations)]
+        print("\n\n".join(filter(None, ("\n".join(section) for section in sections))))
+    if not explanations:
+        replicas = " and ".join(sorted({decision["replica"] for decision in routing}))
         raise JournalError(
             f"{options.file}: no engine's journal here has {name!r}: that of replica "
             f"{replicas} is missing or cut short, or the request ended before "
@@ -146,12 +148,12 @@ def explain(options: argparse.Namespace) -> int:
     return code
 
 
-def _unknown(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
+def _unknown_request(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
     """The error for a request that is in no journal of a folder."""
     ids = list[str]()
     for run in runs:
         with suppress(JournalError):  # it has been printed
-            ids += run.open().asked()
+            ids += run.open().request_ids()
     error = unknown_request(name, ids)
     return JournalError(f"{path}: {error}; minfer explain {path} lists all")
 
@@ -163,10 +165,10 @@ def _list_requests(options: argparse.Namespace) -> int:
         journal = run.open()
         return list_requests(journal.turns(), run.name, machine_of(journal))
 
-    found, code = read_each(all_runs_in(options.file), find)
-    every = [one for requests in found for one in requests]
-    shown = lines(every, str(options.file))
-    print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+    listed_by_run, code = read_each(all_runs_in(options.file), find)
+    listed = [request for requests in listed_by_run for request in requests]
+    shown = lines(listed, str(options.file))
+    print(json.dumps(listed_figures(listed)) if options.json else "\n".join(shown))
     return code
 
 
@@ -177,65 +179,70 @@ def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
     if not run.contains(answer_of(name)):
         return []
     journal = run.open()
-    found = _requests_in(journal, name)
-    if not found:
-        journal.asked(whole=True)  # raises if it is where the file is damaged
-    return [{**one, **where_of(run, journal)} for one in found]
+    explanations = _requests_in(journal, name)
+    if not explanations:
+        journal.request_ids(strict=True)  # raises if it is where the file is damaged
+    return [{**explanation, **place_of(run, journal)} for explanation in explanations]
 
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
-    ids = [*journal.asked()]
-    searches = [] if name in ids else searches_named(name, ids)
+    ids = [*journal.request_ids()]
+    searches = [] if name in ids else searches_matching(name, ids)
     if searches:
-        return [search_figures(journal.turns(), one) for one in searches]
-    names = named_by(name, ids)
-    every = explain_each(journal.config, journal.turns(), names) if names else ()
-    return [figures(journal.config, one) for one in every]
+        return [search_figures(journal.turns(), search) for search in searches]
+    names = names_matching(name, ids)
+    explanations = explain_each(journal.config, journal.turns(), names) if names else ()
+    return [figures(journal.config, explanation) for explanation in explanations]
 
 
-def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
+def figures(config: EngineConfig, explanation: Explanation) -> dict[str, Any]:
     """An explanation as JSON values. Times are in seconds, lengths in tokens."""
-    lives = sorted(one.lives, key=lambda life: life.id)
+    lives = sorted(explanation.lives, key=lambda life: life.id)
     return {
-        "id": one.request.id,
-        "prompt": len(one.request.prompt),
+        "id": explanation.request.id,
+        "prompt": len(explanation.request.prompt),
         "samples": [_sample(life) for life in lives],
-        "max_tokens": one.request.max_tokens,
-        "prefix": None if one.prefix is None else _prefix(config, one.prefix),
+        "max_tokens": explanation.request.max_tokens,
+        "prefix": None
+        if explanation.prefix is None
+        else _prefix(config, explanation.prefix),
     }
 
 
-def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
+def _prefix(config: EngineConfig, prefix: PrefixComparison) -> dict[str, Any]:
     """The cached prefix of sample 0, and what it would be with other block sizes."""
-    size, most = config.block_size, it.known - 1
+    size, max_hit = config.block_size, prefix.known - 1
     # Without token ids, prefixes are known by whole blocks only.
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
     # What was loaded may have been computed before the run, or elsewhere.
-    reachable = min(max(it.computed, it.hit), most)
-    would = {each: reachable // each * each for each in sorted({*sizes, size})}
+    reachable = min(max(prefix.computed, prefix.hit), max_hit)
+    would = {
+        block_size: reachable // block_size * block_size
+        for block_size in sorted({*sizes, size})
+    }
     windowed = any(group.window for group in config.groups)
-    why = _cause_of_miss(it, size, windowed=windowed)
+    cause = _cause_of_miss(prefix, size, windowed=windowed)
     return {
         "sample": 0,
-        **asdict(it),
-        "block": it.hit // size,
-        "why": why,
+        **asdict(prefix),
+        "block": prefix.hit // size,
+        "why": cause,
         "would": would,
     }
 
 
-def _cause_of_miss(it: Prefix, size: int, *, windowed: bool) -> str:
+def _cause_of_miss(prefix: PrefixComparison, size: int, *, windowed: bool) -> str:
     """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
-    end = it.hit + size
-    if end > it.known - 1:
+    end = prefix.hit + size
+    if end > prefix.known - 1:
         return ""
-    if it.missed is not None:
+    if prefix.missed is not None:
         return "window"
-    if it.cached >= end:  # not all that leaves a window was published
+    if prefix.cached >= end:  # not all that leaves a window was published
         return "passed" if windowed else "evicted"
-    if it.shared >= end:
+    if prefix.shared >= end:
         return "pending"
-    return "differs" if it.shared > it.hit else "new"
+    return "differs" if prefix.shared > prefix.hit else "new"
 
 
 def _sample(life: Life) -> dict[str, Any]:
@@ -243,20 +250,20 @@ def _sample(life: Life) -> dict[str, Any]:
     fields = asdict(life, filter=lambda field, _: field.name not in separate)
     fields["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
     spent = sorted(life.parts.items(), key=_order)
-    fields["parts"] = [asdict(where) | asdict(what) for where, what in spent]
+    fields["parts"] = [asdict(category) | asdict(amount) for category, amount in spent]
     fields["reasons"] = [
-        {"turn": at, "is": wire_name(r), **asdict(r)} for at, r in life.reasons
+        {"turn": turn, "is": wire_name(r), **asdict(r)} for turn, r in life.reasons
     ]
     fields["drafts"] = draft_figures(life.drafts) if life.drafts.rows else None
     fields["gap"] = None if life.gap is None else _gap(life, life.gap)
     return fields
 
 
-def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
+def _order(entry: tuple[Phase, TimeSpent]) -> tuple[int, int, str, bool]:
     """The order of parts: from preemption to preemption, as they happen."""
-    where, _ = part
-    kind = [*_KINDS].index(where.kind)
-    return where.preempted, kind, where.cause, where.behind
+    category, _ = entry
+    kind = [*_KINDS].index(category.kind)
+    return category.preempted, kind, category.cause, category.behind
 
 
 def _gap(life: Life, gap: Gap) -> dict[str, Any]:
@@ -269,8 +276,8 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
     chunks = [
         (len(fill.tokens), ids.get(plan.run_ids[fill.index])) for fill in plan.fills
     ]
-    others = [chunk for chunk in chunks if chunk[1] != life.id]
-    chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
+    other_chunks = [chunk for chunk in chunks if chunk[1] != life.id]
+    chunk, chunk_sample = max(other_chunks, key=lambda pair: pair[0], default=(0, None))
     return {
         "seconds": gap.seconds,
         "since": gap.since,
@@ -279,7 +286,7 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
         "rows": len(plan.run_ids),
         "tokens": sum(plan.num_scheduled_tokens),
         "chunk": chunk,
-        "chunk_of": whose,
+        "chunk_of": chunk_sample,
     }
 
 
@@ -287,52 +294,55 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
 
 
-def _render(found: dict[str, Any]) -> Iterator[str]:
-    lines = render_search(found) if "rounds" in found else _render_request(found)
+def _render(explanation: dict[str, Any]) -> Iterator[str]:
+    lines = (
+        render_search(explanation)
+        if "rounds" in explanation
+        else _render_request(explanation)
+    )
     yield next(lines)
-    yield from place_lines(found)
+    yield from place_lines(explanation)
     yield from lines
 
 
-def _render_request(found: dict[str, Any]) -> Iterator[str]:
+def _render_request(explanation: dict[str, Any]) -> Iterator[str]:
     """The explanation, in plain words."""
     yield (
         "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
-    ).format(**found)
-    for one in found["samples"]:
-        yield _sample_heading(one)
-        yield from map(_part_line, one["parts"])
-        yield from _reason_lines(one["reasons"])
-        if one["drafts"]:
-            yield _DRAFTS.format(**one["drafts"])
-        if one["gap"]:
-            yield _gap_line(one["gap"])
-    if prefix := found["prefix"]:
-        several = len(found["samples"]) > 1
+    ).format(**explanation)
+    for sample in explanation["samples"]:
+        yield _sample_heading(sample)
+        yield from map(_part_line, sample["parts"])
+        yield from _reason_lines(sample["reasons"])
+        if sample["drafts"]:
+            yield _DRAFTS.format(**sample["drafts"])
+        if sample["gap"]:
+            yield _gap_line(sample["gap"])
+    if prefix := explanation["prefix"]:
+        has_several = len(explanation["samples"]) > 1
         yield _prefix_lines(
-            prefix, f"Prefix of sample {prefix['sample']}" if several else "Prefix"
+            prefix, f"Prefix of sample {prefix['sample']}" if has_several else "Prefix"
         )
 
 
-def _sample_heading(one: dict[str, Any]) -> str:
+def _sample_heading(sample: dict[str, Any]) -> str:
     """A heading: the sample, its latency, and its finish reason."""
-    begin, end = one["arrived"], one["end"]
-    text = (
-        f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn {one['turn']:,}: "
-    )
+    begin, end = sample["arrived"], sample["end"]
+    text = f"Sample {sample['id'][1]}: {_ms(sample['upto'] - begin)} "
+    text += f"until turn {sample['turn']:,}: "
     text += f"{end['reason']!r}, {end['length']:,} tokens" if end else "goes on"
-    if one["first"] is not None:
-        text += f", the first at {_ms(one['first'] - begin)}"
+    if sample["first"] is not None:
+        text += f", the first at {_ms(sample['first'] - begin)}"
     return text + (f": {end['error']!r}" if end and end["error"] else "")
 
 
-def _part_line(part: dict[str, Any]) -> str:
+def _part_line(spent: dict[str, Any]) -> str:
     """A line for a kind of time and its amount."""
-    kind = "behind" if part["behind"] else part["kind"]
-    words = _KINDS[kind].format(**part)
-    times = part["preempted"]
+    kind = "behind" if spent["behind"] else spent["kind"]
+    words = _KINDS[kind].format(**spent)
+    times = spent["preempted"]
     after = f" (after preemption {times})" if times else ""
-    return f"{_ms(part['seconds']):>16} {part['turns']:>7,} turns  {words}{after}"
+    return f"{_ms(spent['seconds']):>16} {spent['turns']:>7,} turns  {words}{after}"
 
 
 def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
@@ -359,8 +369,8 @@ def _gap_line(gap: dict[str, Any]) -> str:
     fields = _GAP.format(_ms(gap["seconds"]), **gap)
     if not gap["chunk"]:
         return fields
-    whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
-    return f"{fields}, {gap['chunk']:,} of them a chunk of {whose}"
+    owner = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
+    return f"{fields}, {gap['chunk']:,} of them a chunk of {owner}"
 
 
 def _prefix_lines(prefix: dict[str, Any], title: str) -> str:

@@ -15,7 +15,7 @@ from attrs import asdict, define
 from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
 
-SHOWN: Final = 50  # requests that are listed for people: the latest
+MAX_LISTED: Final = 50  # requests that are listed for people: the latest
 _LINE: Final = (
     "{name:<40} {arrived:>12} {prompt:>8} {tokens:>8} {first:>12} {took:>12}  {end}"
 )
@@ -42,7 +42,7 @@ def list_requests(
     """All requests that came in some turns of a run, in that order; of one id, the
     latest, and of a search its rounds as one.
     """
-    found: dict[str, ListedRequest] = {}
+    by_id: dict[str, ListedRequest] = {}
     begin: float | None = None
     for turn in turns:
         now = turn.transition.state.time
@@ -50,47 +50,47 @@ def list_requests(
         now -= begin
         for event in turn.events:
             if isinstance(event, Submit):
-                one = event.request
-                search = one.search
-                if search is not None and search.number and search.id in found:
-                    found[one.id] = found[search.id]
+                request = event.request
+                search = request.search
+                if search is not None and search.number and search.id in by_id:
+                    by_id[request.id] = by_id[search.id]
                     continue
-                name = one.id if search is None else search.id
-                found.pop(name, None)
-                found[name] = found[one.id] = ListedRequest(
-                    name, now, len(one.prompt), run=run, machine=machine
+                name = request.id if search is None else search.id
+                by_id.pop(name, None)
+                by_id[name] = by_id[request.id] = ListedRequest(
+                    name, now, len(request.prompt), run=run, machine=machine
                 )
         for command in turn.transition.commands:
             if isinstance(command, Emit):
-                _note_outputs(command, now, found)
-    return [one for name, one in found.items() if name == one.id]
+                _note_outputs(command, now, by_id)
+    return [listed for name, listed in by_id.items() if name == listed.id]
 
 
-def _note_outputs(emit: Emit, now: float, found: dict[str, ListedRequest]) -> None:
+def _note_outputs(emit: Emit, now: float, by_id: dict[str, ListedRequest]) -> None:
     for name, _ in compress(emit.ids, emit.tokens):
-        one = found.get(name)  # it may have come before the first turn
-        if one is not None and one.first is None:
-            one.first = now - one.arrived
-    for done in emit.finished:
-        one = found.get(done.id)
-        if one is not None:
-            one.tokens += done.length
-            one.took = now - one.arrived
-            one.end = done.reason
+        listed = by_id.get(name)  # it may have come before the first turn
+        if listed is not None and listed.first is None:
+            listed.first = now - listed.arrived
+    for finished in emit.finished:
+        listed = by_id.get(finished.id)
+        if listed is not None:
+            listed.tokens += finished.length
+            listed.took = now - listed.arrived
+            listed.end = finished.reason
 
 
-def figures(every: Iterable[ListedRequest]) -> list[dict[str, Any]]:
+def figures(requests: Iterable[ListedRequest]) -> list[dict[str, Any]]:
     """The list as JSON values."""
-    return [asdict(one) for one in every]
+    return [asdict(request) for request in requests]
 
 
-def lines(every: list[ListedRequest], source: str) -> Iterator[str]:
+def lines(listed: list[ListedRequest], source: str) -> Iterator[str]:
     """The list for people; runs are named where there are several."""
-    runs = list(dict.fromkeys(one.run for one in every))
-    shown = every[-SHOWN:]
-    which = "" if shown == every else f"; the latest {len(shown)} (--json has all)"
-    of = f", of {len(runs)} runs" if len(runs) > 1 else ""
-    yield f"{len(every):,} requests in {source}{of}{which}"
+    runs = list(dict.fromkeys(request.run for request in listed))
+    shown = listed[-MAX_LISTED:]
+    which = "" if shown == listed else f"; the latest {len(shown)} (--json has all)"
+    of_runs = f", of {len(runs)} runs" if len(runs) > 1 else ""
+    yield f"{len(listed):,} requests in {source}{of_runs}{which}"
     yield _LINE.format(
         name="id",
         arrived="came at, s",
@@ -100,7 +100,9 @@ def lines(every: list[ListedRequest], source: str) -> Iterator[str]:
         took="took, ms",
         end="ended",
     )
-    for (run, machine), requests in groupby(shown, lambda one: (one.run, one.machine)):
+    for (run, machine), requests in groupby(
+        shown, lambda request: (request.run, request.machine)
+    ):
         if len(runs) > 1:
             yield f"run {run}" + (f" on {machine}" if machine else "")
         yield from map(_row, requests)
@@ -108,15 +110,15 @@ def lines(every: list[ListedRequest], source: str) -> Iterator[str]:
     yield "an answer's own id will do: here it has the number of its prompt behind it"
 
 
-def _row(one: ListedRequest) -> str:
+def _row(request: ListedRequest) -> str:
     return _LINE.format(
-        name=one.id if one.id.isprintable() else repr(one.id),
-        arrived=f"{one.arrived:,.3f}",
-        prompt=f"{one.prompt:,}",
-        tokens=f"{one.tokens:,}",
-        first=_ms(one.first),
-        took=_ms(one.took),
-        end=one.end,
+        name=request.id if request.id.isprintable() else repr(request.id),
+        arrived=f"{request.arrived:,.3f}",
+        prompt=f"{request.prompt:,}",
+        tokens=f"{request.tokens:,}",
+        first=_ms(request.first),
+        took=_ms(request.took),
+        end=request.end,
     )
 
 

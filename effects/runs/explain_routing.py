@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.journal.journal_files import RunFiles, content_of
-from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
+from minfer.effects.live.journal.routing_journal_file import PREFILL_SUFFIX, SUFFIX
 from minfer.effects.live.request_names import answer_of, search_of
 from minfer.effects.runs.recorded import machine_of
 from minfer.journal.format import JournalError
@@ -36,17 +36,17 @@ _ENDS: Final = {  # by how it left a replica, and whether its first token came f
 }
 
 
-def where_of(run: RunFiles, journal: Journal) -> dict[str, str]:
+def place_of(run: RunFiles, journal: Journal) -> dict[str, str]:
     """The replica and the machine of a run, each empty if it is not known."""
     return {"replica": run.replica, "machine": machine_of(journal)}
 
 
-def place_lines(found: Mapping[str, str]) -> Iterator[str]:
-    """A line with the results of `where_of`; none if neither is known."""
-    parts = [f"at replica {found['replica']}"] if found["replica"] else []
-    parts += [f"on machine {found['machine']}"] if found["machine"] else []
-    if parts:
-        yield f"  {', '.join(parts)}"
+def place_lines(place: Mapping[str, str]) -> Iterator[str]:
+    """A line with the results of `place_of`; none if neither is known."""
+    phrases = [f"at replica {place['replica']}"] if place["replica"] else []
+    phrases += [f"on machine {place['machine']}"] if place["machine"] else []
+    if phrases:
+        yield f"  {', '.join(phrases)}"
 
 
 def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
@@ -57,8 +57,8 @@ def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
     """
     if not folder.is_dir() or not ids:
         return []
-    written = [json.dumps(one)[1:-1].encode() for one in ids]
-    found = list[dict[str, Any]]()
+    written = [json.dumps(name)[1:-1].encode() for name in ids]
+    decisions = list[dict[str, Any]]()
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         requests = RoutedRequests()
         try:
@@ -73,55 +73,64 @@ def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
                 requests.turn(turn)
         except JournalError as error:
             print(f"minfer: {file}: {error}", file=sys.stderr)
-        found += [_figures(file.stem, one) for one in requests.all if _is_of(one, ids)]
-    return found
+        decisions += [
+            _figures(file.stem, request)
+            for request in requests.all
+            if _is_about(request, ids)
+        ]
+    return decisions
 
 
-def _is_of(one: RoutedRequest, ids: Collection[str]) -> bool:
+def _is_about(request: RoutedRequest, ids: Collection[str]) -> bool:
     """Whether it is one of these requests, a prompt of one of these answers, or a beam of
     a request that a router placed.
     """
-    own = one.id in ids or answer_of(one.id) in ids
-    return own or (one.placed is not None and search_of(one.id) in ids)
+    is_named = request.id in ids or answer_of(request.id) in ids
+    return is_named or (request.placed is not None and search_of(request.id) in ids)
 
 
-def _figures(router: str, one: RoutedRequest) -> dict[str, Any]:
-    return {"router": router, **asdict(one)}
+def _figures(router: str, request: RoutedRequest) -> dict[str, Any]:
+    return {"router": router, **asdict(request)}
 
 
 def routing_lines(
     routing: list[dict[str, Any]], places: Iterable[Mapping[str, str]]
 ) -> Iterator[str]:
-    """Lines of text for the results of `routing_of`; `places` are results of `where_of`,
+    """Lines of text for the results of `routing_of`; `places` are results of `place_of`,
     from which the machines are taken.
     """
-    machines = {one["replica"]: one["machine"] for one in places}
+    machines = {place["replica"]: place["machine"] for place in places}
     named = ""
-    for one in routing:
-        if named != (named := one["router"]):
+    for decision in routing:
+        if named != (named := decision["router"]):
             yield f"Routed by {named}:"
-        machine = machines.get(one["replica"])
-        where = f"replica {one['replica']}" + (f" ({machine})" if machine else "")
-        times = one["deferred"]
+        machine = machines.get(decision["replica"])
+        target = f"replica {decision['replica']}" + (f" ({machine})" if machine else "")
+        times = decision["deferred"]
         waited = f", after it was deferred {times:,} times" if times else ""
-        why = _why(one["placed"]) if one["placed"] else "sent there without a decision"
-        prefilled = one["end"] == ENDED and named.endswith(PREFILL_ROUTER)
-        how = _PREFILLED if prefilled else one["end"]
-        end = _ENDS.get((how, one["started"]), "")
-        yield f"  turn {one['turn']:,}: {one['id']!r} to {where}{waited}: {why}{end}"
+        reason = (
+            _placement_reason(decision["placed"])
+            if decision["placed"]
+            else "sent there without a decision"
+        )
+        prefilled = decision["end"] == ENDED and named.endswith(PREFILL_SUFFIX)
+        outcome = _PREFILLED if prefilled else decision["end"]
+        end = _ENDS.get((outcome, decision["started"]), "")
+        request = f"turn {decision['turn']:,}: {decision['id']!r}"
+        yield f"  {request} to {target}{waited}: {reason}{end}"
 
 
-def _why(placed: dict[str, Any]) -> str:
+def _placement_reason(placed: dict[str, Any]) -> str:
     """Why a replica was chosen, with its expected cost and those of the others."""
     words = str(placed["why"])
     if placed["override"]:
         words += f", as the policy {placed['override']}"
     if placed["seconds"] is not None:
-        others = [
+        alternatives = [
             f"replica {o['replica']} {_ms(o['seconds'])}" for o in placed["alternatives"]
         ]
         words += f" {_ms(placed['seconds'])}"
-        words += f" (else {', '.join(others)})" if others else ""
+        words += f" (else {', '.join(alternatives)})" if alternatives else ""
     if placed["blocks"]:
         words += f", {placed['hit']:,} of {placed['blocks']:,} blocks were expected there"
     return words

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.effects.live.beams.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replay_searches
 from minfer.records.messages import Admitted, Emit, Submit
 from minfer.records.state import Turn
 from minfer.sampling.beam import BeamRound
 
-SHOWN: Final = 5  # the slowest rounds, which are shown
+MAX_ROUNDS_SHOWN: Final = 5  # the slowest rounds, which are shown
 _HEAD: Final = (
     "Beam search {id!r}: {prompt:,} prompt tokens, {width} beams, {most:,} tokens to "
     "come at most"
@@ -50,34 +50,40 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
     """The rounds and results of the search `name`, as JSON values; of several with this
     id one after another, of the last.
     """
-    kept = list[Turn]()
-    about: BeamRound | None = None
+    beam_turns = list[Turn]()
+    first_round: BeamRound | None = None
     rounds, numbers = dict[int, RoundTimes](), dict[str, int]()
     for turn in turns:
-        now, came = turn.transition.state.time, False
+        now, submitted = turn.transition.state.time, False
         for event in turn.events:
             search = event.request.search if isinstance(event, Submit) else None
             if isinstance(event, Submit) and search is not None and search.id == name:
                 if not search.number and rounds:  # another search begins
-                    about = None
-                    kept, rounds, numbers = [], {}, {}
-                about, came = about or search, True
+                    first_round = None
+                    beam_turns, rounds, numbers = [], {}, {}
+                first_round, submitted = first_round or search, True
                 numbers[event.request.id] = search.number
                 rounds.setdefault(
                     search.number, RoundTimes(search.number, turn.number, now)
                 )
         ended = _note_beams(turn, now, rounds, numbers)
-        if ended or came:
-            kept.append(turn)
-    found = replayed(kept).get(name)
-    figures = {} if about is None else {"width": about.width, "most": about.most}
+        if ended or submitted:
+            beam_turns.append(turn)
+    replayed_search = replay_searches(beam_turns).get(name)
+    figures = (
+        {}
+        if first_round is None
+        else {"width": first_round.width, "most": first_round.most}
+    )
     return {
         "id": name,
-        "prompt": 0 if about is None else about.prompt,
+        "prompt": 0 if first_round is None else first_round.prompt,
         **figures,
-        "rounds": [asdict(one) for one in rounds.values()],
-        "over": found is not None and found.over,
-        "found": [asdict(one) for one in found.done] if found is not None else [],
+        "rounds": [asdict(times) for times in rounds.values()],
+        "over": replayed_search is not None and replayed_search.is_finished,
+        "found": [asdict(beam) for beam in replayed_search.done]
+        if replayed_search is not None
+        else [],
     }
 
 
@@ -87,21 +93,21 @@ def _note_beams(
     """Note the beams that a turn admitted and ended; whether it ended any."""
     for reason in turn.transition.reasons:
         if isinstance(reason, Admitted) and reason.id in numbers:
-            one = rounds[numbers[reason.id]]
-            one.admitted = now
-            one.beams += 1
-            one.known += reason.known
-            one.hit += reason.hit
-            one.copied += reason.copied
+            round_times = rounds[numbers[reason.id]]
+            round_times.admitted = now
+            round_times.beams += 1
+            round_times.known += reason.known
+            round_times.hit += reason.hit
+            round_times.copied += reason.copied
     ends = [
-        done
+        end
         for command in turn.transition.commands
         if isinstance(command, Emit)
-        for done in command.finished
-        if done.id in numbers
+        for end in command.finished
+        if end.id in numbers
     ]
-    for done in ends:
-        rounds[numbers[done.id]].ended = now
+    for end in ends:
+        rounds[numbers[end.id]].ended = now
     return bool(ends)
 
 
@@ -109,17 +115,26 @@ def render_search(figures: dict[str, Any]) -> Iterator[str]:
     """The explanation, in plain words."""
     yield _HEAD.format(**figures)
     rounds = figures["rounds"]
-    over = [one for one in rounds if one["ended"]]
-    sums = {key: sum(one[key] for one in rounds) for key in ("known", "hit", "copied")}
-    waited = sum(1000 * (one["admitted"] - one["arrived"]) for one in over)
-    seconds = sum(1000 * (one["ended"] - one["arrived"]) for one in over)
+    ended = [beam_round for beam_round in rounds if beam_round["ended"]]
+    sums = {
+        key: sum(beam_round[key] for beam_round in rounds)
+        for key in ("known", "hit", "copied")
+    }
+    waited = sum(
+        1000 * (beam_round["admitted"] - beam_round["arrived"]) for beam_round in ended
+    )
+    seconds = sum(
+        1000 * (beam_round["ended"] - beam_round["arrived"]) for beam_round in ended
+    )
     yield _ROUNDS.format(count=len(rounds), seconds=seconds, waited=waited, **sums)
-    longest = sorted(over, key=lambda one: one["arrived"] - one["ended"])[:SHOWN]
-    for one in sorted(longest, key=lambda one: int(one["number"])):
-        ms = 1000 * (one["ended"] - one["arrived"])
-        wait = 1000 * (one["admitted"] - one["arrived"])
-        yield _ROUND.format(ms=ms, wait=wait, **one)
-    for place, one in enumerate(figures["found"], 1):
-        yield _FOUND.format(place=place, **{**one, "tokens": len(one["tokens"])})
+    longest = sorted(
+        ended, key=lambda beam_round: beam_round["arrived"] - beam_round["ended"]
+    )[:MAX_ROUNDS_SHOWN]
+    for beam_round in sorted(longest, key=lambda beam_round: int(beam_round["number"])):
+        ms = 1000 * (beam_round["ended"] - beam_round["arrived"])
+        wait = 1000 * (beam_round["admitted"] - beam_round["arrived"])
+        yield _ROUND.format(ms=ms, wait=wait, **beam_round)
+    for place, beam in enumerate(figures["found"], 1):
+        yield _FOUND.format(place=place, **{**beam, "tokens": len(beam["tokens"])})
     if not figures["over"]:
         yield "  it did not end here"

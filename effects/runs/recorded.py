@@ -26,9 +26,9 @@ def latest(path: Path) -> RunFiles:
 
 def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
     """The latest of all runs; prints which that is, if there are others."""
-    *others, last = runs
-    if others:
-        which = f"the latest of its {1 + len(others)} runs, {last.name}"
+    *earlier, last = runs
+    if earlier:
+        which = f"the latest of its {1 + len(earlier)} runs, {last.name}"
         print(f"minfer: {path}: this is {which}", file=sys.stderr)
     return last
 
@@ -40,16 +40,16 @@ def read_each(
     of those that are not: their errors are printed. Raises JournalError if none is
     usable.
     """
-    found, code = list[Result](), 0
+    results, code = list[Result](), 0
     for number, run in enumerate(runs, 1):
         try:
-            found.append(find(run))
+            results.append(find(run))
         except JournalError as error:
-            if not found and number == len(runs):
+            if not results and number == len(runs):
                 raise
             print(f"minfer: {error}", file=sys.stderr)
             code = UNUSABLE
-    return found, code
+    return results, code
 
 
 def machine_of(journal: Journal) -> str:

@@ -78,11 +78,11 @@ def _check_options(options: argparse.Namespace, change: Change) -> None:
     if options.until is not None and (forks or options.at is not None):
         raise ConfigError("--until is of a replay of all turns before it; leave it out")
     for name in ("cost", "save", "draft-cost"):
-        given = getattr(options, name.replace("-", "_"))
-        if given is not None and not forks:
+        value = getattr(options, name.replace("-", "_"))
+        if value is not None and not forks:
             raise ConfigError(f"--{name} is of a fork; leave it out")
-    others = change.settings or change.without or change.acceptance is not None
-    if change.spare and others:
+    other_changes = change.settings or change.without or change.acceptance is not None
+    if change.spare and other_changes:
         raise ConfigError(
             "--spare changes one turn of the run as it was: leave other changes out"
         )
@@ -92,14 +92,14 @@ def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
     """Replay runs, print the results, and return the exit code."""
 
     def verify(run: RunFiles) -> Results:
-        found = {"run": run.name, **verify_run(run.open(), options.until)}
+        results = {"run": run.name, **verify_run(run.open(), options.until)}
         if not options.json:
             separator = "" if run is runs[0] else "\n"
-            print(separator + "\n".join(summary(found)), flush=True)
-        return found
+            print(separator + "\n".join(summary(results)), flush=True)
+        return results
 
-    found, code = read_each(runs, verify)
+    results, code = read_each(runs, verify)
     if options.json:
-        *others, last = found
-        print(json.dumps({**last, "others": others}))
-    return max(code, *map(code_of, found))
+        *earlier, last = results
+        print(json.dumps({**last, "others": earlier}))
+    return max(code, *map(code_of, results))

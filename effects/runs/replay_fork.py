@@ -15,7 +15,7 @@ from minfer.effects.runs.costs import H200, fit, measured_steps, read_cost
 from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_drafts import (
-    HOW_MANY,
+    DRAFTS_NEEDED,
     add_draft_options,
     free_draft_remark,
     with_draft_cost,
@@ -97,18 +97,22 @@ def change_of(
     settings: dict[str, Any] = {
         name: value for name in SIZES if (value := getattr(options, name)) is not None
     }
-    was = journal.config
+    config = journal.config
     if "num_blocks" in settings:  # of which the same share is kept free
-        settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
-    sized = with_block_size(was, settings.get("block_size", was.block_size))
-    sized = with_blocks(sized, settings.get("num_blocks", was.num_blocks))
+        settings["watermark"] = (
+            config.watermark * settings["num_blocks"] // config.num_blocks
+        )
+    sized = with_block_size(config, settings.get("block_size", config.block_size))
+    sized = with_blocks(sized, settings.get("num_blocks", config.num_blocks))
     tiers = {"host": sized.host, "keyed": sized.keyed}
-    settings |= {name: one for name, one in tiers.items() if one != getattr(was, name)}
+    settings |= {
+        name: tier for name, tier in tiers.items() if tier != getattr(config, name)
+    }
     if options.scheduling_policy:
         settings["policy"] = policy_named(options.scheduling_policy)
-    how = _speculation(journal.config, options, cost)
-    if how != journal.config.speculation:
-        settings["speculation"] = how
+    speculation = _speculation(journal.config, options, cost)
+    if speculation != journal.config.speculation:
+        settings["speculation"] = speculation
     return Change(
         settings=settings,
         without=tuple(options.without),
@@ -118,45 +122,49 @@ def change_of(
 
 
 def _speculation(
-    was: EngineConfig, options: argparse.Namespace, cost: CostModel
+    config: EngineConfig, options: argparse.Namespace, cost: CostModel
 ) -> Speculation | None:
     """The speculation of a fork."""
     drafts, method = options.num_speculative_tokens, options.speculative_method
     if drafts is None and method is None:
-        return was.speculation
+        return config.speculation
     if drafts is None:
-        if was.speculation is None:
-            raise ConfigError(HOW_MANY)
-        drafts = was.speculation.drafts
-    return with_drafts(was, drafts, method, cost).speculation
+        if config.speculation is None:
+            raise ConfigError(DRAFTS_NEEDED)
+        drafts = config.speculation.drafts
+    return with_drafts(config, drafts, method, cost).speculation
 
 
 def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     """Fork a run and print the results; returns the exit code."""
-    at = journal.count if options.at is None else options.at
+    fork_turn = journal.count if options.at is None else options.at
     recorded = Report(journal.config)
-    cost = with_draft_cost(options, _step_cost(journal, options, recorded, at))
+    cost = with_draft_cost(options, _step_cost(journal, options, recorded, fork_turn))
     change = change_of(journal, options, cost)
-    found = {"recorded": recorded.figures()}
-    made = fork(journal, at, Change(), cost)
-    found["unchanged"] = _fork_figures(made, recorded.begin)
-    made = fork(journal, at, change, cost)
+    results = {"recorded": recorded.figures()}
+    unchanged = fork(journal, fork_turn, Change(), cost)
+    results["unchanged"] = _fork_figures(unchanged, recorded.begin)
+    changed = fork(journal, fork_turn, change, cost)
     # With --spare, the changed turn is not one that the engine decides by itself.
     skip = 1 if change.spare else 0
-    found["changed"] = _fork_figures(made, recorded.begin, options.save, skip)
+    results["changed"] = _fork_figures(changed, recorded.begin, options.save, skip)
     if options.json:
-        handed = len(made.handed)
-        print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
+        handed = len(changed.resumed)
+        print(
+            json.dumps(
+                {"turn": fork_turn, "handed_over": handed, "cost": cost.name, **results}
+            )
+        )
     else:
-        print("\n".join(_render(at, cost, made, found)))
+        print("\n".join(_render(fork_turn, cost, changed, results)))
     return 0
 
 
 def _step_cost(
-    journal: Journal, options: argparse.Namespace, recorded: Report, at: int
+    journal: Journal, options: argparse.Namespace, recorded: Report, first_turn: int
 ) -> CostModel:
-    """The costs of steps; `recorded` reports the turns from `at` on meanwhile."""
-    turns = _report_from(journal.turns(), recorded, at)
+    """The costs of steps; `recorded` reports the turns from `first_turn` on meanwhile."""
+    turns = _report_from(journal.turns(), recorded, first_turn)
     if options.cost is not None:
         cost = read_cost(options.cost)
         deque(turns, maxlen=0)
@@ -168,43 +176,45 @@ def _step_cost(
     return cost
 
 
-def _report_from(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
-    """Pass all turns on; `report` gets those from `at` on."""
+def _report_from(
+    turns: Iterable[Turn], report: Report, first_turn: int
+) -> Iterator[Turn]:
+    """Pass all turns on; `report` gets those from `first_turn` on."""
     for turn in turns:
-        if turn.number >= at:
-            report.see(turn)
+        if turn.number >= first_turn:
+            report.fold(turn)
         yield turn
 
 
 def _fork_figures(
-    made: Fork, begin: float, save: Path | None = None, skip: int = 0
+    forked: Fork, begin: float, save: Path | None = None, skip: int = 0
 ) -> Figures:
     """The figures of a fork that begins at a time; its turns but the first `skip` are
     saved, if a file is named.
     """
-    report = Report(made.config)
-    for since, request in made.handed:  # they have waited, and may have had tokens
-        report.arrives(request.id, since)
+    report = Report(forked.config)
+    for since, request in forked.resumed:  # they have waited, and may have had tokens
+        report.note_arrival(request.id, since)
         if request.output:
             report.last[request.id, 0] = begin
-    turns = report.seen(made.turns)
+    turns = report.fold_turns(forked.turns)
     if save:
-        write_journal(save, made.config, islice(turns, skip, None))
+        write_journal(save, forked.config, islice(turns, skip, None))
     deque(turns, maxlen=0)
     return report.figures()
 
 
 def _render(
-    at: int, cost: CostModel, made: Fork, found: dict[str, Figures]
+    fork_turn: int, cost: CostModel, changed: Fork, results: dict[str, Figures]
 ) -> Iterator[str]:
     """The figures side by side, and how reliable they are."""
     yield (
-        f"From turn {at} on, in seconds: as recorded; then unchanged, and changed, as "
-        "modelled."
+        f"From turn {fork_turn} on, in seconds: as recorded; then unchanged, and "
+        "changed, as modelled."
     )
-    yield summary_line("", "".join(f"{name:>14}" for name in found))
+    yield summary_line("", "".join(f"{name:>14}" for name in results))
     for label, path in _FIGURES.items():
-        cells = [reduce(getitem, path, figures) for figures in found.values()]
+        cells = [reduce(getitem, path, figures) for figures in results.values()]
         if label in _OF_DRAFTS and not any(cells):
             continue
         yield summary_line(label, "".join(map(_cell, cells)))
@@ -216,25 +226,25 @@ def _render(
         f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; "
         "samples that had not ended write as much as they may."
     )
-    if made.config.speculation is not None:
-        recorded_drafts = bool(found["recorded"]["drafted"]["rows"])
+    if changed.config.speculation is not None:
+        recorded_drafts = bool(results["recorded"]["drafted"]["rows"])
         yield (
-            _drafts_line(made.guesses, recorded_drafts)
-            + free_draft_remark(made.config.speculation, cost)
+            _drafts_line(changed.guesses, recorded_drafts)
+            + free_draft_remark(changed.config.speculation, cost)
             + "."
         )
-    if made.handed:
-        count = len(made.handed)
+    if changed.resumed:
+        count = len(changed.resumed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
 
 
 def _drafts_line(guesses: Guesses, recorded_drafts: bool) -> str:
     """Which results of drafts are known, and which are not."""
-    known = "nothing, as the run had none"
+    exact = "nothing, as the run had none"
     if recorded_drafts:
-        known = "those at positions with a recorded result"
+        exact = "those at positions with a recorded result"
     return (
-        f"Drafts: exact: {known}; modelled: others are accepted with probability "
+        f"Drafts: exact: {exact}; modelled: others are accepted with probability "
         f"{guesses.rate:.2g}, or that of their sample, if those before them are"
     )
 

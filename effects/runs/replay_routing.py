@@ -21,7 +21,9 @@ from minfer.journal.routing_journal import (
 from minfer.routing.messages import Deferred, NoReplica, Placed
 from minfer.values.checks import ConfigError
 
-_OWN: Final = frozenset({"file", "json"})  # options that hold for a router's journal
+_ROUTER_OPTIONS: Final = frozenset(
+    {"file", "json"}
+)  # options that hold for a router's journal
 _PARSERS: Final = frozenset({"run", "policies"})  # what argparse adds
 
 
@@ -30,20 +32,20 @@ def replay_routing(files: Sequence[Path], options: argparse.Namespace) -> int:
     and ConfigError.
     """
     refuse_options(options, "is for an engine's journal; this is a router's")
-    found = [verify_router(file) for file in files]
+    results = [verify_router(file) for file in files]
     if options.json:
-        *others, last = found
-        print(json.dumps({**last, "others": others}))
+        *earlier, last = results
+        print(json.dumps({**last, "others": earlier}))
     else:
-        print("\n\n".join("\n".join(_lines(one)) for one in found))
-    return DIVERGED if any(one["divergence"] for one in found) else 0
+        print("\n\n".join("\n".join(_lines(result)) for result in results))
+    return DIVERGED if any(result["divergence"] for result in results) else 0
 
 
-def refuse_options(options: argparse.Namespace, why: str) -> None:
+def refuse_options(options: argparse.Namespace, reason: str) -> None:
     """Raise ConfigError for an option that is for an engine's journal."""
     for name, value in vars(options).items():
-        if name not in _OWN | _PARSERS and value not in (None, False, "", []):
-            raise ConfigError(f"--{name.replace('_', '-')} {why}: leave it out")
+        if name not in _ROUTER_OPTIONS | _PARSERS and value not in (None, False, "", []):
+            raise ConfigError(f"--{name.replace('_', '-')} {reason}: leave it out")
 
 
 def verify_router(file: Path, requests: RoutedRequests | None = None) -> dict[str, Any]:
@@ -93,34 +95,36 @@ def _count(turn: RoutingTurn, counts: Counter[str], whys: Counter[str]) -> None:
             counts["no_replica"] += 1
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def _lines(results: dict[str, Any]) -> Iterator[str]:
     """The results, in lines."""
-    version = found["about"].get("minfer", "?")
+    version = results["about"].get("minfer", "?")
     yield summary_line(
-        "router", f"{found['run']}: policy {found['policy']}, minfer {version}"
+        "router", f"{results['run']}: policy {results['policy']}, minfer {version}"
     )
-    took = found["replay_seconds"]
-    yield summary_line("replayed", f"{found['turns']:,} turns in {took:.1f} s")
-    whys = ", ".join(f"{count:,} by {why}" for why, count in sorted(found["why"].items()))
+    took = results["replay_seconds"]
+    yield summary_line("replayed", f"{results['turns']:,} turns in {took:.1f} s")
+    whys = ", ".join(
+        f"{count:,} by {reason}" for reason, count in sorted(results["why"].items())
+    )
     yield summary_line(
         "requests",
-        f"{found['placed']:,} placed ({whys or 'none'}), {found['deferred']:,} "
-        f"deferred, {found['no_replica']:,} without a replica",
+        f"{results['placed']:,} placed ({whys or 'none'}), {results['deferred']:,} "
+        f"deferred, {results['no_replica']:,} without a replica",
     )
-    if found["blocks"]:
-        share = found["hit_blocks"] / found["blocks"]
+    if results["blocks"]:
+        share = results["hit_blocks"] / results["blocks"]
         yield summary_line("prefixes", f"{share:.1%} of blocks were expected in a cache")
-    if found["divergence"]:
-        yield from divergence_lines(found["divergence"])
+    if results["divergence"]:
+        yield from divergence_lines(results["divergence"])
     else:
         yield summary_line("verified", "every decision")
-    if found["torn"]:
-        yield summary_line("end", f"a last line of {found['torn']} bytes is cut off")
+    if results["torn"]:
+        yield summary_line("end", f"a last line of {results['torn']} bytes is cut off")
 
 
-def divergence_lines(one: dict[str, Any]) -> Iterator[str]:
+def divergence_lines(divergence: dict[str, Any]) -> Iterator[str]:
     """The turn in which the router decides otherwise, and the difference."""
-    yield summary_line("DIVERGED", f"in turn {one['turn']}")
-    yield summary_line("  field", one["field"])
-    yield summary_line("  then", json.dumps(one["expected"]))
-    yield summary_line("  now", json.dumps(one["found"]))
+    yield summary_line("DIVERGED", f"in turn {divergence['turn']}")
+    yield summary_line("  field", divergence["field"])
+    yield summary_line("  then", json.dumps(divergence["expected"]))
+    yield summary_line("  now", json.dumps(divergence["found"]))

@@ -19,15 +19,15 @@ DIVERGED: Final = 1  # exit code: a decision is not the recorded one
 RAISED: Final = 3  # exit code: the engine raised
 
 
-def code_of(found: Results) -> int:
+def code_of(results: Results) -> int:
     """The exit code of a run's results."""
-    if found["raised"]:
+    if results["raised"]:
         return RAISED
-    return DIVERGED if found["divergence"] else 0
+    return DIVERGED if results["divergence"] else 0
 
 
-def verify_run(journal: Journal, until: int | None = None) -> Results:
-    """Replay a run, or its turns before turn `until`; returns the results, as JSON has
+def verify_run(journal: Journal, end_turn: int | None = None) -> Results:
+    """Replay a run, or its turns before turn `end_turn`; returns the results, as JSON has
     them. A divergence, and an error of the engine, are results and not raised.
     """
     report = Report(journal.config)
@@ -35,7 +35,7 @@ def verify_run(journal: Journal, until: int | None = None) -> Results:
     begin = time.perf_counter()
     with paused_collector():
         try:
-            deque(report.seen(journal.turns(until=until)), maxlen=0)
+            deque(report.fold_turns(journal.turns(until=end_turn)), maxlen=0)
         except DivergenceError as error:
             divergence = asdict(error.divergence)
         except EngineRaisedError as error:
@@ -44,7 +44,7 @@ def verify_run(journal: Journal, until: int | None = None) -> Results:
     took = time.perf_counter() - begin
     return {
         "about": dict(journal.about),
-        "segments": [one.name for one in journal.segments],
+        "segments": [segment.name for segment in journal.segments],
         "turns": journal.count,
         "row_results": journal.results,
         "digest": journal.digest.hex(),
@@ -59,82 +59,87 @@ def verify_run(journal: Journal, until: int | None = None) -> Results:
     }
 
 
-def summary(found: Results) -> Iterator[str]:
+def summary(results: Results) -> Iterator[str]:
     """The results of `verify_run`, and `run`, the run's name, as lines of text."""
-    yield from _run_lines(found)
-    if found["raised"]:
-        yield from raised_lines(found["raised"])
-    elif found["divergence"]:
-        yield from divergence_lines(found["divergence"])
+    yield from _run_lines(results)
+    if results["raised"]:
+        yield from raised_lines(results["raised"])
+    elif results["divergence"]:
+        yield from divergence_lines(results["divergence"])
     else:
-        yield from _verified_lines(found)
+        yield from _verified_lines(results)
 
 
-def _run_lines(found: Results) -> Iterator[str]:
+def _run_lines(results: Results) -> Iterator[str]:
     """The run, and its figures."""
-    about = found["about"]
+    run_info = results["about"]
     yield summary_line(
         "run",
-        f"{found['run']}: {about.get('model', '?')} on {about.get('device', '?')}, "
-        f"minfer {about.get('minfer', '?')}, {len(found['segments'])} segments",
+        f"{results['run']}: {run_info.get('model', '?')} on "
+        f"{run_info.get('device', '?')}, minfer {run_info.get('minfer', '?')}, "
+        f"{len(results['segments'])} segments",
     )
     yield summary_line(
         "replayed",
-        f"{found['turns']:,} turns, {found['steps']:,.0f} steps, "
-        f"{found['row_results']:,} row-results in {found['replay_seconds']:.1f} s "
-        f"({found['row_results_per_second']:,.0f} a second)",
+        f"{results['turns']:,} turns, {results['steps']:,.0f} steps, "
+        f"{results['row_results']:,} row-results in {results['replay_seconds']:.1f} s "
+        f"({results['row_results_per_second']:,.0f} a second)",
     )
-    ends = ", ".join(f"{count:,} {why}" for why, count in sorted(found["ended"].items()))
+    ends = ", ".join(
+        f"{count:,} {reason}" for reason, count in sorted(results["ended"].items())
+    )
     yield summary_line(
         "samples",
-        f"{found['samples']:,} ended ({ends or 'none'}); "
-        f"{found['preemptions']:,.0f} preemptions",
+        f"{results['samples']:,} ended ({ends or 'none'}); "
+        f"{results['preemptions']:,.0f} preemptions",
     )
-    if found["hit_share"] is not None:
+    if results["hit_share"] is not None:
         yield summary_line(
-            "prefixes", f"{found['hit_share']:.1%} of prompt tokens were cached"
+            "prefixes", f"{results['hit_share']:.1%} of prompt tokens were cached"
         )
-    if (drafts := found["drafted"])["rows"]:
+    if (drafts := results["drafted"])["rows"]:
         yield summary_line(
             "drafts",
             f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted "
             f"({drafts['rate']:.1%}); {drafts['length']:.2f} tokens of a row with some",
         )
     for name in ("ttft", "tpot", "itl"):
-        spread = found[name].items()
-        parts = [f"{q} {s * 1000:,.1f} ms" for q, s in spread if s is not None]
-        if parts:
-            yield summary_line(name.upper(), ", ".join(parts))
+        spread = results[name].items()
+        percentiles = [f"{q} {s * 1000:,.1f} ms" for q, s in spread if s is not None]
+        if percentiles:
+            yield summary_line(name.upper(), ", ".join(percentiles))
 
 
-def raised_lines(one: Results) -> Iterator[str]:
+def raised_lines(error: Results) -> Iterator[str]:
     """The turn in which the engine raised, and where in the code."""
-    yield summary_line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
-    yield summary_line("  in", one["where"])
+    yield summary_line(
+        "RAISED", f"turn {error['turn']}: the engine raised {error['error']}"
+    )
+    yield summary_line("  in", error["where"])
 
 
-def divergence_lines(one: Results) -> Iterator[str]:
+def divergence_lines(divergence: Results) -> Iterator[str]:
     """The first turn whose decision is not the recorded one, and the difference."""
     yield summary_line(
         "DIVERGED",
-        f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s); "
-        "then: as recorded, now: as this engine decides",
+        f"in turn {divergence['turn']} (step {divergence['step']}, "
+        f"{divergence['time']:.6f} s); then: as recorded, now: as this engine decides",
     )
-    yield from (f"  {difference['words']}" for difference in one["differences"])
-    yield summary_line("  field", one["field"])
-    if one["legend"]:
-        yield summary_line("  columns", one["legend"])
-    yield summary_line("  then", json.dumps(one["expected"]))
-    yield summary_line("  now", json.dumps(one["found"]))
+    yield from (f"  {difference['words']}" for difference in divergence["differences"])
+    yield summary_line("  field", divergence["field"])
+    if divergence["legend"]:
+        yield summary_line("  columns", divergence["legend"])
+    yield summary_line("  then", json.dumps(divergence["expected"]))
+    yield summary_line("  now", json.dumps(divergence["found"]))
 
 
-def _verified_lines(found: Results) -> Iterator[str]:
+def _verified_lines(results: Results) -> Iterator[str]:
     """What was verified, and how the journal ends."""
-    states = f"{found['state_digests']} digests of whole states"
+    states = f"{results['state_digests']} digests of whole states"
     yield summary_line(
-        "verified", f"every decision; digest {found['digest']}, and {states}"
+        "verified", f"every decision; digest {results['digest']}, and {states}"
     )
     end = "the journal stops while the engine ran"
-    if found["closed"]:
+    if results["closed"]:
         end = "the engine was closed"
-    yield summary_line("end", "; ".join([end, *found["torn"]]))
+    yield summary_line("end", "; ".join([end, *results["torn"]]))

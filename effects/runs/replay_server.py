@@ -21,7 +21,7 @@ from minfer.effects.live.journal.journal_files import (
     replica_runs_in,
     runs_in,
 )
-from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER
+from minfer.effects.live.journal.routing_journal_file import PREFILL_SUFFIX
 from minfer.effects.live.journal.routing_journal_file import SUFFIX as ROUTERS
 from minfer.effects.live.request_names import request_of
 from minfer.effects.runs import replay_routing, replay_run
@@ -39,8 +39,8 @@ from minfer.journal.agreement import (
 from minfer.journal.format import JournalError
 from minfer.journal.routed_requests import RoutedRequests
 
-Say: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
-_SHOWN: Final = 5  # disagreements of each kind, at most, that are printed
+PrintLines: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
+_MAX_SHOWN: Final = 5  # disagreements of each kind, at most, that are printed
 _MISSING: Final = "{id!r} got tokens from replica {replica}, and is not in its journal"
 _UNSENT: Final = "{id!r} is in a journal of replica {replica}, where no router sent it"
 _LINE: Final = "{name:<44} {what:>34}  {how}"
@@ -60,31 +60,34 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
     )
-    say = _say_nothing if options.json else _say
+    print_lines = _print_nothing if options.json else _print_all
     routers = _Routers()
-    files = sorted(folder.glob(f"*{ROUTERS}"), key=_prefills)
+    files = sorted(folder.glob(f"*{ROUTERS}"), key=_is_prefill_router)
     routed, routers_code = _each_router(files, routers)
-    engines, replicas = _Engines(say), replica_runs_in(folder)
-    alone = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
-    runs = [*alone, *(run for each in replicas.values() for run in each)]
-    found, code = read_each(runs, engines.verify)
+    engines, replicas = _Engines(print_lines), replica_runs_in(folder)
+    root_runs = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
+    runs = [
+        *root_runs,
+        *(run for replica_runs in replicas.values() for run in replica_runs),
+    ]
+    results, code = read_each(runs, engines.verify)
     for router in routed:
-        say(_router_lines(router))
+        print_lines(_router_lines(router))
     agreement = None
     if routers.records:
         agreement = compare(routers.records, engines.records(replicas))
     if options.json:
         compared = agreement and {**asdict(agreement), "holds": agreement.holds}
-        print(json.dumps({"runs": found, "routers": routed, "agreement": compared}))
+        print(json.dumps({"runs": results, "routers": routed, "agreement": compared}))
     else:
-        print("\n".join(_sums(found, routed, agreement)))
-    diverged = any(one["divergence"] for one in routed)
+        print("\n".join(_totals(results, routed, agreement)))
+    diverged = any(router["divergence"] for router in routed)
     disagree = agreement is not None and not agreement.holds
     return max(
         code,
         routers_code,
         replay_run.DIVERGED if diverged or disagree else 0,
-        *map(replay_run.code_of, found),
+        *map(replay_run.code_of, results),
     )
 
 
@@ -102,20 +105,22 @@ def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Resul
 class _Engines:
     """Replays runs of engines, and keeps what is compared with the routers' journals."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._asked = dict[str, list[EngineRequest]]()  # by run
-        self._whole = dict[str, bool]()
+    def __init__(self, print_lines: PrintLines) -> None:
+        self._print_lines = print_lines
+        self._requests = dict[str, list[EngineRequest]]()  # by run
+        self._from_start = dict[str, bool]()
 
     def verify(self, run: RunFiles) -> Results:
         """Replay a run; returns the results. Raises JournalError."""
         journal = run.open()
-        names = [(name, request_of(name)) for name in journal.asked()]
-        self._asked[run.name] = [EngineRequest(one, one != name) for name, one in names]
-        found = {"run": run.name, **replay_run.verify_run(journal)}
-        self._whole[run.name] = journal.segments[0].head.turn == 0
-        self._say(_engine_lines(found))
-        return found
+        names = [(name, request_of(name)) for name in journal.request_ids()]
+        self._requests[run.name] = [
+            EngineRequest(request_id, request_id != name) for name, request_id in names
+        ]
+        results = {"run": run.name, **replay_run.verify_run(journal)}
+        self._from_start[run.name] = journal.segments[0].head.turn == 0
+        self._print_lines(_engine_lines(results))
+        return results
 
     def records(
         self, replicas: Mapping[str, Sequence[RunFiles]]
@@ -123,8 +128,8 @@ class _Engines:
         """The requests of each replica, in the order of its runs, by its number."""
         return {
             name: ReplicaRecord(
-                [one for run in runs for one in self._asked.get(run.name, ())],
-                all(self._whole.get(run.name, False) for run in runs),
+                [request for run in runs for request in self._requests.get(run.name, ())],
+                all(self._from_start.get(run.name, False) for run in runs),
             )
             for name, runs in replicas.items()
         }
@@ -138,66 +143,68 @@ class _Routers:
 
     def verify(self, file: Path) -> Results:
         """Replay a journal; returns the results. Raises JournalError."""
-        requests, whole = RoutedRequests(), False
+        requests, is_whole = RoutedRequests(), False
         try:
-            found = replay_routing.verify_router(file, requests)
-            whole = found["closed"] and not found["divergence"]
+            results = replay_routing.verify_router(file, requests)
+            is_whole = results["closed"] and not results["divergence"]
         finally:
-            record = RouterRecord(file.name, requests.all, whole, _prefills(file))
+            record = RouterRecord(
+                file.name, requests.all, is_whole, _is_prefill_router(file)
+            )
             self.records.append(record)
-        return found
+        return results
 
 
-def _prefills(file: Path) -> bool:
+def _is_prefill_router(file: Path) -> bool:
     """Whether the file is that of a router of engines that only prefill."""
-    return file.stem.endswith(PREFILL_ROUTER)
+    return file.stem.endswith(PREFILL_SUFFIX)
 
 
-def _say(lines: Iterator[str]) -> None:
+def _print_all(lines: Iterator[str]) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _say_nothing(lines: Iterator[str]) -> None:
+def _print_nothing(lines: Iterator[str]) -> None:
     del lines
 
 
-def _engine_lines(found: Results) -> Iterator[str]:
-    machine = found["about"].get("machine")
-    what = f"{found['turns']:,} turns, {found['samples']:,} samples"
-    how = _how(found, bool(found["divergence"] or found["raised"]))
-    name = f"{found['run']} on {machine}" if machine else found["run"]
-    yield _LINE.format(name=name, what=what, how=how)
-    if found["raised"]:
-        yield from replay_run.raised_lines(found["raised"])
-    elif found["divergence"]:
-        yield from replay_run.divergence_lines(found["divergence"])
+def _engine_lines(results: Results) -> Iterator[str]:
+    machine = results["about"].get("machine")
+    counts = f"{results['turns']:,} turns, {results['samples']:,} samples"
+    outcome = _outcome(results, bool(results["divergence"] or results["raised"]))
+    name = f"{results['run']} on {machine}" if machine else results["run"]
+    yield _LINE.format(name=name, what=counts, how=outcome)
+    if results["raised"]:
+        yield from replay_run.raised_lines(results["raised"])
+    elif results["divergence"]:
+        yield from replay_run.divergence_lines(results["divergence"])
 
 
-def _router_lines(found: Results) -> Iterator[str]:
-    what = f"{found['turns']:,} turns, {found['placed']:,} placed"
-    how = _how(found, bool(found["divergence"]))
-    yield _LINE.format(name=f"{found['run']}{ROUTERS}", what=what, how=how)
-    if found["divergence"]:
-        yield from replay_routing.divergence_lines(found["divergence"])
+def _router_lines(results: Results) -> Iterator[str]:
+    counts = f"{results['turns']:,} turns, {results['placed']:,} placed"
+    outcome = _outcome(results, bool(results["divergence"]))
+    yield _LINE.format(name=f"{results['run']}{ROUTERS}", what=counts, how=outcome)
+    if results["divergence"]:
+        yield from replay_routing.divergence_lines(results["divergence"])
 
 
-def _how(found: Results, wrong: bool) -> str:
-    return "not as recorded" if wrong else f"verified{_ENDS[found['closed']]}"
+def _outcome(results: Results, wrong: bool) -> str:
+    return "not as recorded" if wrong else f"verified{_ENDS[results['closed']]}"
 
 
-def _sums(
+def _totals(
     runs: Sequence[Results], routers: Sequence[Results], agreement: Agreement | None
 ) -> Iterator[str]:
     """The totals of all journals, and the comparison."""
-    turns = sum(one["turns"] for one in runs)
-    samples = sum(one["samples"] for one in runs)
-    machines = {one["about"].get("machine") for one in runs} - {None}
-    where = f" on {len(machines)} machines" if len(machines) > 1 else ""
-    placed = sum(one["placed"] for one in routers)
+    turns = sum(run["turns"] for run in runs)
+    samples = sum(run["samples"] for run in runs)
+    machines = {run["about"].get("machine") for run in runs} - {None}
+    on_machines = f" on {len(machines)} machines" if len(machines) > 1 else ""
+    placed = sum(router["placed"] for router in routers)
     yield summary_line(
         "sum",
-        f"runs of engines: {len(runs)}{where}, {turns:,} turns, {samples:,} samples; of "
-        f"routers: {len(routers)}, {placed:,} placed",
+        f"runs of engines: {len(runs)}{on_machines}, {turns:,} turns, {samples:,} "
+        f"samples; of routers: {len(routers)}, {placed:,} placed",
     )
     if agreement is None:
         yield summary_line("compared", "nothing: there is no journal of a router")
@@ -205,35 +212,35 @@ def _sums(
         yield from _agreement_lines(agreement)
 
 
-def _agreement_lines(it: Agreement) -> Iterator[str]:
+def _agreement_lines(agreement: Agreement) -> Iterator[str]:
     yield summary_line(
         "compared",
-        f"{it.found:,} of {it.sent:,} requests that routers sent are in the journals of "
-        "their replicas",
+        f"{agreement.found:,} of {agreement.sent:,} requests that routers sent are in "
+        "the journals of their replicas",
     )
-    for count, what in (
-        (it.unstarted, "are not, and got no token there: an end came before"),
+    for count, phrase in (
+        (agreement.unstarted, "are not, and got no token there: an end came before"),
         (
-            it.unrecorded,
+            agreement.unrecorded,
             "are not, where a journal lacks its beginning, or cannot be read whole",
         ),
-        (it.alone, "were resubmitted alone, as they may have killed engines"),
-        (it.late, "came after the end of a router's journal that was cut short"),
+        (agreement.alone, "were resubmitted alone, as they may have killed engines"),
+        (agreement.late, "came after the end of a router's journal that was cut short"),
     ):
         if count:
-            yield f"  {count:,} {what}"
-    for replica, count in it.absent.items():
+            yield f"  {count:,} {phrase}"
+    for replica, count in agreement.absent.items():
         yield summary_line(
             "DISAGREE",
             f"{count:,} requests went to replica {replica}, which has no journal here: "
             f"copy it to replica-{replica}",
         )
-    yield from _disagreements(it.missing, _MISSING)
-    yield from _disagreements(it.unsent, _UNSENT)
+    yield from _disagreements(agreement.missing, _MISSING)
+    yield from _disagreements(agreement.unsent, _UNSENT)
 
 
-def _disagreements(each: Sequence[Disagreement], words: str) -> Iterator[str]:
-    for one in each[:_SHOWN]:
-        yield summary_line("DISAGREE", words.format(**asdict(one)))
-    if len(each) > _SHOWN:
-        yield f"  and {len(each) - _SHOWN:,} more"
+def _disagreements(disagreements: Sequence[Disagreement], words: str) -> Iterator[str]:
+    for disagreement in disagreements[:_MAX_SHOWN]:
+        yield summary_line("DISAGREE", words.format(**asdict(disagreement)))
+    if len(disagreements) > _MAX_SHOWN:
+        yield f"  and {len(disagreements) - _MAX_SHOWN:,} more"

@@ -12,7 +12,7 @@ from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 from minfer.values.pmap import Map
 
-_MANY: Final = 20  # sequences in the list
+_MAX_LISTED: Final = 20  # sequences in the list
 
 
 def summary_line(name: str, text: str) -> str:
@@ -42,12 +42,14 @@ def render_state(journal: Journal) -> str:
 def _plain(value: Any) -> str:
     """A value as Python writes it, its maps as dicts in a fixed order."""
     if isinstance(value, Map):
-        pairs = sorted(f"{_plain(key)}: {_plain(one)}" for key, one in value.items())
+        pairs = sorted(
+            f"{_plain(key)}: {_plain(element)}" for key, element in value.items()
+        )
         return "{" + ", ".join(pairs) + "}"
     if has(type(value)):
         names = fields_dict(type(value))
-        parts = (f"{name}={_plain(getattr(value, name))}" for name in names)
-        return f"{type(value).__name__}({', '.join(parts)})"
+        fields = (f"{name}={_plain(getattr(value, name))}" for name in names)
+        return f"{type(value).__name__}({', '.join(fields)})"
     return repr(value)
 
 
@@ -77,21 +79,25 @@ def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
         waits = f"{len(tiers.unstored)} blocks wait to be stored"
         yield summary_line("host", f"{used} of {config.host.pages} pages used, {waits}")
     if config.keyed is not None:
-        known = len({*tiers.known.young, *tiers.known.old})
+        num_known = len({*tiers.known.young, *tiers.known.old})
         waits = f"{len(tiers.unsaved)} wait to be stored"
-        where = "believed to be on disk or sent by another engine"
-        yield summary_line("by key", f"{known} blocks {where}, {waits}")
-    for one in tiers.transfers[:_MANY]:
-        what = f"{'loads' if one.loads else 'stores'} {len(one.keys)} blocks"
-        tier = "by key" if one.keyed else "of host memory"
-        who = f", for {', '.join(map(repr, sorted(one.waiting)))}" if one.waiting else ""
-        yield f"  transfer {one.number}: {what} {tier}{who}"
+        location = "believed to be on disk or sent by another engine"
+        yield summary_line("by key", f"{num_known} blocks {location}, {waits}")
+    for transfer in tiers.transfers[:_MAX_LISTED]:
+        action = f"{'loads' if transfer.loads else 'stores'} {len(transfer.keys)} blocks"
+        tier = "by key" if transfer.keyed else "of host memory"
+        waiters = (
+            f", for {', '.join(map(repr, sorted(transfer.waiting)))}"
+            if transfer.waiting
+            else ""
+        )
+        yield f"  transfer {transfer.number}: {action} {tier}{waiters}"
 
 
 def _running(state: EngineState) -> Iterator[str]:
     run = state.running
     yield summary_line("running", f"{len(run)} sequences, in rank order")
-    for i, seq in enumerate(run.seqs[:_MANY]):
+    for i, seq in enumerate(run.seqs[:_MAX_LISTED]):
         filled = (
             " (its prompt)" if run.scheduled[i] < run.num_known_at_admission[i] else ""
         )
@@ -106,12 +112,12 @@ def _waiting(state: EngineState) -> Iterator[str]:
     yield summary_line(
         "waiting", f"{len(state.waiting)} sequences, head of the queue first"
     )
-    for seq in islice(state.waiting, _MANY):
-        again = f", preempted {seq.preempted} times" if seq.preempted else ""
+    for seq in islice(state.waiting, _MAX_LISTED):
+        preempted = f", preempted {seq.preempted} times" if seq.preempted else ""
         since = f"since {seq.arrived:.6f} s, {len(seq.history)} tokens"
-        yield f"  {_name(seq)}: {since}{again}"
+        yield f"  {_name(seq)}: {since}{preempted}"
 
 
 def _name(seq: Sequence) -> str:
-    several = seq.request.n > 1
-    return repr(seq.request.id) + (f" sample {seq.sample}" if several else "")
+    has_several = seq.request.n > 1
+    return repr(seq.request.id) + (f" sample {seq.sample}" if has_several else "")

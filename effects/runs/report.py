@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.records.request import Request
@@ -22,8 +22,8 @@ from minfer.simulation.simulate import Arrival
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
-_SHORTEST: Final = 1e-9  # seconds: the ends of a spread
-_LONGEST: Final = 1e300
+_MIN_SECONDS: Final = 1e-9  # seconds: the ends of a spread
+_MAX_SECONDS: Final = 1e300
 _UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
 
 
@@ -31,11 +31,11 @@ class DurationHistogram(Counter[int]):
     """Durations in buckets a thousandth wide: their percentiles in constant memory."""
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Add a duration, so many times."""
-        bounded = min(seconds, _LONGEST) if seconds > _SHORTEST else _SHORTEST
+        """Add a duration `times` times."""
+        bounded = min(seconds, _MAX_SECONDS) if seconds > _MIN_SECONDS else _MIN_SECONDS
         self[round(1000 * math.log(bounded))] += times
 
-    def at(self, share: float) -> float | None:
+    def quantile(self, share: float) -> float | None:
         """The duration that this share of them does not exceed; None if there
         are none.
         """
@@ -53,8 +53,8 @@ class Report:
     arrival, and the others within `tpot` seconds each on average.
 
     A sample's arrival is the turn in which its request came, or the real arrival, if
-    that went through `note`. Samples of which a journal shows only the end count as
-    ended, but in no latency.
+    that went through `note_arrivals`. Samples of which a journal shows only the end count
+    as ended, but in no latency.
 
     The events of a request in one turn may come in any order: some of its samples end
     with a step, others are cancelled, and its id is used again. So no fact here depends
@@ -70,7 +70,7 @@ class Report:
     )
     ended: Counter[str] = field(factory=Counter)
     sums: dict[str, float] = Factory(lambda: defaultdict(int))
-    most: Counter[str] = field(factory=Counter)
+    peaks: Counter[str] = field(factory=Counter)
     drafts: DraftTally = NO_DRAFTS
     begin: float = math.nan
     end: float = math.nan
@@ -78,28 +78,28 @@ class Report:
     # arrivals of requests before they enter, and of those that have not ended
     noted: dict[str, deque[float]] = field(factory=dict)
     real: dict[str, float] = field(factory=dict)
-    came: dict[SampleId, float] = field(factory=dict)  # of samples that were admitted
+    arrived: dict[SampleId, float] = field(factory=dict)  # of samples that were admitted
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
-    def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    def note_arrivals(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """Pass arrivals on, and note their times."""
-        for time, what in arrivals:
-            if isinstance(what, Request):
-                self.arrives(what.id, time)
-            yield time, what
+        for time, event in arrivals:
+            if isinstance(event, Request):
+                self.note_arrival(event.id, time)
+            yield time, event
 
-    def arrives(self, name: str, time: float) -> None:
+    def note_arrival(self, name: str, time: float) -> None:
         """Note the arrival of a request before it enters the engine."""
         self.noted.setdefault(name, deque()).append(time)
 
-    def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+    def fold_turns(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """Pass turns on, and fold them."""
         for turn in turns:
-            self.see(turn)
+            self.fold(turn)
             yield turn
 
-    def see(self, turn: Turn) -> None:
+    def fold(self, turn: Turn) -> None:
         """Fold a turn."""
         before, after = turn.before, turn.transition.state
         if self.state is None:
@@ -107,7 +107,7 @@ class Report:
         self.state = after
         self.end = after.time
         self._use(before, after)
-        if results := judged(before, turn.events, turn.transition):
+        if results := sample_drafts(before, turn.events, turn.transition):
             self.drafts = self.drafts.plus(tally_of(results))
         for command in turn.transition.commands:
             match command:
@@ -132,7 +132,7 @@ class Report:
         self.sums["turns"] += 1
         self.sums["busy"] += span * bool(before.inflight)
         self.sums["running"] += span * len(before.running)
-        self.most |= {
+        self.peaks |= {
             "running": len(after.running),
             "waiting": len(after.waiting),
             "blocks": self.config.num_blocks - after.blocks.available,
@@ -158,11 +158,13 @@ class Report:
         if new is not None and (old is None or old.place != new.place):
             self.real[name] = time
 
-    def _admit(self, got: Admitted, now: float) -> None:
-        self.sums["prompt"] += got.prompt
-        self.sums["hit"] += got.cached
-        if got.prompt:  # for the first time
-            self.came[got.id, got.sample] = self.real.get(got.id, now - got.waited)
+    def _admit(self, admitted: Admitted, now: float) -> None:
+        self.sums["prompt"] += admitted.prompt
+        self.sums["hit"] += admitted.cached
+        if admitted.prompt:  # for the first time
+            self.arrived[admitted.id, admitted.sample] = self.real.get(
+                admitted.id, now - admitted.waited
+            )
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
         new = [*compress(emit.ids, emit.tokens)]  # samples with tokens
@@ -171,47 +173,52 @@ class Report:
             if since is not None:
                 self.spreads["itl"].add(now - since, times)
         for name in [name for name in new if name not in last]:
-            if name in self.came:
+            if name in self.arrived:
                 self.first[name] = now
-                self.spreads["ttft"].add(now - self.came[name])
+                self.spreads["ttft"].add(now - self.arrived[name])
         last.update(dict.fromkeys(new, now))
         self.sums["output"] += sum(map(len, emit.tokens))
-        for done in emit.finished:
-            self._end(done)
-            if done.id not in after.requests:
-                self.real.pop(done.id, None)
+        for finished in emit.finished:
+            self._end(finished)
+            if finished.id not in after.requests:
+                self.real.pop(finished.id, None)
 
-    def _end(self, done: Finished) -> None:
-        name = done.id, done.sample
-        self.ended[done.reason] += 1
-        came = self.came.pop(name, None)
+    def _end(self, finished: Finished) -> None:
+        name = finished.id, finished.sample
+        self.ended[finished.reason] += 1
+        arrived = self.arrived.pop(name, None)
         first = self.first.pop(name, None)
         last = self.last.pop(name, None)
-        if came is None or first is None or last is None or done.reason in _UNSERVED:
+        if (
+            arrived is None
+            or first is None
+            or last is None
+            or finished.reason in _UNSERVED
+        ):
             return
-        tpot = (last - first) / max(1, done.length - 1)
-        if done.length > 1:
+        tpot = (last - first) / max(1, finished.length - 1)
+        if finished.length > 1:
             self.spreads["tpot"].add(tpot)
-        self.spreads["e2e"].add(last - came)
-        self.sums["good"] += first - came <= self.ttft and tpot <= self.tpot
+        self.spreads["e2e"].add(last - arrived)
+        self.sums["good"] += first - arrived <= self.ttft and tpot <= self.tpot
 
     @property
     def unfinished(self) -> int:
         """The number of samples in the engine in the last turn."""
         live = self.state.requests.values() if self.state else ()
-        return sum(one.samples - one.ended for one in live)
+        return sum(request.samples - request.ended for request in live)
 
     def figures(self) -> dict[str, Any]:
         """The figures so far, for people and JSON; times in seconds, shares up to 1."""
-        sums, most = self.sums, self.most
+        sums, peaks = self.sums, self.peaks
         seconds = self.end - self.begin if sums["turns"] else 0.0
         requested = self.ended.total() - self.ended["cancelled"] + self.unfinished
 
-        def over(name: str, by: float) -> float | None:
-            return sums[name] / by if by > 0 else None
+        def over(name: str, divisor: float) -> float | None:
+            return sums[name] / divisor if divisor > 0 else None
 
         latencies = {
-            name: {f"p{q}": spread.at(q / 100) for q in (50, 90, 99)}
+            name: {f"p{q}": spread.quantile(q / 100) for q in (50, 90, 99)}
             for name, spread in self.spreads.items()
         }
         return {
@@ -231,9 +238,9 @@ class Report:
             "preemptions": sums["preemptions"],
             "busy": over("busy", seconds),
             "running": over("running", seconds),
-            "most_running": most["running"],
-            "most_waiting": most["waiting"],
-            "most_blocks": most["blocks"] / self.config.num_blocks,
+            "most_running": peaks["running"],
+            "most_waiting": peaks["waiting"],
+            "most_blocks": peaks["blocks"] / self.config.num_blocks,
             "turns": sums["turns"],
             "steps": sums["steps"],
         }

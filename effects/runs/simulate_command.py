@@ -30,7 +30,7 @@ from minfer.effects.runs.simulate_drafts import (
 )
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
-    SEVERAL,
+    LIST_HELP,
     Case,
     add_options,
     cases_of,
@@ -52,13 +52,13 @@ class Column:
     """A column of the table."""
 
     title: str
-    where: str  # in the figures
+    path: str  # in the figures
     form: str  # as a format
 
     def cell(self, figures: Figures) -> str:
         """The cell's text."""
-        name, _, part = self.where.partition(".")
-        value = figures[name][part] if part else figures[name]
+        name, _, subkey = self.path.partition(".")
+        value = figures[name][subkey] if subkey else figures[name]
         return "-" if value is None else format(value, self.form)
 
 
@@ -97,7 +97,7 @@ LEGEND: Final = (
 def simulate_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minfer simulate`."""
     add_options(parser)
-    add_draft_options(parser.add_argument, SEVERAL)
+    add_draft_options(parser.add_argument, LIST_HELP)
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -130,28 +130,28 @@ def _simulate(options: argparse.Namespace) -> int:
     if not options.json:
         print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
         print(runs.titles)
-    found = None
+    best = None
     if options.find:
-        found = find(options.find, max(trace.sizes), cases[0], runs.good)
+        best = find(options.find, max(trace.sizes), cases[0], runs.run_case)
     else:
         for case in cases:
-            runs.good(case)
+            runs.run_case(case)
     if options.json:
         results = {
             "trace": options.trace,
             "requests": len(trace.sizes),
             "cost": dump(cost.model),
-            "cost_from": cost.why,
-            **cost.about,
+            "cost_from": cost.reason,
+            **cost.details,
             "runs": runs.figures,
             "find": options.find,
-            "found": found,
+            "found": best,
         }
         print(json.dumps(results, indent=1))
     elif options.find:
-        value = "nothing that was tried" if found is None else f"{found:g}"
+        value = "nothing that was tried" if best is None else f"{best:g}"
         print(f"{options.find} with which {options.slo_share:.1%} are good: {value}")
-    return int(bool(options.find) and found is None)
+    return int(bool(options.find) and best is None)
 
 
 def _heading(
@@ -161,24 +161,24 @@ def _heading(
     count = len(trace.sizes)
     yield f"{count:,} requests of {options.trace}"
     yield f"what steps cost: {cost.model.name}"
-    yield f"  {cost.why}"
+    yield f"  {cost.reason}"
     if trace.config is None:
         yield "sizes that no option gives suit a 7B model on one H200"
     else:
         yield "sizes and the policy that no option gives are those of the recorded run"
     yield LEGEND
-    yield _goodness(options.slo_ttft, options.slo_tpot)
+    yield _good_columns(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.scheduling_policy and options.mix is None:
         yield "no request has a client, a priority or a deadline; --mix SEED draws some"
 
 
-def _goodness(first: float, other: float) -> str:
+def _good_columns(ttft: float, tpot: float) -> str:
     """The meaning of the columns about a service level."""
     level = []
-    if first < math.inf:
-        level.append(f"whose first token came within {first:g} s")
-    if other < math.inf:
-        level.append(f"whose other tokens took at most {other:g} s each, on average")
+    if ttft < math.inf:
+        level.append(f"whose first token came within {ttft:g} s")
+    if tpot < math.inf:
+        level.append(f"whose other tokens took at most {tpot:g} s each, on average")
     if not level:
         level.append("that ended well; --slo-ttft and --slo-tpot say how fast is good")
     share = f"good: the share of answers {' and '.join(level)}"
@@ -203,14 +203,14 @@ class _Runs:
         fixed = {*settings} - varied - {sought}
         if not self.speculates:
             fixed |= {"drafts", "drafted.rate", "drafted.length"}
-        self.columns = [column for column in COLUMNS if column.where not in fixed]
+        self.columns = [column for column in COLUMNS if column.path not in fixed]
 
     @property
     def titles(self) -> str:
         """The table's first line."""
         return "  ".join(f"{column.title:>8}" for column in self.columns)
 
-    def good(self, case: Case) -> bool:
+    def run_case(self, case: Case) -> bool:
         """Run a case; whether enough of its requests were good."""
         figures = run(self.trace, case, self.cost, self.options)
         self.figures.append(figures)
@@ -241,10 +241,10 @@ def run(
         config,
         Simulated(trace.lengths, guesses=guesses),
         cost,
-        report.note(shown),
+        report.note_arrivals(shown),
         guesses=guesses,
     )
-    turns = report.seen(simulation.turns())
+    turns = report.fold_turns(simulation.turns())
     begin = time.perf_counter()
     with paused_collector():
         if options.journal is None:
@@ -252,6 +252,6 @@ def run(
         else:
             options.journal.mkdir(parents=True, exist_ok=True)
             path = options.journal / f"{'-'.join(map(str, results.values()))}.journal"
-            about = {"simulated": options.trace, "cost": cost.name}
-            write_journal(path, config, turns, about)
+            origin = {"simulated": options.trace, "cost": cost.name}
+            write_journal(path, config, turns, origin)
     return {**results, **report.figures(), "simulated_in": time.perf_counter() - begin}

@@ -18,8 +18,8 @@ from attrs import frozen
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import (
-    FEWEST,
     H200,
+    MIN_STEPS,
     fit,
     measured_steps,
     read_cost,
@@ -37,8 +37,8 @@ class ChosenCost:
     """A cost model, its origin, and its known errors."""
 
     model: CostModel
-    why: str
-    about: dict[str, Any]
+    reason: str
+    details: dict[str, Any]
 
 
 def choose_cost(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
@@ -49,10 +49,10 @@ def choose_cost(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
         raise ConfigError(
             "--cost and --fit both say what steps cost: leave one of them out"
         )
-    found = _choose(options, trace)
+    chosen = _choose(options, trace)
     if options.save_cost is not None:
-        write_cost(options.save_cost, found.model, found.about)
-    return found
+        write_cost(options.save_cost, chosen.model, chosen.details)
+    return chosen
 
 
 def _choose(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
@@ -71,14 +71,14 @@ def _choose(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
             Path(options.trace), f"--cost {BUILT_IN} takes the built-in model"
         )
     except ConfigError:  # it may be half a minute long: a simulation is still possible
-        few = f"the run has fewer than the {FEWEST} steps that a cost model needs"
-        return ChosenCost(H200, f"{few}; {_OTHERS}", {})
+        too_few = f"the run has fewer than the {MIN_STEPS} steps that a cost model needs"
+        return ChosenCost(H200, f"{too_few}; {_OTHERS}", {})
 
 
-def _fit_run(path: Path, why: str) -> ChosenCost:
+def _fit_run(path: Path, remark: str) -> ChosenCost:
     journal = read_journal(path)
     ran = dict(journal.about)
-    model, about = fit(measured_steps(journal.turns()), f"fitted to {path}")
-    whose = [str(ran[name]) for name in ("model", "device", "executor") if name in ran]
-    reason = f"what ran there: {', '.join(whose)}; {why}" if whose else why
-    return ChosenCost(model, reason, {**about, "ran": ran})
+    model, errors = fit(measured_steps(journal.turns()), f"fitted to {path}")
+    ran_with = [str(ran[name]) for name in ("model", "device", "executor") if name in ran]
+    reason = f"what ran there: {', '.join(ran_with)}; {remark}" if ran_with else remark
+    return ChosenCost(model, reason, {**errors, "ran": ran})

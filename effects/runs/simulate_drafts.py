@@ -21,25 +21,27 @@ from minfer.effects.setup.speculation_settings import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.simulation.cost import CostModel
-from minfer.simulation.guesses import ASSUMED, Guesses
+from minfer.simulation.guesses import DEFAULT_RATE, Guesses
 from minfer.values.checks import ConfigError
 
 # Who drafts, by the names of methods.
 DRAFTERS: Final = {NGRAM: HOST, SUFFIX: HOST, DRAFT_MODEL: DEVICE}
 
-HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many drafts"
+DRAFTS_NEEDED: Final = (
+    "--speculative-method needs --num-speculative-tokens: how many drafts"
+)
 
 
-def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
+def add_draft_options(add: Callable[..., Any], list_help: str = "") -> None:
     """Add the options to a parser, or a group of one; where several numbers may be given,
-    `several` describes the result.
+    `list_help` describes the result.
     """
     add(
         "--num-speculative-tokens",
-        type=_numbers if several else _number,
-        metavar="N,.." if several else "N",
+        type=_numbers if list_help else _number,
+        metavar="N,.." if list_help else "N",
         help="; ".join(
-            filter(None, ("drafts of a row in a step, at most; 0: none", several))
+            filter(None, ("drafts of a row in a step, at most; 0: none", list_help))
         ),
     )
     add(
@@ -54,7 +56,7 @@ def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
         type=_rate,
         metavar="RATE",
         help="of a draft, if all before it are accepted "
-        f"(default: as recorded, if there is a record of it; else {ASSUMED:g})",
+        f"(default: as recorded, if there is a record of it; else {DEFAULT_RATE:g})",
     )
     add(
         "--draft-cost",
@@ -71,7 +73,7 @@ def _number(text: str) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in text.split(",")]
+    return [_number(number) for number in text.split(",")]
 
 
 def _rate(text: str) -> float:
@@ -83,31 +85,33 @@ def _rate(text: str) -> float:
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e6:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
-    return found
+    return seconds
 
 
 def with_drafts(
     config: EngineConfig, drafts: int, method: str | None, cost: CostModel
 ) -> EngineConfig:
-    """A configuration with so many drafts at most. Raises ConfigError.
+    """A configuration with at most `drafts` drafts. Raises ConfigError.
 
     Its other settings of speculation stay. Where none are given, the number of drafts is
     the one that pays by the costs of steps.
     """
     if not drafts:
         return evolve(config, speculation=None)
-    was = config.speculation
-    drafter = DRAFTERS[method] if method else was.drafter if was else HOST
-    if was is not None:
-        return evolve(config, speculation=evolve(was, drafts=drafts, drafter=drafter))
-    most = config.max_num_seqs * (1 + drafts) + config.max_num_batched_tokens
-    how = Speculation(drafter=drafter, drafts=drafts, costs=cost.costs(most))
-    return evolve(config, speculation=how)
+    current = config.speculation
+    drafter = DRAFTERS[method] if method else current.drafter if current else HOST
+    if current is not None:
+        return evolve(config, speculation=evolve(current, drafts=drafts, drafter=drafter))
+    max_tokens = config.max_num_seqs * (1 + drafts) + config.max_num_batched_tokens
+    speculation = Speculation(
+        drafter=drafter, drafts=drafts, costs=cost.costs(max_tokens)
+    )
+    return evolve(config, speculation=speculation)
 
 
 def cases_with_drafts(
@@ -115,36 +119,36 @@ def cases_with_drafts(
 ) -> list[Case]:
     """All cases with all requested numbers of drafts. Raises ConfigError."""
     numbers, method = options.num_speculative_tokens, options.speculative_method
-    every = [*cases]
+    all_cases = [*cases]
     if numbers is None and method is not None:
-        if any(case.config.speculation is None for case in every):
-            raise ConfigError(HOW_MANY)
-        numbers = [case.config.speculation.drafts for case in every[:1]]  # type: ignore[union-attr]  # just looked at
+        if any(case.config.speculation is None for case in all_cases):
+            raise ConfigError(DRAFTS_NEEDED)
+        numbers = [case.config.speculation.drafts for case in all_cases[:1]]  # type: ignore[union-attr]  # just looked at
     if numbers is None:
-        return every
+        return all_cases
     return [
         evolve(case, config=with_drafts(case.config, number, method, cost))
-        for case, number in product(every, numbers)
+        for case, number in product(all_cases, numbers)
     ]
 
 
 def draft_results(options: argparse.Namespace, trace: ArrivalTrace) -> Guesses:
     """The results of drafts: as in the trace's run, if it had some."""
     rate = options.acceptance_rate
-    if trace.drafts is not None and trace.drafts.judged:
+    if trace.drafts is not None and trace.drafts.num_tried:
         return trace.drafts.guesses(rate)
     return Guesses() if rate is None else Guesses(rate)
 
 
 def with_draft_cost(options: argparse.Namespace, cost: CostModel) -> CostModel:
     """The cost model with the cost of a draft, if that is given."""
-    each = options.draft_cost
-    return cost if each is None else evolve(cost, draft=each)
+    draft_seconds = options.draft_cost
+    return cost if draft_seconds is None else evolve(cost, draft=draft_seconds)
 
 
-def free_draft_remark(how: Speculation | None, cost: CostModel) -> str:
+def free_draft_remark(speculation: Speculation | None, cost: CostModel) -> str:
     """A remark that a draft model costs nothing, if no option gives its cost."""
-    if how is None or how.drafter != DEVICE or cost.draft:
+    if speculation is None or speculation.drafter != DEVICE or cost.draft:
         return ""
     return "; its draft model takes no time, as --draft-cost says nothing else"
 
@@ -156,16 +160,20 @@ def draft_remarks(
     cost: CostModel,
 ) -> str:
     """Remarks on the assumptions about drafts; empty if there are none."""
-    hows = [how for case in cases if (how := case.config.speculation) is not None]
-    if not hows:
+    speculations = [
+        speculation
+        for case in cases
+        if (speculation := case.config.speculation) is not None
+    ]
+    if not speculations:
         return ""
-    first, why = "", "assumed; --acceptance-rate says otherwise"
+    first, reason = "", "assumed; --acceptance-rate says otherwise"
     if options.acceptance_rate is not None:
-        why = "as --acceptance-rate says"
-    elif guesses.said:
-        first, why = "those with a recorded result keep it; of others ", "as there"
+        reason = "as --acceptance-rate says"
+    elif guesses.facts:
+        first, reason = "those with a recorded result keep it; of others ", "as there"
     return (
         f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "
-        f"before it are ({why}){free_draft_remark(hows[0], cost)}; "
+        f"before it are ({reason}){free_draft_remark(speculations[0], cost)}; "
         "accepted, of those proposed; length, tokens of a row with drafts"
     )

@@ -9,14 +9,14 @@ from attrs import evolve
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.runs.simulate_options import Case, with_block_size, with_blocks
 
-STEP: Final = 1.02  # the ratio of successive values
-_SPEEDS: Final = 350  # steps up and down: 1,000 times to a thousandth
+STEP_RATIO: Final = 1.02  # the ratio of successive values
+_STEPS_EACH_WAY: Final = 350  # steps up and down: 1,000 times to a thousandth
 _POWERS: Final = range(11)  # of two: sizes to try
 
 Good = Callable[[Case], bool]
 
 
-def find(what: str, longest: int, case: Case, good: Good) -> float | None:
+def find(setting: str, longest: int, case: Case, good: Good) -> float | None:
     """The smallest size, or the greatest speed, that is good, with the other settings of
     `case`; None if none is. `longest` is the longest request, in tokens.
 
@@ -25,12 +25,12 @@ def find(what: str, longest: int, case: Case, good: Good) -> float | None:
     block sizes have no such order: all powers of two are tried, block sizes with pools of
     equal numbers of tokens.
     """
-    if what == "speed":
-        speeds = [STEP**k for k in range(_SPEEDS, -_SPEEDS - 1, -1)]
+    if setting == "speed":
+        speeds = [STEP_RATIO**k for k in range(_STEPS_EACH_WAY, -_STEPS_EACH_WAY - 1, -1)]
         return _first(speeds, lambda pace: good(evolve(case, speed=pace)))
-    if what == "num-blocks":
+    if setting == "num-blocks":
         return _first(_pools(case, longest), lambda n: good(_of_blocks(case, n)))
-    if what == "block-size":
+    if setting == "block-size":
         tried = [1 << power for power in _POWERS[3:]]
         fits = [n for n in tried if good(_of_block_size(case, n))]
     else:
@@ -41,16 +41,16 @@ def find(what: str, longest: int, case: Case, good: Good) -> float | None:
 
 def _first(values: list[Any], good: Callable[[Any], bool]) -> float | None:
     """The first good value, if all values after it are good."""
-    at = bisect_left(values, True, key=good)
-    return values[at] if at < len(values) else None
+    index = bisect_left(values, True, key=good)
+    return values[index] if index < len(values) else None
 
 
 def _pools(case: Case, longest: int) -> list[int]:
     """Pools from the size of the longest request to the configured one."""
     config = case.config
     blocks = blocks_for(min(longest, config.max_model_len), config.block_size)
-    least = config.most_pages(blocks)
-    sizes = (round(least * STEP**k) for k in range(1000))
+    min_pages = config.most_pages(blocks)
+    sizes = (round(min_pages * STEP_RATIO**k) for k in range(1000))
     return sorted({n for n in sizes if n < config.num_blocks} | {config.num_blocks})
 
 

@@ -12,14 +12,14 @@ from attrs import evolve, frozen
 
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
-from minfer.effects.runs.trace_files import KNOWN
+from minfer.effects.runs.trace_files import TRACE_FORMATS
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.values.checks import ConfigError
 
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
-SEVERAL: Final = "of several, all combinations are run"
-_LARGEST: Final = 2**31  # no option takes a number as large
+LIST_HELP: Final = "of several, all combinations are run"
+_UPPER_LIMIT: Final = 2**31  # no option takes a number as large
 
 
 @frozen
@@ -68,8 +68,8 @@ _NUMBERS: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
-    add, several = parser.add_argument, SEVERAL
-    add("trace", metavar="TRACE", help=KNOWN)
+    add, list_help = parser.add_argument, LIST_HELP
+    add("trace", metavar="TRACE", help=TRACE_FORMATS)
     add(
         "--scheduling-policy",
         action="append",
@@ -78,21 +78,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     for name in SIZES:
         option = f"--{name.replace('_', '-')}"
-        add(option, type=_reader(int, True), metavar="N,..", help=several)
+        add(option, type=_reader(int, True), metavar="N,..", help=list_help)
     add(
         "--speed",
         type=_reader(float, True),
         default=[1.0],
         metavar="X,..",
-        help=f"times the trace's own pace; {several}",
+        help=f"times the trace's own pace; {list_help}",
     )
-    for one in _NUMBERS:
+    for number in _NUMBERS:
         add(
-            one.name,
-            type=_reader(one.kind),
-            default=one.default,
+            number.name,
+            type=_reader(number.kind),
+            default=number.default,
             metavar="N",
-            help=one.help,
+            help=number.help,
         )
     add(
         "--find",
@@ -124,17 +124,17 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     add("--journal", type=Path, metavar="DIR", help="keep each run as a journal there")
 
 
-def _reader(kind: type, several: bool = False) -> Callable[[str], Any]:
+def _reader(kind: type, takes_list: bool = False) -> Callable[[str], Any]:
     """A parser of a number above 0 of that kind, or of several with commas."""
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError):
-            values = [kind(part) for part in text.split(",")]
-            fit = all(0 < value < _LARGEST for value in values)
-            if fit and (several or len(values) == 1):
-                return values if several else values[0]
-        whole = "a whole number from 1" if kind is int else "a number above 0"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {whole}")
+            values = [kind(number) for number in text.split(",")]
+            fit = all(0 < value < _UPPER_LIMIT for value in values)
+            if fit and (takes_list or len(values) == 1):
+                return values if takes_list else values[0]
+        expected = "a whole number from 1" if kind is int else "a number above 0"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
 
     return read
 
@@ -163,11 +163,11 @@ def cases_of(trace: ArrivalTrace, options: argparse.Namespace) -> list[Case]:
     first = evolve(first, **{name: value for name, value in limits.items() if value})
     names = options.scheduling_policy or ()
     policies = [policy_named(name) for name in names] or [first.policy]
-    others = SIZES[1:]  # all but the pool, which follows from the block size
-    sizes = (getattr(options, name) or [getattr(first, name)] for name in others)
+    other_sizes = SIZES[1:]  # all but the pool, which follows from the block size
+    sizes = (getattr(options, name) or [getattr(first, name)] for name in other_sizes)
     cases: list[Case] = []
-    for policy, *each in product(policies, *sizes):
-        changes = dict(zip(others, each, strict=True))
+    for policy, *values in product(policies, *sizes):
+        changes = dict(zip(other_sizes, values, strict=True))
         config = with_block_size(first, changes.pop("block_size"))
         config = evolve(config, policy=policy, **changes)
         pool = first.num_blocks * first.block_size // config.block_size
@@ -177,7 +177,7 @@ def cases_of(trace: ArrivalTrace, options: argparse.Namespace) -> list[Case]:
 
 
 def with_blocks(config: EngineConfig, blocks: int) -> EngineConfig:
-    """The configuration with so many blocks, of which a hundredth is kept free."""
+    """The configuration with `blocks` blocks, of which a hundredth is kept free."""
     if blocks == config.num_blocks:
         return config
     blocks = max(1, blocks)
@@ -188,7 +188,7 @@ def with_blocks(config: EngineConfig, blocks: int) -> EngineConfig:
 
 
 def with_block_size(config: EngineConfig, size: int) -> EngineConfig:
-    """The configuration with blocks of so many tokens. Tiers hold as many tokens as
+    """The configuration with blocks of `size` tokens. Tiers hold as many tokens as
     before, and take as long for each.
     """
     ratio = size / config.block_size

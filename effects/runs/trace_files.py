@@ -15,19 +15,19 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 
 from minfer.blocks.prefix import flattened
-from minfer.effects.runs.arrivals import LONGEST, ArrivalTrace, TraceError, TraceRow
+from minfer.effects.runs.arrivals import MAX_TOKENS, ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.recorded import latest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, FetchBlocks, Moved, Submit
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
 from minfer.values.checks import MOST
 
-SPAN: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
+TOKENS_PER_HASH_ID: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
-KNOWN: Final = (
+TRACE_FORMATS: Final = (
     f"a trace is Azure's CSV ({AZURE}), Mooncake's JSON lines (timestamp, input_length, "
     "output_length, hash_ids), a journal of minfer, or spelled out as in poisson:rate=4,"
     "requests=1000,prompt=512,output=128,spread=0.8,shared=0.5,prefix=256,prefixes=4,seed=0"
@@ -39,26 +39,28 @@ class _Parameter:
     """A number of a trace that is written as parameters."""
 
     default: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 _PARAMETERS: Final = {
     "rate": _Parameter(1.0, 1e-6, 1e6),
-    "requests": _Parameter(1000, 1, LONGEST),
-    "prompt": _Parameter(512, 1, LONGEST),
-    "output": _Parameter(128, 1, LONGEST),
+    "requests": _Parameter(1000, 1, MAX_TOKENS),
+    "prompt": _Parameter(512, 1, MAX_TOKENS),
+    "output": _Parameter(128, 1, MAX_TOKENS),
     "spread": _Parameter(0.0, 0, 8),
     "shared": _Parameter(0.0, 0, 1),
-    "prefix": _Parameter(256, 1, LONGEST),
-    "prefixes": _Parameter(1, 1, LONGEST),
+    "prefix": _Parameter(256, 1, MAX_TOKENS),
+    "prefixes": _Parameter(1, 1, MAX_TOKENS),
     "seed": _Parameter(0, 0, MOST),
 }
 
 
-def read_trace(source: str, most: int | None = None, divide: int = 1) -> ArrivalTrace:
-    """The first `most` requests of a trace, all of them checked, lengths divided by
-    `divide`.
+def read_trace(
+    source: str, max_requests: int | None = None, divide: int = 1
+) -> ArrivalTrace:
+    """The first `max_requests` requests of a trace, all of them checked, lengths divided
+    by `divide`.
 
     Raises TraceError, and JournalError for a journal that cannot be read.
     """
@@ -68,14 +70,14 @@ def read_trace(source: str, most: int | None = None, divide: int = 1) -> Arrival
     if first.startswith(b"minfer journal"):
         if divide > 1:
             raise TraceError(f"{source}: the prompts of a journal cannot be divided")
-        return _journal(path, most)
+        return _journal(path, max_requests)
     if generated:
-        found = _poisson(source)
+        all_rows = _poisson(source)
     elif first == AZURE.encode() or first.startswith(b"{"):
-        found = _rows(path, first == AZURE.encode())
+        all_rows = _rows(path, first == AZURE.encode())
     else:
-        raise TraceError(f"{source}: row 1 is of no known format; {KNOWN}")
-    rows = list(islice(found, most))
+        raise TraceError(f"{source}: row 1 is of no known format; {TRACE_FORMATS}")
+    rows = list(islice(all_rows, max_requests))
     if not rows:
         raise TraceError(f"{source}: there are no requests in it")
     begin = rows[0].time
@@ -107,7 +109,7 @@ def _first_line(path: Path) -> bytes:
     except IsADirectoryError:
         return b"minfer journal"
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}; {KNOWN}") from None
+        raise TraceError(f"{path}: {error.strerror}; {TRACE_FORMATS}") from None
 
 
 def _rows(path: Path, azure: bool) -> Iterator[TraceRow]:
@@ -122,13 +124,13 @@ def _rows(path: Path, azure: bool) -> Iterator[TraceRow]:
                     last = row.time
                     yield row
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise TraceError(f"{path}, row {number}: {why}") from None
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise TraceError(f"{path}, row {number}: {reason}") from None
 
 
-def _check(right: bool, why: str) -> None:
-    if not right:
-        raise ValueError(why)
+def _check(is_valid: bool, reason: str) -> None:
+    if not is_valid:
+        raise ValueError(reason)
 
 
 def _azure(number: int, line: str) -> TraceRow:
@@ -146,16 +148,21 @@ def _mooncake(line: str) -> TraceRow:
     prompt = _tokens("input_length", parameters["input_length"])
     ids = tuple(parameters["hash_ids"])
     output = _tokens("output_length", parameters["output_length"], 0)
-    enough = len(ids) == -(-prompt // SPAN)
-    _check(enough, f"{len(ids)} hash_ids of {SPAN} for {prompt} tokens")
-    fit = all(type(one) is int and 0 <= one < 2**31 for one in ids)
+    enough = len(ids) == -(-prompt // TOKENS_PER_HASH_ID)
+    _check(enough, f"{len(ids)} hash_ids of {TOKENS_PER_HASH_ID} for {prompt} tokens")
+    fit = all(type(hash_id) is int and 0 <= hash_id < 2**31 for hash_id in ids)
     _check(fit, "hash_ids must be whole numbers from 0 to 2^31 - 1")
-    return TraceRow(float(parameters["timestamp"]) / 1000, prompt, output, ids, SPAN)
+    return TraceRow(
+        float(parameters["timestamp"]) / 1000, prompt, output, ids, TOKENS_PER_HASH_ID
+    )
 
 
 def _tokens(name: str, value: str | int, low: int = 1) -> int:
-    right = type(value) in (str, int) and low <= int(value) <= LONGEST
-    _check(right, f"{name} must be a whole number from {low} to {LONGEST}, not {value!r}")
+    is_valid = type(value) in (str, int) and low <= int(value) <= MAX_TOKENS
+    _check(
+        is_valid,
+        f"{name} must be a whole number from {low} to {MAX_TOKENS}, not {value!r}",
+    )
     return int(value)
 
 
@@ -171,66 +178,74 @@ def _poisson(source: str) -> Iterator[TraceRow]:
     for number in range(parameters["requests"]):
         prompt = _length(rng, parameters["prompt"], spread)
         output = _length(rng, parameters["output"], spread)
-        ids, span, least = [prefixes + number], LONGEST, 1
+        ids, span, min_prompt = [prefixes + number], MAX_TOKENS, 1
         if rng.random() < parameters["shared"]:
-            span, least = parameters["prefix"], parameters["prefix"] + 1
+            span, min_prompt = parameters["prefix"], parameters["prefix"] + 1
             ids.insert(0, rng.randrange(prefixes))
-        yield TraceRow(time, max(least, prompt), max(1, output), tuple(ids), span)
+        yield TraceRow(time, max(min_prompt, prompt), max(1, output), tuple(ids), span)
         time += rng.expovariate(parameters["rate"])
 
 
 def _read_parameters(source: str) -> dict[str, Any]:
     """The parameters of a trace that is written as such. Raises TraceError."""
-    parameters: dict[str, Any] = {name: one.default for name, one in _PARAMETERS.items()}
-    for part in filter(None, source.removeprefix("poisson:").split(",")):
-        name, _, value = part.partition("=")
+    parameters: dict[str, Any] = {
+        name: parameter.default for name, parameter in _PARAMETERS.items()
+    }
+    for setting in filter(None, source.removeprefix("poisson:").split(",")):
+        name, _, value = setting.partition("=")
         try:
             parameters[name] = type(parameters[name])(value)
-            fits = _PARAMETERS[name].least <= parameters[name] <= _PARAMETERS[name].most
+            fits = (
+                _PARAMETERS[name].minimum <= parameters[name] <= _PARAMETERS[name].maximum
+            )
             _check(fits, "out of range")
         except (KeyError, ValueError):
             ranges = (
-                f"{name} ({one.least:g} to {one.most:g})"
-                for name, one in _PARAMETERS.items()
+                f"{name} ({parameter.minimum:g} to {parameter.maximum:g})"
+                for name, parameter in _PARAMETERS.items()
             )
-            why = f"{part!r} is none of {', '.join(ranges)}"
-            raise TraceError(f"{source}: {why}") from None
+            reason = f"{setting!r} is none of {', '.join(ranges)}"
+            raise TraceError(f"{source}: {reason}") from None
     return parameters
 
 
 def _length(rng: Random, mean: float, spread: float) -> int:
     """A length around a mean, in tokens."""
-    return round(min(LONGEST, rng.lognormvariate(math.log(mean) - spread**2 / 2, spread)))
+    return round(
+        min(MAX_TOKENS, rng.lognormvariate(math.log(mean) - spread**2 / 2, spread))
+    )
 
 
-def _journal(path: Path, most: int | None) -> ArrivalTrace:
+def _journal(path: Path, max_requests: int | None) -> ArrivalTrace:
     """The arrivals of a journal; requests that were there before its first turn are left
     out.
     """
     journal, events = latest(path).open(), list[Arrival]()
     lengths = dict[SampleId, int]()
     stops = frozenset((1,))  # a text may have ended without a stop id
-    came = 0
-    drafts, fetches = Recorded(journal.config), _Fetches()
+    num_requests = 0
+    drafts, fetches = RecordedDrafts(journal.config), _Fetches()
     for turn in journal.turns():
-        drafts.see(turn)
+        drafts.add_turn(turn)
         fetches.see(turn)
         now = turn.transition.state.time
         for event in turn.events:
             if isinstance(event, Cancel):
                 events.append((now, event))
             elif isinstance(event, Submit):
-                came += 1
-                one = event.request
-                if not most or came <= most:
-                    events.append((now, evolve(one, stop_ids=one.stop_ids or stops)))
+                num_requests += 1
+                request = event.request
+                if not max_requests or num_requests <= max_requests:
+                    events.append(
+                        (now, evolve(request, stop_ids=request.stop_ids or stops))
+                    )
         emits = [c for c in turn.transition.commands if isinstance(c, Emit)]
-        for done in (done for emit in emits for done in emit.finished):
-            if done.reason not in ("cancelled", "rejected", "error"):
-                lengths[done.id, done.sample] = done.length
-    if not came:
+        for finished in (finished for emit in emits for finished in emit.finished):
+            if finished.reason not in ("cancelled", "rejected", "error"):
+                lengths[finished.id, finished.sample] = finished.length
+    if not num_requests:
         raise TraceError(f"{path}: no request came while it was written")
-    moved = tuple((time - events[0][0], what) for time, what in events)
+    moved = tuple((time - events[0][0], event) for time, event in events)
     return ArrivalTrace(
         events=moved,
         config=fetches.priced(journal.config),

@@ -1,22 +1,11 @@
 """The times of one request, and the causes of its waiting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from minfer.effects.text.outputs import RequestMetrics
 from minfer.records.messages import Admitted, Preempted
-from minfer.routing.messages import Placed
-
-
-@frozen
-class Sending:
-    """A request was sent to one of several engines: why, and on which machine that was
-    then.
-    """
-
-    placed: Placed
-    machine: str
 
 
 @define
@@ -34,8 +23,6 @@ class Timeline:
     # request joined the queue. And during its own wait, once it was admitted.
     waits_before: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
-    # Where it was sent, and why, where there are several engines: kept by their client.
-    sendings: Sequence[Sending] = ()
 
     def record_scheduling(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]

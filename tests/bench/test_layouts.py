@@ -8,7 +8,7 @@ import pytest
 from bench import layouts
 from bench.layout_costs import Layout, config_of, four_ranks, one_rank, two_ranks
 from bench.layout_runs import TPOT, TTFT, TooSlowError, simulation
-from bench.layouts import NEAR, Search, highest
+from bench.layouts import MAX_RATE_RATIO, Search, highest
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
 from minfer.records.messages import Execute
 from minfer.simulation.cost import CostModel
@@ -61,7 +61,7 @@ def test_the_highest_speed_that_keeps_the_limits(
     monkeypatch.setattr(layouts, "figures", figures)
     result = highest(SimpleNamespace(), Search(Layout("x"), 90, start))  # type: ignore[arg-type]  # it is not looked at
     assert result["keeps"]["speed"] <= 4.0 < result["fails_at_speed"]
-    assert result["fails_at_speed"] / result["keeps"]["speed"] <= NEAR
+    assert result["fails_at_speed"] / result["keeps"]["speed"] <= MAX_RATE_RATIO
 
 
 def test_a_layout_that_never_keeps_them_is_given_up(

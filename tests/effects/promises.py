@@ -143,8 +143,10 @@ def replay(
     )
     report, arrivals = Report(config, TTFT, TPOT), [*trace.arrivals(64, speed, seed)]
     with paused_collector():
-        turns = Simulation(config, Simulated(), H200, report.note(arrivals)).turns()
-        outcomes = served(arrivals, report.seen(turns))
+        turns = Simulation(
+            config, Simulated(), H200, report.note_arrivals(arrivals)
+        ).turns()
+        outcomes = served(arrivals, report.fold_turns(turns))
     figures = report.figures()
     ttft = {
         "urgent": [outcome.ttft for outcome in outcomes if outcome.request.priority < 0],

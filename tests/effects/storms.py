@@ -111,8 +111,8 @@ def fold(
     config, log = run(seed, TURNS)
     report, page = Report(config), Run()
     for turn in log:
-        report.see(turn)
-        page.take(turn)
+        report.fold(turn)
+        page.add_turn(turn)
     figures, counts = report.figures(), tally_of(log).counts
     cached, prompt = hits_by_plans(log)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (cached, prompt)

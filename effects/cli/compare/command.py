@@ -24,7 +24,7 @@ from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
-    from minfer.effects.cli.compare.measure_level import Load
+    from minfer.effects.cli.compare.measure_level import MeasuredLoad
     from minfer.effects.cli.compare.report import Comparison
     from minfer.effects.setup.prepare import Setup
 
@@ -56,7 +56,7 @@ COMMON: Final = (
     "--enforce-eager",
     "--seed",
 )
-MOST: Final = 1 << 20
+MAX_COUNT: Final = 1 << 20
 PICTURES: Final = (".png", ".svg")
 
 
@@ -101,7 +101,7 @@ def _number_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--tokens",
-        type=_several,
+        type=_count_from_two,
         default=2048,
         metavar="N",
         help="most tokens of the text; the base's probabilities take 4 bytes x "
@@ -124,22 +124,22 @@ def _number_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--output-len",
-        type=_several,
+        type=_count_from_two,
         default=64,
         metavar="N",
         help="output tokens of each of them, from 2 (default: %(default)s)",
     )
 
 
-def _count(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or not least <= int(text) <= MOST:
+def _count(text: str, minimum: int = 1) -> int:
+    if not text.isdecimal() or not minimum <= int(text) <= MAX_COUNT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number from {least} to {MOST}"
+            f"{text!r} is not a number from {minimum} to {MAX_COUNT}"
         )
     return int(text)
 
 
-def _several(text: str) -> int:
+def _count_from_two(text: str) -> int:
     return _count(text, 2)
 
 
@@ -161,13 +161,13 @@ def _picture(text: str) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print a table; returns the exit code. Raises as `LLM` does."""
-    from minfer.effects.cli.compare.measure_level import LevelFailedError, Load
+    from minfer.effects.cli.compare.measure_level import LevelFailedError, MeasuredLoad
 
     if options.plot and find_spec("matplotlib") is None:
         raise ConfigError(f"--plot needs matplotlib: {how_to_install('bench')}")
     args = _engine_args(options)
     levels = levels_of(options.levels, args)
-    load = Load(
+    load = MeasuredLoad(
         batches=tuple(sorted(set(options.batches))),
         prompt=options.input_len,
         output=options.output_len,
@@ -176,11 +176,11 @@ def run(options: argparse.Namespace) -> int:
     setups = prepared(levels)
     _check_load(load, levels, setups)
     try:
-        found = _compare(options, levels, setups, load)
+        comparison = _compare(options, levels, setups, load)
     except LevelFailedError as error:
         print_message(str(error))
         return 1
-    _write(found, options.json, options.plot)
+    _write(comparison, options.json, options.plot)
     return 0
 
 
@@ -199,7 +199,9 @@ def _engine_args(options: argparse.Namespace) -> EngineArgs:
     return args
 
 
-def _check_load(load: "Load", levels: Sequence[Level], setups: "Sequence[Setup]") -> None:
+def _check_load(
+    load: "MeasuredLoad", levels: Sequence[Level], setups: "Sequence[Setup]"
+) -> None:
     """Raise ConfigError if a level cannot serve the load at once."""
     for level, setup in zip(levels, setups, strict=True):
         with naming(level):
@@ -222,7 +224,7 @@ def _compare(
     options: argparse.Namespace,
     levels: Sequence[Level],
     setups: "Sequence[Setup]",
-    load: "Load",
+    load: "MeasuredLoad",
 ) -> "Comparison":
     """Measure all levels, one after the other. Raises as `measure_level`."""
     import torch
@@ -259,15 +261,17 @@ def _compare(
     )
 
 
-def _write(found: "Comparison", json_file: Path | None, picture: Path | None) -> None:
+def _write(
+    comparison: "Comparison", json_file: Path | None, picture: Path | None
+) -> None:
     """Print the table, and write the files."""
     from minfer.effects.cli.compare.report import as_json, table
 
-    print(table(found), flush=True)
+    print(table(comparison), flush=True)
     if json_file is not None:
-        text = json.dumps(as_json(found), indent=1, allow_nan=False)
+        text = json.dumps(as_json(comparison), indent=1, allow_nan=False)
         json_file.write_text(text + "\n", "utf-8")
     if picture is not None:
         from minfer.effects.cli.compare.plot import draw
 
-        draw(found, picture)
+        draw(comparison, picture)

@@ -14,11 +14,11 @@ from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.values.checks import ConfigError
 
-OWN: Final = "auto"  # the checkpoint's own dtype and format
-_SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+AS_STORED: Final = "auto"  # the checkpoint's own dtype and format
+_DTYPE_ALIASES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _QUANTIZATION: Final = "quantization"
 KV: Final = "kv:"  # before a type of KV cache
-DEFAULT_LEVELS: Final = (OWN, "int8", "int4")
+DEFAULT_LEVELS: Final = (AS_STORED, "int8", "int4")
 
 
 @frozen
@@ -32,10 +32,10 @@ class Level:
 def levels_of(names: Sequence[str], args: EngineArgs) -> tuple[Level, ...]:
     """Returns the levels of these names, of the model of `args`. Raises ConfigError."""
     for name in ("dtype", _QUANTIZATION):
-        if getattr(args, name, None) not in (None, OWN):
+        if getattr(args, name, None) not in (None, AS_STORED):
             raise ConfigError(
                 f"--{name} does not go with compare; give it as a level, as in "
-                f"--levels {OWN} {getattr(args, name)}"
+                f"--levels {AS_STORED} {getattr(args, name)}"
             )
     return tuple(Level(name, evolve(args, **_settings(name))) for name in names)
 
@@ -44,9 +44,9 @@ def _settings(name: str) -> Mapping[str, Any]:
     """Returns the settings of a level that differ from those of all. Raises
     ConfigError.
     """
-    if name == OWN:
+    if name == AS_STORED:
         return {}
-    dtype = DTYPES.get(_SHORT.get(name, name))
+    dtype = DTYPES.get(_DTYPE_ALIASES.get(name, name))
     if dtype is not None:
         return {"dtype": dtype}
     if name in LEVELS:
@@ -55,11 +55,11 @@ def _settings(name: str) -> Mapping[str, Any]:
         return {"kv_cache_dtype": name.removeprefix(KV)}
     if "/" in name or (name and Path(name).is_dir()):
         return {"model": name}
-    dtypes = ", ".join((*_SHORT, *DTYPES))
+    dtypes = ", ".join((*_DTYPE_ALIASES, *DTYPES))
     raise ConfigError(
-        f"{name!r} is no level; --levels takes {OWN} (the checkpoint's own dtype), a "
-        f"dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), {KV} and a "
-        f"value of --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), or another "
+        f"{name!r} is no level; --levels takes {AS_STORED} (the checkpoint's own dtype), "
+        f"a dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), {KV} and "
+        f"a value of --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), or another "
         "checkpoint: its folder, or its name on the hub (org/name)"
     )
 

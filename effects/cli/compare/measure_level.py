@@ -26,7 +26,7 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.kernels.leaves import INT8_TABLE
 from minfer.records.request import SamplingParams
 
-RUNS: Final = 3  # of each batch, after one that is not measured
+RUNS_PER_BATCH: Final = 3  # of each batch, after one that is not measured
 
 
 class LevelFailedError(Exception):
@@ -34,7 +34,7 @@ class LevelFailedError(Exception):
 
 
 @frozen(kw_only=True)
-class Load:
+class MeasuredLoad:
     """The load that speed is measured under: requests of random tokens of the text."""
 
     batches: tuple[int, ...]
@@ -46,7 +46,7 @@ class Load:
 def measure_level(
     level: Level,
     text: TextWindows,
-    load: Load,
+    load: MeasuredLoad,
     base: BaseProbabilities | None,
     *,
     is_base: bool,
@@ -55,7 +55,7 @@ def measure_level(
 
     Raises as `LLM` does, and LevelFailedError.
     """
-    with LLM.opened(level.args, ignore_progress) as llm:
+    with LLM.from_engine_args(level.args, ignore_progress) as llm:
         executor: Any = llm.worker.driver.executor
         device, size = executor.device, llm.setup.config.block_size
         memory = _memory(llm, executor)
@@ -140,39 +140,39 @@ def _tensors(tree: object) -> Iterator[Tensor | torch.ScriptObject]:
     elif inspect.isfunction(tree):
         inner = [*inspect.getclosurevars(tree).nonlocals.values()]
     elif attrs.has(kind := type(tree)):
-        inner = [getattr(tree, one.name) for one in attrs.fields(kind)]
-    for one in inner:
-        yield from _tensors(one)
+        inner = [getattr(tree, attribute.name) for attribute in attrs.fields(kind)]
+    for child in inner:
+        yield from _tensors(child)
 
 
 # --- speed ------------------------------------------------------------------------------
 
 
-def _speed(llm: LLM, text: TextWindows, load: Load, batch: int) -> Speed:
+def _speed(llm: LLM, text: TextWindows, load: MeasuredLoad, batch: int) -> Speed:
     """Returns the speed of a batch: medians of several runs."""
     params = SamplingParams(temperature=0, max_tokens=load.output, ignore_eos=True)
     draw, ids = random.Random(load.seed), text.ids  # noqa: S311 - no secrets
     outputs: list[RequestOutput] = []
     seconds: list[float] = []
-    for run in range(RUNS + 1):
+    for run in range(RUNS_PER_BATCH + 1):
         prompts = [draw.choices(ids, k=load.prompt) for _ in range(batch)]
         begin = time.perf_counter()
-        found = llm.generate(prompts, params, use_tqdm=False)
+        generated = llm.generate(prompts, params, use_tqdm=False)
         end = time.perf_counter()
-        _check(found)
+        _check(generated)
         if run:  # the first one is slower: it captures graphs and fills caches
-            outputs += found
+            outputs += generated
             seconds.append(end - begin)
     return Speed(
         batch=batch,
-        ttft=median(one.metrics.ttft or 0.0 for one in outputs),
-        tpot=median(one.metrics.tpot or 0.0 for one in outputs),
+        ttft=median(output.metrics.ttft or 0.0 for output in outputs),
+        tpot=median(output.metrics.tpot or 0.0 for output in outputs),
         throughput=batch * load.output / median(seconds),
     )
 
 
 def _check(outputs: Sequence[RequestOutput]) -> None:
     """Raise LevelFailedError if a request failed."""
-    for one in outputs:
-        if one.outputs[0].error:
-            raise LevelFailedError(one.outputs[0].error)
+    for output in outputs:
+        if output.outputs[0].error:
+            raise LevelFailedError(output.outputs[0].error)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from attrs import asdict, frozen
 
 import minfer
-from minfer.effects.cli.compare.measure_level import RUNS, Load
+from minfer.effects.cli.compare.measure_level import RUNS_PER_BATCH, MeasuredLoad
 from minfer.effects.cli.compare.results import LevelResult
 from minfer.effects.cli.compare.text_windows import TextWindows
 from minfer.effects.setup.device import DeviceInfo
@@ -29,7 +29,7 @@ UNITS: Final = {
     "tpot": "seconds",
     "throughput": "output tokens a second",
 }
-_NONE: Final = "-"
+_NO_VALUE: Final = "-"
 
 Cell = Callable[[LevelResult], str]
 
@@ -41,55 +41,61 @@ class Comparison:
     device: DeviceInfo
     threads: int  # of torch, of a thread that has not set its own
     text: TextWindows
-    load: Load
+    load: MeasuredLoad
     is_random: bool  # whether the weights are
     levels: tuple[LevelResult, ...]
 
 
-def table(found: Comparison) -> str:
+def table(comparison: Comparison) -> str:
     """Returns the comparison for a terminal: a column for each level."""
-    load, text, device = found.load, found.text, found.device
+    load, text, device = comparison.load, comparison.text, comparison.device
     windows = f"{len(text.windows)} windows of {text.length} tokens"
     tokens = f"{load.prompt} prompt tokens, {load.output} output tokens"
-    about = [
-        ("model", found.levels[0].model),
-        ("device", f"{device.name}, {processor()}, {found.threads} threads"),
+    facts = [
+        ("model", comparison.levels[0].model),
+        ("device", f"{device.name}, {processor()}, {comparison.threads} threads"),
         ("text", f"{text.file}: {text.positions} positions in {windows}"),
-        ("load", f"{tokens}; medians of {RUNS} runs"),
-        ("base", labels(found)[0]),
+        ("load", f"{tokens}; medians of {RUNS_PER_BATCH} runs"),
+        ("base", labels(comparison)[0]),
     ]
-    if found.is_random:
-        about.append(("weights", "random: figures of the text say nothing about a model"))
-    lines = [f"{name:<8}{value}" for name, value in about]
-    header = ["", *labels(found)]
-    rows = [[name, *map(cell, found.levels)] for name, cell in _cells(found)]
+    if comparison.is_random:
+        facts.append(("weights", "random: figures of the text say nothing about a model"))
+    lines = [f"{name:<8}{value}" for name, value in facts]
+    header = ["", *labels(comparison)]
+    rows = [[name, *map(cell, comparison.levels)] for name, cell in _cells(comparison)]
     return "\n".join([*lines, "", *_aligned([header, *rows])])
 
 
-def labels(found: Comparison) -> list[str]:
+def labels(comparison: Comparison) -> list[str]:
     """Returns short names of the levels: of a checkpoint's, the last part of its path."""
-    names = [level.level for level in found.levels]
+    names = [level.level for level in comparison.levels]
     short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
     return short if len(set(short)) == len(short) else names
 
 
-def _cells(found: Comparison) -> list[tuple[str, Cell]]:
+def _cells(comparison: Comparison) -> list[tuple[str, Cell]]:
     """Returns the table's rows: a name, and what it says of a level."""
-    base = found.levels[0].memory.weights_held
+    base = comparison.levels[0].memory.weights_held
     rows: list[tuple[str, Cell]] = [
-        ("dtype", lambda one: one.dtype),
-        ("weights, planned", lambda one: size_text(one.memory.weights_planned)),
-        ("weights, held", lambda one: size_text(one.memory.weights_held)),
-        ("  of the base's", lambda one: f"{one.memory.weights_held / base:.1%}"),
-        ("KV cache, planned", lambda one: size_text(one.memory.kv_planned)),
-        ("KV cache, held", lambda one: size_text(one.memory.kv_held)),
-        ("KV of a token", lambda one: size_text(one.memory.kv_of_token)),
-        ("perplexity", lambda one: f"{one.quality.perplexity:.4f}"),
-        ("  to the base's", lambda one: _change(one, found.levels[0])),
-        ("KL divergence", lambda one: _or_none(one.quality.kl_divergence, "{:.3g} nats")),
-        ("top-1 agreement", lambda one: _or_none(one.quality.top1_agreement, "{:.2%}")),
+        ("dtype", lambda level: level.dtype),
+        ("weights, planned", lambda level: size_text(level.memory.weights_planned)),
+        ("weights, held", lambda level: size_text(level.memory.weights_held)),
+        ("  of the base's", lambda level: f"{level.memory.weights_held / base:.1%}"),
+        ("KV cache, planned", lambda level: size_text(level.memory.kv_planned)),
+        ("KV cache, held", lambda level: size_text(level.memory.kv_held)),
+        ("KV of a token", lambda level: size_text(level.memory.kv_of_token)),
+        ("perplexity", lambda level: f"{level.quality.perplexity:.4f}"),
+        ("  to the base's", lambda level: _change(level, comparison.levels[0])),
+        (
+            "KL divergence",
+            lambda level: _or_none(level.quality.kl_divergence, "{:.3g} nats"),
+        ),
+        (
+            "top-1 agreement",
+            lambda level: _or_none(level.quality.top1_agreement, "{:.2%}"),
+        ),
     ]
-    for i, batch in enumerate(found.load.batches):
+    for i, batch in enumerate(comparison.load.batches):
         rows += _speed_cells(i, batch)
     return rows
 
@@ -97,20 +103,23 @@ def _cells(found: Comparison) -> list[tuple[str, Cell]]:
 def _speed_cells(i: int, batch: int) -> list[tuple[str, Cell]]:
     """Returns the rows of the speed of a batch, which is number `i`."""
     return [
-        (f"TTFT, batch {batch}", lambda one: f"{one.speeds[i].ttft * 1000:.2f} ms"),
-        (f"TPOT, batch {batch}", lambda one: f"{one.speeds[i].tpot * 1000:.3f} ms"),
-        (f"output, batch {batch}", lambda one: f"{one.speeds[i].throughput:.1f} tok/s"),
+        (f"TTFT, batch {batch}", lambda level: f"{level.speeds[i].ttft * 1000:.2f} ms"),
+        (f"TPOT, batch {batch}", lambda level: f"{level.speeds[i].tpot * 1000:.3f} ms"),
+        (
+            f"output, batch {batch}",
+            lambda level: f"{level.speeds[i].throughput:.1f} tok/s",
+        ),
     ]
 
 
-def _change(one: LevelResult, base: LevelResult) -> str:
+def _change(level: LevelResult, base: LevelResult) -> str:
     """Returns by how much a level's perplexity differs from the base's."""
-    ratio = one.quality.perplexity / base.quality.perplexity
-    return _NONE if one is base else f"{ratio - 1:+.2%}"
+    ratio = level.quality.perplexity / base.quality.perplexity
+    return _NO_VALUE if level is base else f"{ratio - 1:+.2%}"
 
 
-def _or_none(value: float | None, how: str) -> str:
-    return _NONE if value is None else how.format(value)
+def _or_none(value: float | None, template: str) -> str:
+    return _NO_VALUE if value is None else template.format(value)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -125,11 +134,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """Returns the comparison with its circumstances, for json.dumps; a figure that is not
     finite is null.
     """
-    text = found.text
+    text = comparison.text
     tree = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "minfer": minfer.__version__,
@@ -137,11 +146,11 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {d.name: d.version for p in PACKAGES for d in distributions(name=p)},
         "device": {
-            "kind": found.device.kind,
-            "name": found.device.name,
+            "kind": comparison.device.kind,
+            "name": comparison.device.name,
             "processor": processor(),
             "cores": os.cpu_count(),
-            "torch_threads": found.threads,
+            "torch_threads": comparison.threads,
         },
         "text": {
             "file": text.file,
@@ -150,10 +159,10 @@ def as_json(found: Comparison) -> dict[str, Any]:
             "windows": len(text.windows),
             "positions": text.positions,
         },
-        "load": {**asdict(found.load), "runs": RUNS},
-        "random_weights": found.is_random,
+        "load": {**asdict(comparison.load), "runs": RUNS_PER_BATCH},
+        "random_weights": comparison.is_random,
         "units": UNITS,
-        "levels": [asdict(level) for level in found.levels],
+        "levels": [asdict(level) for level in comparison.levels],
     }
     finite: dict[str, Any] = _finite(tree)
     return finite
@@ -162,9 +171,9 @@ def as_json(found: Comparison) -> dict[str, Any]:
 def _finite(value: Any) -> Any:
     """Returns a tree of JSON, with None for numbers that it has not."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -175,15 +184,15 @@ def _commit() -> str | None:
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def processor() -> str:
     """Returns the name of the processor."""
     info = Path("/proc/cpuinfo")  # Linux's
     text = info.read_text("utf-8") if info.exists() else ""
-    found = re.search("model name\t: (.*)", text)
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search("model name\t: (.*)", text)
+    return match[1] if match else platform.processor() or platform.machine()

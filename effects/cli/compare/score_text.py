@@ -20,7 +20,7 @@ from minfer.effects.setup.memory import size_text
 from minfer.values.checks import ConfigError
 
 # Positions whose logits are held at once: 150 MB of float32 for 150,000 tokens.
-PIECE: Final = 256
+POSITIONS_PER_CHUNK: Final = 256
 
 
 @frozen(eq=False)
@@ -37,13 +37,13 @@ class BaseProbabilities:
         shape = (positions, vocab)
         return cls(np.memmap(folder / "base", np.float32, mode="w+", shape=shape))
 
-    def write(self, at: int, values: Tensor) -> None:
+    def write(self, start: int, values: Tensor) -> None:
         """Keep log-probabilities [count, vocab] from a position on."""
-        self.rows[at : at + len(values)] = values.cpu().numpy()
+        self.rows[start : start + len(values)] = values.cpu().numpy()
 
-    def read(self, at: int, like: Tensor) -> Tensor:
+    def read(self, start: int, like: Tensor) -> Tensor:
         """Returns as many as `like` has, on its device."""
-        return torch.from_numpy(self.rows[at : at + len(like)]).to(like.device)
+        return torch.from_numpy(self.rows[start : start + len(like)]).to(like.device)
 
 
 def check_disk(positions: int, vocab: int) -> None:
@@ -67,17 +67,17 @@ class Sums:
     agreed: int = 0
     compared: bool = field(default=False, kw_only=True)
 
-    def add(self, found: Tensor, targets: Tensor, base: Tensor | None) -> None:
-        """Add positions with log-probabilities `found` [count, vocab], next tokens
+    def add(self, log_probs: Tensor, targets: Tensor, base: Tensor | None) -> None:
+        """Add positions with log-probabilities `log_probs` [count, vocab], next tokens
         [count], and the base's log-probabilities.
         """
-        self.positions += len(found)
-        self.cost -= float(found.gather(1, targets[:, None]).double().sum())
+        self.positions += len(log_probs)
+        self.cost -= float(log_probs.gather(1, targets[:, None]).double().sum())
         if base is not None:
             self.compared = True
-            terms = F.kl_div(found, base, reduction="none", log_target=True)
+            terms = F.kl_div(log_probs, base, reduction="none", log_target=True)
             self.divergence += float(terms.sum(dtype=torch.float64))
-            self.agreed += int((found.argmax(-1) == base.argmax(-1)).sum())
+            self.agreed += int((log_probs.argmax(-1) == base.argmax(-1)).sum())
 
     def quality(self) -> Quality:
         """Returns the means."""
@@ -103,12 +103,14 @@ def score_text(
     """
     sums = Sums()
     with executor.between_steps():
-        for targets, found in _log_probabilities(executor, block_size, text):
-            at = sums.positions
+        for targets, log_probs in _log_probabilities(executor, block_size, text):
+            start = sums.positions
             if base is not None and is_base:
-                base.write(at, found)
-            other = None if base is None or is_base else base.read(at, found)
-            sums.add(found, targets, other)
+                base.write(start, log_probs)
+            base_log_probs = (
+                None if base is None or is_base else base.read(start, log_probs)
+            )
+            sums.add(log_probs, targets, base_log_probs)
     return sums.quality()
 
 
@@ -121,7 +123,7 @@ def _log_probabilities(
     blocks = -(-text.length // block_size)
     cache = executor.make_cache(blocks, block_size, text.length)
     for window in text.windows:
-        for start in range(0, text.length - 1, PIECE):
+        for start in range(0, text.length - 1, POSITIONS_PER_CHUNK):
             row = _row(window, start, range(blocks))
             batch = make_batch([row], block_size, executor.device)
             logits = executor.model(batch, cache)
@@ -134,5 +136,5 @@ def _log_probabilities(
 
 def _row(window: Window, start: int, table: range) -> BatchRow:
     """Returns the inputs of the next positions of a window, without its last token."""
-    tokens = window[start : min(start + PIECE, len(window) - 1)]
+    tokens = window[start : min(start + POSITIONS_PER_CHUNK, len(window) - 1)]
     return BatchRow(tokens, start, table, len(tokens))

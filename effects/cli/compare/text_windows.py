@@ -13,7 +13,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.values.checks import ConfigError
 
 # Characters that are read for each token that is wanted: tokens are seldom longer.
-CHARACTERS: Final = 64
+CHARACTERS_PER_TOKEN: Final = 64
 
 Window = tuple[int, ...]  # token ids
 
@@ -43,20 +43,20 @@ class TextWindows:
 
 
 def read_windows(
-    file: Path, most: int, levels: Sequence[Level], setups: Sequence[Setup]
+    file: Path, max_tokens: int, levels: Sequence[Level], setups: Sequence[Setup]
 ) -> TextWindows:
-    """Returns the windows of a text's first tokens, at most `most`, for these levels.
+    """Returns the windows of a text's first `max_tokens` tokens, for these levels.
 
     Raises ConfigError if it cannot be read, is shorter than a window, or has other token
     ids at another level.
     """
-    text = _read(file, CHARACTERS * most)
-    length = min(most, *(setup.config.max_model_len for setup in setups))
-    ids = _encoded(file, text, setups[0])[:most]
+    text = _read(file, CHARACTERS_PER_TOKEN * max_tokens)
+    length = min(max_tokens, *(setup.config.max_model_len for setup in setups))
+    ids = _encoded(file, text, setups[0])[:max_tokens]
     for level, setup in zip(levels, setups, strict=True):
         if setup.folder != setups[0].folder:
             with naming(level):
-                _check_equal(ids, _encoded(file, text, setup)[:most])
+                _check_equal(ids, _encoded(file, text, setup)[:max_tokens])
     if len(ids) < length:
         raise ConfigError(
             f"--text {file} has {len(ids)} tokens, fewer than a window of {length}; give "
@@ -92,9 +92,9 @@ def _encoded(file: Path, text: str, setup: Setup) -> list[int]:
     return ids
 
 
-def _check_equal(base: list[int], found: list[int]) -> None:
+def _check_equal(base: list[int], ids: list[int]) -> None:
     """Raise ConfigError if a level's token ids are not the base's."""
-    if found != base:
+    if ids != base:
         raise ConfigError(
             "its tokenizer makes other tokens of the text than the base's; compare "
             "checkpoints of one tokenizer"

@@ -35,7 +35,7 @@ COMMON: Final = (
     "--enforce-eager",
     "--seed",
 )
-MOST: Final = 1000
+MAX_COUNT: Final = 1000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +60,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST}")
+    if not text.isdecimal() or not 0 < int(text) <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number from 1 to {MAX_COUNT}"
+        )
     return int(text)
 
 

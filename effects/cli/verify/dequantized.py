@@ -86,19 +86,25 @@ class SourceTensors:
         """Returns the tensors of a quantized matrix that the checkpoint has."""
         form = self.files.format_of(matrix.name)
         read = form.expert_parts if matrix.sizes.experts else form.parts
-        return [part for part in read(matrix.name, leaf) if part.name in self.places]
+        return [
+            tensor_part
+            for tensor_part in read(matrix.name, leaf)
+            if tensor_part.name in self.places
+        ]
 
     def leaf(self, matrix: StoredMatrix) -> Linear:
         """Returns the leaf of a quantized matrix, not filled."""
-        how = self.spec.quantization
-        how = None if how is None else evolve(how, plain=frozenset())
+        quantization = self.spec.quantization
+        quantization = (
+            None if quantization is None else evolve(quantization, plain=frozenset())
+        )
         sizes = evolve(matrix.sizes, bias=False, plain=False)
-        return WeightMaker("float32", "cpu", how).linear(sizes)
+        return WeightMaker("float32", "cpu", quantization).linear(sizes)
 
     def names(self, matrix: StoredMatrix) -> list[str]:
         """Returns the names of a quantized matrix's tensors in the files."""
-        parts = self.parts(matrix, self.leaf(matrix))
-        return [self.places[part.name].name for part in parts]
+        tensor_parts = self.parts(matrix, self.leaf(matrix))
+        return [self.places[tensor_part.name].name for tensor_part in tensor_parts]
 
     def unquantized_name(self, matrix: StoredMatrix) -> str:
         """Returns a matrix's name in an unquantized checkpoint, with the prefix that the
@@ -111,8 +117,8 @@ class SourceTensors:
     def meant(self, matrix: StoredMatrix) -> Tensor:
         """Returns the numbers that a quantized matrix means, in float32."""
         leaf = self.leaf(matrix)
-        for part in self.parts(matrix, leaf):
-            part.fill(self.places[part.name].tensor())
+        for tensor_part in self.parts(matrix, leaf):
+            tensor_part.fill(self.places[tensor_part.name].tensor())
         numbers = dequantize(leaf)
         return (numbers.mT if matrix.transposed else numbers).contiguous()
 
@@ -124,28 +130,28 @@ def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantize
     folder.mkdir()
     _write_side_files(source, folder)
     with ExitStack() as stack:
-        found = find_tensors(source, stack)
-        planned = planned_parts(spec, found, source)
-        places = {part.name: place for place, part in planned}
-        tensors = SourceTensors(spec, checkpoint_form(spec, found), places)
+        stored_tensors = find_tensors(source, stack)
+        planned = planned_parts(spec, stored_tensors, source)
+        places = {tensor_part.name: place for place, tensor_part in planned}
+        tensors = SourceTensors(spec, checkpoint_form(spec, stored_tensors), places)
         matrices = [*_quantized(spec, tensors.files)]
         form = tensors.files.format
         stored = {name for matrix in matrices for name in tensors.names(matrix)}
         inert = () if form is None else form.inert
-        kept = [
+        unquantized = [
             place
-            for name, place in found.places.items()
+            for name, place in stored_tensors.places.items()
             if name not in stored and not name.endswith(inert)
         ]
         names = {matrix.name: tensors.unquantized_name(matrix) for matrix in matrices}
 
         def written() -> Iterator[tuple[str, Tensor]]:
-            for place in kept:
+            for place in unquantized:
                 yield place.name, place.tensor()
             for matrix in matrices:
                 yield names[matrix.name], tensors.meant(matrix)
 
-        sizes = [size_of(place.name, place.tensor()) for place in kept]
+        sizes = [size_of(place.name, place.tensor()) for place in unquantized]
         sizes += [size_of(names[matrix.name], matrix.blank()) for matrix in matrices]
         write_file(folder / SINGLE_NAME, sizes, written(), lambda _: None)
     scheme = None if form is None else form.scheme
@@ -188,8 +194,8 @@ def _quantized(spec: ModelSpec, files: CheckpointForm) -> Iterator[StoredMatrix]
                 continue
             feed = layer.feed_forward
             if sizes.experts and isinstance(feed, MoE):
-                for one in _of_experts(sizes, feed, files):
-                    yield evolve(one, name=prefix + one.name)
+                for matrix in _of_experts(sizes, feed, files):
+                    yield evolve(matrix, name=prefix + matrix.name)
                 continue
             for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
                 yield StoredMatrix(
@@ -205,11 +211,11 @@ def _of_experts(
     if files.stacked or keys.transposed:
         name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
         rows = (sum(sizes.outputs),)
-        whole = evolve(sizes, names=(name,), outputs=rows, bias=False)
-        yield StoredMatrix(f"{keys.experts}.{name}", whole, keys.transposed)
+        stacked = evolve(sizes, names=(name,), outputs=rows, bias=False)
+        yield StoredMatrix(f"{keys.experts}.{name}", stacked, keys.transposed)
         return
     for expert in range(sizes.experts):
         for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
-            own = name.replace(f"{keys.experts}.0.", f"{keys.experts}.{expert}.")
-            single = evolve(sizes, names=(own,), outputs=(outputs,), experts=0)
-            yield StoredMatrix(own, single)
+            expert_name = name.replace(f"{keys.experts}.0.", f"{keys.experts}.{expert}.")
+            single = evolve(sizes, names=(expert_name,), outputs=(outputs,), experts=0)
+            yield StoredMatrix(expert_name, single)

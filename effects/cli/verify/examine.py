@@ -12,8 +12,8 @@ from attrs import asdict, evolve, frozen
 from minfer.effects.cli.verify import checkpoint_checks, logit_differences, tokens
 from minfer.effects.cli.verify.dequantized import Dequantized, write_dequantized
 from minfer.effects.cli.verify.findings import FAILED, RANDOM, SKIPPED, Check
-from minfer.effects.cli.verify.known_differences import differences
-from minfer.effects.cli.verify.passages import CODE, PROSE, prompts
+from minfer.effects.cli.verify.known_differences import list_differences
+from minfer.effects.cli.verify.passages import CODE, PROSE, cut_prompts
 from minfer.effects.cli.verify.randomness import looks_random
 from minfer.effects.cli.verify.reference import (
     load_reference,
@@ -29,40 +29,40 @@ from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
 
-CONTEXT: Final = 256  # tokens, of the engine that is compared
+MAX_CONTEXT_TOKENS: Final = 256  # tokens, of the engine that is compared
 
 
-def examine(args: EngineArgs, count: int, most: int) -> Iterator[Check]:
-    """Yield findings over `count` prompts, continued by `most` tokens.
+def examine(args: EngineArgs, count: int, max_tokens: int) -> Iterator[Check]:
+    """Yield findings over `count` prompts, continued by `max_tokens` tokens.
 
     Under load format dummy, of the same architecture with random weights, which both
     sides read from a temporary folder. Raises CheckpointError for what cannot be loaded.
     """
     folder = model_folder(args.model)
     if args.load_format != "dummy":
-        yield from _examine(evolve(args, model=str(folder)), count, most)
+        yield from _examine(evolve(args, model=str(folder)), count, max_tokens)
         return
     with tempfile.TemporaryDirectory(prefix="minfer-verify-") as place:
         copy = write_random(folder, Path(place) / folder.resolve().name, args.seed)
         yield Check("tensors", RANDOM, "made here, as --load-format dummy asks")
         compared = evolve(args, model=str(copy), load_format="auto")
-        yield from _examine(compared, count, most, is_random=True)
+        yield from _examine(compared, count, max_tokens, is_random=True)
 
 
 def _examine(
-    args: EngineArgs, count: int, most: int, *, is_random: bool = False
+    args: EngineArgs, count: int, max_tokens: int, *, is_random: bool = False
 ) -> Iterator[Check]:
     # Executors that compute nothing have no bound of memory.
     setup = prepare(evolve(args, executor="dry"))
     spec = as_stored(setup.spec, setup.folder)
-    length = min(CONTEXT, setup.config.max_model_len)
+    length = min(MAX_CONTEXT_TOKENS, setup.config.max_model_len)
     run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
     with tempfile.TemporaryDirectory(prefix="minfer-verify-") as place:
         copy = Dequantized(setup.folder, None, frozenset())
         if spec.quantization is not None or is_gguf(setup.folder):
             copy = write_dequantized(setup.folder, spec, Path(place) / "dequantized")
         compared = Compared(run, setup.folder, spec, copy, is_random)
-        yield from _compare(compared, count, min(most, length // 2))
+        yield from _compare(compared, count, min(max_tokens, length // 2))
 
 
 @frozen
@@ -76,58 +76,66 @@ class Compared:
     is_random: bool
 
 
-def _compare(of: Compared, count: int, most: int) -> Iterator[Check]:
-    """Yield findings over `count` prompts, continued by `most` tokens."""
-    single = evolve(of.args, dtype="float32", block_size=logit_differences.BLOCK)
+def _compare(compared: Compared, count: int, max_tokens: int) -> Iterator[Check]:
+    """Yield findings over `count` prompts, continued by `max_tokens` tokens."""
+    single = evolve(
+        compared.args, dtype="float32", block_size=logit_differences.BLOCK_TOKENS
+    )
     with LLM(**asdict(single, recurse=False)) as llm:
-        ours = Tokenizer(of.folder)
-        if not of.is_random:
-            yield checkpoint_checks.tensors(of.reference, of.spec)
-        yield from _texts(of, ours)
-        length = of.args.max_model_len or CONTEXT
+        tokenizer = Tokenizer(compared.folder)
+        if not compared.is_random:
+            yield checkpoint_checks.check_tensors(compared.reference, compared.spec)
+        yield from _texts(compared, tokenizer)
+        length = compared.args.max_model_len or MAX_CONTEXT_TOKENS
         # Ids without an embedding are found by the check of ids.
         passages = [
-            [token for token in ours.encode(text) if token < of.spec.vocab_size]
+            [
+                token
+                for token in tokenizer.encode(text)
+                if token < compared.spec.vocab_size
+            ]
             for text in (CODE, PROSE)
         ]
         passages = [ids[: length // 2] for ids in passages]
-        texts = prompts(passages, count)
-        plain = reference_logits(evolve(of.reference, scheme=None), "float32")
+        texts = cut_prompts(passages, count)
+        plain = reference_logits(evolve(compared.reference, scheme=None), "float32")
         exact = [plain(ids) for ids in texts]
-        if of.reference.scheme is None:
-            yield logit_differences.float32(llm, texts, exact)
-            yield logit_differences.greedy(llm, plain, texts, most)
+        if compared.reference.scheme is None:
+            yield logit_differences.check_float32(llm, texts, exact)
+            yield logit_differences.check_greedy(llm, plain, texts, max_tokens)
         else:
-            reference = reference_logits(of.reference, "float32")
-            theirs = [reference(ids) for ids in texts]
-            yield logit_differences.rounded(llm, texts, exact, theirs)
-            off = float((torch.cat(theirs) - torch.cat(exact)).abs().max())
-            yield logit_differences.greedy(llm, reference, texts, most, off)
-        if not of.is_random:
-            yield _sanity(llm, passages, of.reference.folder)
-    if of.spec.dtype != "float32":
-        reference = reference_logits(of.reference, of.spec.dtype)
-        with LLM(**asdict(of.args, recurse=False)) as llm:
-            found = logit_differences.packed_logits(llm, texts)
-            yield logit_differences.half(exact, found, [reference(ids) for ids in texts])
+            reference = reference_logits(compared.reference, "float32")
+            rounded_logits = [reference(ids) for ids in texts]
+            yield logit_differences.check_rounded(llm, texts, exact, rounded_logits)
+            off = float((torch.cat(rounded_logits) - torch.cat(exact)).abs().max())
+            yield logit_differences.check_greedy(llm, reference, texts, max_tokens, off)
+        if not compared.is_random:
+            yield _sanity(llm, passages, compared.reference.folder)
+    if compared.spec.dtype != "float32":
+        reference = reference_logits(compared.reference, compared.spec.dtype)
+        with LLM(**asdict(compared.args, recurse=False)) as llm:
+            packed = logit_differences.packed_logits(llm, texts)
+            yield logit_differences.check_half(
+                exact, packed, [reference(ids) for ids in texts]
+            )
 
 
-def _texts(of: Compared, ours: Tokenizer) -> Iterator[Check]:
+def _texts(compared: Compared, tokenizer: Tokenizer) -> Iterator[Check]:
     """Yield findings about ids, templates and tokenizers."""
-    if is_gguf(of.folder):
-        what = "transformers reads those of GGUF files by rules of its own"
-        yield Check("tokenizer", SKIPPED, what)
+    if is_gguf(compared.folder):
+        reason = "transformers reads those of GGUF files by rules of its own"
+        yield Check("tokenizer", SKIPPED, reason)
         return
-    theirs = load_reference(transformers.AutoTokenizer, of.folder)
-    yield checkpoint_checks.ids(of.folder, ours, of.spec)
-    yield tokens.template(ours, theirs)
-    yield from tokens.tokenizer(of.folder, ours, theirs)
-    yield from differences(of.folder)
+    reference_tokenizer = load_reference(transformers.AutoTokenizer, compared.folder)
+    yield checkpoint_checks.check_ids(compared.folder, tokenizer, compared.spec)
+    yield tokens.check_template(tokenizer, reference_tokenizer)
+    yield from tokens.check_tokenizer(compared.folder, tokenizer, reference_tokenizer)
+    yield from list_differences(compared.folder)
 
 
 def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:
     """The check of text's probability; random weights are not at fault."""
-    found = logit_differences.sanity(llm, passages)
-    if found.state != FAILED or not looks_random(folder):
-        return found
-    return Check(found.name, RANDOM, f"the weights are random; {found.figures}")
+    check = logit_differences.check_sanity(llm, passages)
+    if check.state != FAILED or not looks_random(folder):
+        return check
+    return Check(check.name, RANDOM, f"the weights are random; {check.figures}")

@@ -21,12 +21,12 @@ class Check:
     figures: str
 
 
-def judged(name: str, bad: Sequence[str], figures: str) -> Check:
+def judge(name: str, bad: Sequence[str], figures: str) -> Check:
     """A finding that fails if anything is `bad`; it shows the first of these."""
     if not bad:
         return Check(name, PASSED, figures)
-    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    return Check(name, FAILED, f"{figures}; {bad[0]}{more}")
+    remaining = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return Check(name, FAILED, f"{figures}; {bad[0]}{remaining}")
 
 
 def failed(checks: Sequence[Check]) -> list[str]:

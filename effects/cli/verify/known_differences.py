@@ -56,9 +56,9 @@ def _drawn(folder: Path) -> list[str]:
 def _more_ends(folder: Path) -> list[str]:
     names = (GENERATION, "config.json")
     values = [read_optional(folder / name).get("eos_token_id") for name in names]
-    value: Any = next((one for one in values if one is not None), [])
-    theirs = [*map(whole_to_int, value if isinstance(value, list) else [value])]
-    return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
+    value: Any = next((candidate for candidate in values if candidate is not None), [])
+    config_ends = [*map(whole_to_int, value if isinstance(value, list) else [value])]
+    return [str(token) for token in Tokenizer(folder).eos_ids if token not in config_ends]
 
 
 def _clean_up(folder: Path) -> list[str]:
@@ -121,7 +121,7 @@ DIFFERENCES: Final = (
 )
 
 
-def differences(folder: Path) -> Iterator[Check]:
+def list_differences(folder: Path) -> Iterator[Check]:
     """A note for each row of the list that matters to a checkpoint."""
     for row in DIFFERENCES:
         if seen := row.seen(folder):

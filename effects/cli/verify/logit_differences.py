@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.cli.verify.findings import Check, judged
+from minfer.effects.cli.verify.findings import Check, judge
 from minfer.effects.cli.verify.reference import Logits
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
@@ -18,12 +18,13 @@ from minfer.records.request import SamplingParams
 # order make 1e-5, in deep models 1e-4; the smallest real mistakes make 1e-2. Tokens whose
 # logits are closer than twice this may come out either way, which is a tie.
 FLOAT32: Final = 1e-3
-HALF: Final = 3  # times transformers' own divergence from float32, in half precision
-BLOCK: Final = 16  # tokens
-CLEARLY: Final = 1.0  # nats a token by which text must be more probable
+# Times transformers' own divergence from float32, in half precision.
+MAX_HALF_RATIO: Final = 3
+BLOCK_TOKENS: Final = 16
+MIN_GAIN_NATS: Final = 1.0  # nats a token by which text must be more probable
 # Of its cost, at most, that text has when it is repeated: in the bundled models 0.25 to
 # 0.4, and 0.75 to 1 where positions turn a hundred times faster than they learnt.
-AGAIN: Final = 0.7
+MAX_REPEATED_RATIO: Final = 0.7
 
 
 def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
@@ -31,9 +32,9 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
     token.
     """
     executor: Any = llm.worker.driver.executor
-    blocks = -(-max(map(len, texts)) // BLOCK) * len(texts)
-    cache = executor.make_cache(blocks, BLOCK, blocks * BLOCK)
-    parts: list[list[Tensor]] = [[] for _ in texts]
+    blocks = -(-max(map(len, texts)) // BLOCK_TOKENS) * len(texts)
+    cache = executor.make_cache(blocks, BLOCK_TOKENS, blocks * BLOCK_TOKENS)
+    chunks: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(3):
         rows = {}
         for i, ids in enumerate(texts):
@@ -42,40 +43,40 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
             if begin < end:
                 table = range(i, blocks, len(texts))
                 rows[i] = BatchRow(ids[begin:end], begin, table, end - begin)
-        batch = make_batch([*rows.values()], BLOCK, executor.device)
+        batch = make_batch([*rows.values()], BLOCK_TOKENS, executor.device)
         logits = executor.model(batch, cache).float().cpu()
         logits = logits.split([row.sample for row in rows.values()])
-        for i, part in zip(rows, logits, strict=True):
-            parts[i].append(part)
-    return [torch.cat(part) for part in parts]
+        for i, chunk in zip(rows, logits, strict=True):
+            chunks[i].append(chunk)
+    return [torch.cat(text_chunks) for text_chunks in chunks]
 
 
-def float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
+def check_float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
     """minfer's float32 logits against transformers', which are `exact`."""
-    right = torch.cat(exact)
-    found = torch.cat(packed_logits(llm, texts))
-    gap = float((found - right).abs().max())
-    most = FLOAT32 * float(right.std())
-    figures = f"{len(right)} positions of {len(texts)} prompts off by {gap:.2g}"
-    bad = [] if gap <= most else [f"allowed is {most:.2g}"]
-    return judged("logits float32", bad, figures)
+    expected = torch.cat(exact)
+    actual = torch.cat(packed_logits(llm, texts))
+    gap = float((actual - expected).abs().max())
+    allowed = FLOAT32 * float(expected.std())
+    figures = f"{len(expected)} positions of {len(texts)} prompts off by {gap:.2g}"
+    bad = [] if gap <= allowed else [f"allowed is {allowed:.2g}"]
+    return judge("logits float32", bad, figures)
 
 
-def rounded(
-    llm: LLM, texts: list[list[int]], exact: list[Tensor], theirs: list[Tensor]
+def check_rounded(
+    llm: LLM, texts: list[list[int]], exact: list[Tensor], reference_logits: list[Tensor]
 ) -> Check:
     """minfer's float32 logits where activations are rounded to 8 bits, against those of
-    transformers' model that rounds them, `theirs`, and that does not, `exact`.
+    transformers' model that rounds them, `reference_logits`, and that does not, `exact`.
 
     The order of a sum decides now and then to which of two numbers an activation is
     rounded, and each such difference causes more of them in the next layer. So logits
     cannot be equal; their divergence from those without rounding is compared.
     """
-    found = half(exact, packed_logits(llm, texts), theirs)
-    return evolve(found, name="logits float32")
+    check = check_half(exact, packed_logits(llm, texts), reference_logits)
+    return evolve(check, name="logits float32")
 
 
-def greedy(
+def check_greedy(
     llm: LLM,
     reference: Logits,
     texts: list[list[int]],
@@ -95,23 +96,27 @@ def greedy(
         outputs = llm.generate([list(ids) for ids in texts], params, use_tqdm=False)
         hits = sum(output.num_cached_tokens for output in outputs)
         for i, (ids, output) in enumerate(zip(texts, outputs, strict=True)):
-            made = list(output.outputs[0].token_ids)
-            logits = reference([*ids, *made[:-1]])[len(ids) - 1 :]
-            gaps = logits.max(-1).values - logits[range(len(made)), made]
-            most = 2 * max(off, FLOAT32 * float(logits.std()))
-            wrong = int((~(gaps <= most)).sum())
-            count += len(made)
+            generated = list(output.outputs[0].token_ids)
+            logits = reference([*ids, *generated[:-1]])[len(ids) - 1 :]
+            gaps = logits.max(-1).values - logits[range(len(generated)), generated]
+            allowed = 2 * max(off, FLOAT32 * float(logits.std()))
+            wrong = int((~(gaps <= allowed)).sum())
+            count += len(generated)
             ties += int(gaps.count_nonzero()) - wrong
             bad += [f"prompt {i}: {wrong} tokens are not the likeliest"] if wrong else []
-            ends = [at for at, token in enumerate(made) if token in llm.setup.stop_ids]
-            if (ends or [tokens - 1]) != [len(made) - 1]:
+            ends = [
+                position
+                for position, token in enumerate(generated)
+                if token in llm.setup.stop_ids
+            ]
+            if (ends or [tokens - 1]) != [len(generated) - 1]:
                 error = output.outputs[0].error
-                bad.append(f"prompt {i} ends after {len(made)} tokens: {error}")
+                bad.append(f"prompt {i} ends after {len(generated)} tokens: {error}")
     figures = f"{count} tokens, {ties} ties, {hits} prompt tokens cached"
-    return judged("greedy text", bad, figures)
+    return judge("greedy text", bad, figures)
 
 
-def sanity(llm: LLM, passages: list[list[int]]) -> Check:
+def check_sanity(llm: LLM, passages: list[list[int]]) -> Check:
     """Text must be likelier than its tokens shuffled or a uniform guess; one of the
     passages must be likelier when it is repeated.
 
@@ -124,45 +129,52 @@ def sanity(llm: LLM, passages: list[list[int]]) -> Check:
         return float(-logp.gather(1, torch.tensor(ids[1:])[:, None])[begin:].mean())
 
     costs = [cost(ids) for ids in passages]
-    again = [cost([*ids, *ids], len(ids)) for ids in passages]
+    repeated_costs = [cost([*ids, *ids], len(ids)) for ids in passages]
     # The passage that the model knows better, and the one that gains more.
     text, ids = min(zip(costs, passages, strict=True))
-    pairs = zip(costs, again, strict=True)
-    first, then = max(pairs, key=lambda one: AGAIN * one[0] - one[1])
+    pairs = zip(costs, repeated_costs, strict=True)
+    first, repeated = max(pairs, key=lambda pair: MAX_REPEATED_RATIO * pair[0] - pair[1])
     shuffled = cost(random.Random(0).sample(ids, len(ids)))  # noqa: S311 - no secrets
     uniform = math.log(llm.setup.spec.vocab_size)
     figures = (
         f"nats a token: text {text:.2f}, shuffled {shuffled:.2f}, uniform {uniform:.2f}; "
-        f"{first:.2f}, and {then:.2f} when it is said again"
+        f"{first:.2f}, and {repeated:.2f} when it is said again"
     )
     bad = []
-    if text >= min(uniform, shuffled) - CLEARLY:
+    if text >= min(uniform, shuffled) - MIN_GAIN_NATS:
         bad.append("text is not clearly more probable")
-    if then >= AGAIN * first:
+    if repeated >= MAX_REPEATED_RATIO * first:
         bad.append("repeated text is not clearly more probable")
-    return judged("sanity", bad, figures)
+    return judge("sanity", bad, figures)
 
 
-def half(exact: list[Tensor], found: list[Tensor], theirs: list[Tensor]) -> Check:
+def check_half(
+    exact: list[Tensor], logits: list[Tensor], reference_logits: list[Tensor]
+) -> Check:
     """Divergence from float32 (Kullback-Leibler, nats a token), minfer's and
     transformers'.
     """
-    right = torch.cat(exact).log_softmax(-1)
-    ours = _divergence(right, found)
-    other = _divergence(right, theirs)
-    bad = [] if ours[0] <= HALF * other[0] + 1e-4 else ["too far from float32"]
-    figures = (
-        f"divergence {ours[0]:.2g} nats, likeliest token the same at {ours[1]:.1%}; "
-        f"transformers {other[0]:.2g}, {other[1]:.1%}"
+    expected = torch.cat(exact).log_softmax(-1)
+    divergence = _divergence(expected, logits)
+    reference_divergence = _divergence(expected, reference_logits)
+    bad = (
+        []
+        if divergence[0] <= MAX_HALF_RATIO * reference_divergence[0] + 1e-4
+        else ["too far from float32"]
     )
-    return judged("logits half", bad, figures)
+    figures = (
+        f"divergence {divergence[0]:.2g} nats, likeliest token the same at "
+        f"{divergence[1]:.1%}; "
+        f"transformers {reference_divergence[0]:.2g}, {reference_divergence[1]:.1%}"
+    )
+    return judge("logits half", bad, figures)
 
 
-def _divergence(right: Tensor, found: list[Tensor]) -> tuple[float, float]:
-    """Mean divergence in nats from log-probabilities that are `right`, and the share of
-    positions whose likeliest token is the same.
+def _divergence(expected: Tensor, logits: list[Tensor]) -> tuple[float, float]:
+    """Mean divergence in nats from log-probabilities that are `expected`, and the share
+    of positions whose likeliest token is the same.
     """
-    logp = torch.cat(found).log_softmax(-1)
-    divergence = (right.exp() * (right - logp)).sum(-1).mean()
-    same = (right.argmax(-1) == logp.argmax(-1)).float().mean()
+    logp = torch.cat(logits).log_softmax(-1)
+    divergence = (expected.exp() * (expected - logp)).sum(-1).mean()
+    same = (expected.argmax(-1) == logp.argmax(-1)).float().mean()
     return float(divergence), float(same)

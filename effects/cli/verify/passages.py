@@ -49,12 +49,12 @@ TOOLS: Final = (
 )
 
 
-def prompts(passages: list[list[int]], count: int) -> list[list[int]]:
+def cut_prompts(passages: list[list[int]], count: int) -> list[list[int]]:
     """Cut prompts of 20 to 67 tokens out of passages in turn, each from another place."""
     halves = [len(ids) // 2 for ids in passages]
-    made = []
+    cuts = []
     for i in range(count):
         which = i % len(passages)
         begin = 7 * i % halves[which]
-        made.append(passages[which][begin:][: 20 + 11 * i % 48])
-    return made
+        cuts.append(passages[which][begin:][: 20 + 11 * i % 48])
+    return cuts

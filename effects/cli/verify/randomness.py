@@ -18,13 +18,13 @@ from torch import Tensor
 
 from minfer.effects.models.checkpoint.checkpoint import shards
 
-BEYOND: Final = 1.15  # times the edge
+MAX_RATIO_TO_EDGE: Final = 1.15  # times the edge
 ITERATIONS: Final = 20  # of the power method, which nears the value from below
 
 
 def looks_random(folder: Path) -> bool:
     """Whether no matrix of a checkpoint has a preferred direction."""
-    return all(_share_of_edge(matrix) < BEYOND for matrix in _matrices(folder))
+    return all(_share_of_edge(matrix) < MAX_RATIO_TO_EDGE for matrix in _matrices(folder))
 
 
 def _matrices(folder: Path) -> Iterator[Tensor]:

@@ -19,11 +19,11 @@ Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
 _WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 
 
-def load_reference(kind: Any, folder: Path, **how: Any) -> Any:
+def load_reference(kind: Any, folder: Path, **options: Any) -> Any:
     """A folder as loaded by a class of transformers. Raises CheckpointError."""
     try:
         return kind.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **how
+            folder, local_files_only=True, trust_remote_code=False, **options
         )
     except Exception as error:  # each kind fails in ways of its own
         raise CheckpointError(
@@ -49,8 +49,8 @@ def reference_logits(copy: Dequantized, dtype: str) -> Logits:
 
     def logits(ids: list[int]) -> Tensor:
         with torch.inference_mode(), rounding:
-            found = model(input_ids=torch.tensor([ids]), use_cache=False).logits
-            return torch.as_tensor(found[0]).float()
+            batch_logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits
+            return torch.as_tensor(batch_logits[0]).float()
 
     return logits
 

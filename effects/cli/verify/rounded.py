@@ -25,12 +25,12 @@ def rounded(x: Tensor, scheme: Scheme) -> Tensor:
     padded = F.pad(x.float(), (0, -x.shape[-1] % size))
     wide = padded.view(*x.shape[:-1], padded.shape[-1] // size, size)
     kind: torch.dtype = getattr(torch, scheme.storage)
-    whole = not kind.is_floating_point
-    largest = LARGEST_INT8 if whole else torch.finfo(kind).max
+    is_integer = not kind.is_floating_point
+    largest = LARGEST_INT8 if is_integer else torch.finfo(kind).max
     scales = wide.abs().amax(-1, keepdim=True) / largest
     scales = scales.where(scales > 0, 1.0)
     numbers = wide / scales
-    numbers = numbers.round() if whole else numbers.to(kind).float()
+    numbers = numbers.round() if is_integer else numbers.to(kind).float()
     return (numbers * scales).flatten(-2)[..., : x.shape[-1]]
 
 

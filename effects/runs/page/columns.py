@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import minfer.records.messages as messages
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.effects.runs.page.entered import entered_requests
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
@@ -22,7 +22,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 from minfer.simulation.cost import drafts_of
 
-_TOP: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
+_MAX_CELL: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
 _NONE: Final = -1  # in place of a sample, or a step, that does not exist
 _MICROSECONDS: Final = 1e6  # in a second
 
@@ -68,7 +68,7 @@ _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
 
 class Run:
-    """The columns of a run: `take` its turns in order."""
+    """The columns of a run: call `add_turn` with its turns in order."""
 
     def __init__(self) -> None:
         self.first = 0  # number of the first turn
@@ -84,7 +84,7 @@ class Run:
         self.cached = 0
         self.prompt = 0
 
-    def take(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Add a turn."""
         state = turn.transition.state
         if not self.time:
@@ -92,7 +92,7 @@ class Run:
             self.start = state.time
             self._present(turn.before)
         self.time.append(self._microseconds(state.time))
-        done = self._events(turn)
+        completed_step = self._events(turn)
         tokens = self._emitted(turn)
         self._reasons(turn)
         self._add(
@@ -103,7 +103,7 @@ class Run:
             len(state.running),
             len(state.waiting),
             tokens,
-            done,
+            completed_step,
         )
         for command in turn.transition.commands:
             if isinstance(command, messages.Execute):
@@ -131,7 +131,7 @@ class Run:
 
     def _events(self, turn: Turn) -> int:
         """Log the events; returns the step whose results came, or -1."""
-        done = _NONE
+        completed_step = _NONE
         flying = {plan.step for plan in turn.before.inflight}
         for request in entered_requests(turn):
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
@@ -139,18 +139,22 @@ class Run:
         for event in turn.events:
             if isinstance(event, messages.Executed):
                 if type(event.step) is int and event.step in flying:
-                    done = event.step
+                    completed_step = event.step
             elif type(event) in messages.EVENTS and not isinstance(event, _NOT_LOGGED):
                 self._log_message(event)
-        for one in judged(turn.before, turn.events, turn.transition):
-            number = self._sample_number((one.id, one.sample))
-            self._add("draft", len(self.time) - 1, number, one.proposed, one.accepted)
-        return done
+        for result in sample_drafts(turn.before, turn.events, turn.transition):
+            number = self._sample_number((result.id, result.sample))
+            self._add(
+                "draft", len(self.time) - 1, number, result.proposed, result.accepted
+            )
+        return completed_step
 
     def _emitted(self, turn: Turn) -> int:
         """Log the ends; returns the number of output tokens."""
         emits = [
-            one for one in turn.transition.commands if isinstance(one, messages.Emit)
+            command
+            for command in turn.transition.commands
+            if isinstance(command, messages.Emit)
         ]
         for emit in emits:
             for end in emit.finished:
@@ -169,8 +173,8 @@ class Run:
 
     def _plan(self, plan: Plan) -> None:
         """Log the prefill chunks of a plan; decode rows are only counted."""
-        for one in plan.opens:
-            self.gens[plan.run_ids[one.index]] = self._sample_number(one.name)
+        for new_row in plan.opens:
+            self.gens[plan.run_ids[new_row.index]] = self._sample_number(new_row.name)
         prefill = 0
         for fill in plan.fills:
             number = self.gens.get(plan.run_ids[fill.index], _NONE)
@@ -196,7 +200,7 @@ class Run:
             ("client", request.client, ""),
             ("deadline", request.deadline, inf),
         )
-        about = (f"{name} {value}" for name, value, usual in fields if value != usual)
+        details = (f"{name} {value}" for name, value, usual in fields if value != usual)
         self._add(
             "sample",
             self._cell(request.id),
@@ -204,7 +208,7 @@ class Run:
             request.n,
             len(request.prompt),
             request.max_tokens,
-            self._cell(", ".join(about)),
+            self._cell(", ".join(details)),
         )
         self.serving.setdefault((request.id, sample), []).append(number)
         return number
@@ -221,15 +225,15 @@ class Run:
 
     def _log_message(
         self,
-        one: messages.Event | messages.Reason | messages.Finished,
+        message: messages.Event | messages.Reason | messages.Finished,
         number: int = _NONE,
     ) -> None:
         """Log an event or a reason."""
-        if number < 0 and hasattr(one, "id"):
-            number = self._sample_number((one.id, getattr(one, "sample", 0)))
-        kind = wire_name(one)
+        if number < 0 and hasattr(message, "id"):
+            number = self._sample_number((message.id, getattr(message, "sample", 0)))
+        kind = wire_name(message)
         self._note(
-            kind, number, *(self._cell(getattr(one, name)) for name in KINDS[kind])
+            kind, number, *(self._cell(getattr(message, name)) for name in KINDS[kind])
         )
 
     def _sample_number(self, name: SampleId) -> int:
@@ -240,7 +244,7 @@ class Run:
 
     def _add(self, table: str, *cells: int) -> None:
         for column, cell in zip(self.tables[table], cells, strict=True):
-            column.append(max(-_TOP, min(cell, _TOP)))
+            column.append(max(-_MAX_CELL, min(cell, _MAX_CELL)))
 
     def _cell(self, value: Any) -> int:  # of any type among the fields of KINDS
         if isinstance(value, str):

@@ -16,52 +16,58 @@ from minfer.records.state import EngineState, Turn
 
 def entered_requests(turn: Turn) -> list[Request]:
     """The requests that a turn accepted or refused, in the order of their arrival."""
-    came = [event.request for event in turn.events if isinstance(event, messages.Submit)]
+    requests = [
+        event.request for event in turn.events if isinstance(event, messages.Submit)
+    ]
     if not any(
         isinstance(reason, messages.Ignored) and reason.event == "submit"
         for reason in turn.transition.reasons
     ):
-        return came
+        return requests
     return _follow_events(turn)
 
 
 def _follow_events(turn: Turn) -> list[Request]:
     """Likewise, event by event."""
-    taken = list[Request]()
+    entered = list[Request]()
     served = set(_served(turn.before))
     ignored = _ignored_altogether(turn)
     stepped = _ended_by_steps(turn)
     refused = _refused(turn)
     for event in turn.events:
         match event:
-            case messages.Submit(one) if one.id in ignored:
+            case messages.Submit(request) if request.id in ignored:
                 pass
-            case messages.Submit(one) if not any(name == one.id for name, _ in served):
-                taken.append(one)
-                if one.id in refused and not _could_be(one, turn):
-                    refused.remove(one.id)
+            case messages.Submit(request) if not any(
+                name == request.id for name, _ in served
+            ):
+                entered.append(request)
+                if request.id in refused and not _could_be(request, turn):
+                    refused.remove(request.id)
                 else:
-                    served |= {(one.id, sample) for sample in range(one.n)}
+                    served |= {(request.id, sample) for sample in range(request.n)}
             case messages.Cancel(name):
                 served = {sample for sample in served if sample[0] != name}
             case messages.Finish(name, sample):
                 served.discard((name, sample))
             case messages.Executed() | messages.Failed():
                 served -= stepped
-    return taken
+    return entered
 
 
 def _ignored_altogether(turn: Turn) -> set[str]:
     """The ids of which this turn accepted no request: it ignored as many as came."""
-    came = Counter(
-        one.request.id for one in turn.events if isinstance(one, messages.Submit)
+    submitted = Counter(
+        event.request.id for event in turn.events if isinstance(event, messages.Submit)
     )
     ignored = Counter(
         reason.detail
         for reason in turn.transition.reasons
         if isinstance(reason, messages.Ignored) and reason.event == "submit"
     )
-    return {name for name, count in came.items() if ignored[id_in_use(name)] == count}
+    return {
+        name for name, count in submitted.items() if ignored[id_in_use(name)] == count
+    }
 
 
 def _served(state: EngineState) -> list[SampleId]:
@@ -70,7 +76,11 @@ def _served(state: EngineState) -> list[SampleId]:
 
 
 def _emits(turn: Turn) -> list[messages.Emit]:
-    return [one for one in turn.transition.commands if isinstance(one, messages.Emit)]
+    return [
+        command
+        for command in turn.transition.commands
+        if isinstance(command, messages.Emit)
+    ]
 
 
 def _ended_by_steps(turn: Turn) -> set[SampleId]:

@@ -22,8 +22,8 @@ from minfer.records.state import Turn
 from minfer.values.checks import ConfigError
 
 _HERE: Final = Path(__file__).parent
-_WORD: Final = 8  # bytes; columns of doubles begin at multiples of it
-_HARDEST: Final = 9  # zlib's level
+_WORD_BYTES: Final = 8  # bytes; columns of doubles begin at multiples of it
+_ZLIB_LEVEL: Final = 9  # zlib's level
 
 
 class ViewError(ConfigError):
@@ -34,10 +34,10 @@ def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:
     """The page of a run named `name`. Raises ViewError if there are no turns."""
     run = Run()
     for turn in turns:
-        run.take(turn)
+        run.add_turn(turn)
     if not run.time:
         raise ViewError(f"{name} holds no turns yet: there is nothing to show")
-    data = zlib.compress(_packed(name, config, run), _HARDEST)
+    data = zlib.compress(_packed(name, config, run), _ZLIB_LEVEL)
     return template().replace(b"@DATA@", base64.b64encode(data))
 
 
@@ -68,15 +68,17 @@ def _packed(name: str, config: EngineConfig, run: Run) -> bytes:
     """
     columns: dict[str, array[Any]] = {"turn.time": run.time}
     for table, names in TABLES.items():
-        keys = (f"{table}.{one}" for one in names)
+        keys = (f"{table}.{column_name}" for column_name in names)
         columns |= zip(keys, run.tables[table], strict=True)
     header = json.dumps(_header(name, config, run, columns)).encode()
-    header += b" " * (-len(header) % _WORD)
+    header += b" " * (-len(header) % _WORD_BYTES)
     cells = (
         column[:1] + array(column.typecode, map(sub, column[1:], column))
         for column in columns.values()
     )
-    return b"".join((len(header).to_bytes(_WORD, "little"), header, *map(bytes, cells)))
+    return b"".join(
+        (len(header).to_bytes(_WORD_BYTES, "little"), header, *map(bytes, cells))
+    )
 
 
 def _header(
@@ -103,13 +105,13 @@ def write_page(path: Path, name: str, config: EngineConfig, turns: Iterable[Turn
     ViewError.
     """
     data = page(name, config, turns)
-    part = path.with_name(path.name + ".part")
+    partial_path = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(data)
-        part.replace(path)
+        partial_path.write_bytes(data)
+        partial_path.replace(path)
     except OSError as error:
-        if part.is_file():
-            part.unlink()
+        if partial_path.is_file():
+            partial_path.unlink()
         raise ViewError(
             f"{path}: {error.strerror or error}; name another place with -o"
         ) from None

@@ -25,9 +25,9 @@ def joined_scripts(folder: Path = SCRIPTS) -> str:
     """
     sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.js"))}
     needs = {
-        name: [other for _, other in IMPORT.findall(source)]
+        name: [imported for _, imported in IMPORT.findall(source)]
         for name, source in sources.items()
     }
     order = TopologicalSorter(needs).static_order()
-    parts = [EXPORT.sub("", IMPORT.sub("", sources[name])).strip() for name in order]
-    return '"use strict";\n\n' + "\n\n".join(parts) + "\n"
+    bodies = [EXPORT.sub("", IMPORT.sub("", sources[name])).strip() for name in order]
+    return '"use strict";\n\n' + "\n\n".join(bodies) + "\n"

@@ -14,11 +14,13 @@ not remove those of others.
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import define, field
 
 from minfer.effects.live.request_names import answer_of, prompt_name
+from minfer.effects.live.request_registry import Sending
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.output_processor import OutputProcessor
@@ -93,7 +95,7 @@ class AnswerRecords:
         prompts = sorted(
             {
                 **ended_prompts,
-                **{i: _prompt_figures(job) for i, job in live.items()},
+                **{i: self._figures(job) for i, job in live.items()},
             }.items()
         )
         return {
@@ -150,13 +152,16 @@ class AnswerRecords:
                 running[i] = job
         return running
 
+    def _figures(self, job: OutputProcessor) -> JsonObject:
+        return _prompt_figures(job, self._front.sendings(job))
+
     def _end(self, job: OutputProcessor) -> None:
         """Store the figures of a prompt whose samples have all ended."""
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
             record = self._records.get(name)
             if record is not None and int(number) < MAX_PROMPTS:
-                record.ended_prompts[int(number)] = _prompt_figures(job)
+                record.ended_prompts[int(number)] = self._figures(job)
 
 
 def _state(
@@ -172,7 +177,7 @@ def _state(
     return "ended" if any_ended else "refused"
 
 
-def _prompt_figures(job: OutputProcessor) -> JsonObject:
+def _prompt_figures(job: OutputProcessor, sendings: Sequence[Sending]) -> JsonObject:
     """The figures of one prompt so far; null where there is none."""
     num_tokens = sum(
         sample.num_flushed + len(sample.new_tokens) for sample in job.samples
@@ -187,7 +192,7 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
             "hit": sending.placed.hit,
             "blocks": sending.placed.blocks,
         }
-        for sending in job.times.sendings
+        for sending in sendings
     ]
     return {
         "prompt_tokens": len(job.request.prompt),

@@ -212,7 +212,7 @@ def test_broken_http(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_that_sends_a_byte_now_and_then(
     begin: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_PATIENCE", 0.2)
+    monkeypatch.setattr(status, "_TIMEOUT_SECONDS", 0.2)
     over = threading.Event()
 
     def drip() -> None:

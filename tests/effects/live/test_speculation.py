@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minfer import LLM, SamplingParams
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.effects.execution.packing.pack_plan import Forward, Packer
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.plan import Plan
@@ -80,7 +80,7 @@ def answers(
         for output in found
         for one in output.outputs
     ]
-    some = (judged(one.before, one.events, one.transition) for one in turns)
+    some = (sample_drafts(one.before, one.events, one.transition) for one in turns)
     return reported, tally_of(chain.from_iterable(some))
 
 

@@ -14,7 +14,7 @@ import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.records.messages import Preempted
 from minfer.records.plan import Plan
 from minfer.speculate.tally import DraftTally
@@ -84,7 +84,9 @@ class Looking:
             was = driver.state
             found = turn(before)
             self.reasons += found.reasons
-            self.tally = self.tally.plus(tally_of(judged(was, driver.last_events, found)))
+            self.tally = self.tally.plus(
+                tally_of(sample_drafts(was, driver.last_events, found))
+            )
             return found
 
         executor.launch = launched

@@ -127,10 +127,10 @@ def test_a_fitted_journal_predicts_another_run(
     for seed in (1, 2):
         report, trace = Report(config), read_trace(text.format(seed))
         turns = Simulation(
-            config, Simulated(), COST, report.note(trace.arrivals(64))
+            config, Simulated(), COST, report.note_arrivals(trace.arrivals(64))
         ).turns()
         write_journal(
-            tmp_path / f"{seed}.journal", config, report.seen(turns), {"model": "m"}
+            tmp_path / f"{seed}.journal", config, report.fold_turns(turns), {"model": "m"}
         )
         real[seed] = report.figures()
     cost = tmp_path / "cost.json"

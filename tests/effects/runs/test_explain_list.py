@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
-from minfer.effects.runs.explain_list import SHOWN, lines, list_requests
+from minfer.effects.runs.explain_list import MAX_LISTED, lines, list_requests
 from minfer.records.messages import Emit, Submit
 from tests.core.simulation.clocked import Run, config, request
 from tests.effects.runs.test_explain_command import hostile as hostile
@@ -80,7 +80,7 @@ def test_the_requests_of_every_run_are_listed(
 
 def test_of_many_the_latest_are_shown() -> None:
     run = Run(config())
-    names = [f"r{i}" for i in range(SHOWN + 5)]
+    names = [f"r{i}" for i in range(MAX_LISTED + 5)]
     run.turn(*(Submit(request(name, 3, tokens=1)) for name in names))
     run.drain()
     every = list_requests(run.turns)
@@ -88,5 +88,8 @@ def test_of_many_the_latest_are_shown() -> None:
     assert all(one.end == "length" and one.tokens == 1 for one in every)
     assert all(one.took == one.first for one in every)
     first, _, *rows = lines(every, "runs")
-    assert first == f"{SHOWN + 5} requests in runs; the latest {SHOWN} (--json has all)"
+    assert (
+        first
+        == f"{MAX_LISTED + 5} requests in runs; the latest {MAX_LISTED} (--json has all)"
+    )
     assert rows[0].split()[0] == "r5"

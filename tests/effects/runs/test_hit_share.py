@@ -54,7 +54,7 @@ def of_page(turns: list[Turn]) -> tuple[int, int]:
     """Likewise as the viewer shows them."""
     run = Run()
     for turn in turns:
-        run.take(turn)
+        run.add_turn(turn)
     return run.cached, run.prompt
 
 

@@ -103,15 +103,17 @@ def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
     config = tiny_config(rng)
     arrivals, lengths = random_arrivals(rng)
     report = Report(config, ttft=3.0, tpot=1.2)
-    passed = report.note(arrivals) if real else arrivals
-    turns = [*report.seen(Simulation(config, Simulated(lengths), UNEVEN, passed).turns())]
+    passed = report.note_arrivals(arrivals) if real else arrivals
+    turns = [
+        *report.fold_turns(Simulation(config, Simulated(lengths), UNEVEN, passed).turns())
+    ]
     times = {what.id: time for time, what in arrivals if isinstance(what, Request)}
     naive, found = Naive(turns, times if real else {}), report.figures()
     for name in ("ttft", "tpot", "itl", "e2e"):
         values = naive.spread(name)
         assert report.spreads[name].total() == len(values)
         for share in (0.5, 0.9, 0.99) if values else ():
-            assert report.spreads[name].at(share) == pytest.approx(
+            assert report.spreads[name].quantile(share) == pytest.approx(
                 nearest(values, share), rel=6e-4
             )
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
@@ -143,7 +145,7 @@ def test_use_is_weighed_by_time() -> None:
     ]
     report = Report(config)
     for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["seconds"] == 11.0
     assert found["busy"] == pytest.approx(3 / 11)
@@ -159,7 +161,7 @@ def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
     turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
     report = Report(config)
     for turn in turns[3:]:  # a has had tokens, b waits
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["samples"] == 2
     assert report.spreads["ttft"].total() == 1
@@ -178,7 +180,7 @@ def test_who_was_preempted_before_has_had_its_first_token() -> None:
     )
     report = Report(config)
     for turn in turns[gone + 1 :]:
-        report.see(turn)
+        report.fold(turn)
     assert report.figures()["samples"] == 2
     assert report.spreads["ttft"].total() == 0
 
@@ -189,7 +191,7 @@ def test_tokens_are_those_of_the_window(begin: int) -> None:
     turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()][begin:-2]
     report = Report(config_of())
     for turn in turns:
-        report.see(turn)
+        report.fold(turn)
     emits = [c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)]
     tokens = sum(len(some) for emit in emits for some in emit.tokens)
     seconds = turns[-1].transition.state.time - turns[0].transition.state.time
@@ -206,7 +208,7 @@ def test_who_is_never_served_is_not_good() -> None:
     arrivals: list[Arrival] = [(0.0, requested(name)) for name in "abc"]
     arrivals.append((0.0, evolve(requested("d"), prompt=(1,) * 500)))
     for turn in islice(Simulation(config, Simulated(), EVEN, arrivals).turns(), 5):
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["ended"] == {"length": 1, "rejected": 1}
     assert found["unfinished"] == 2
@@ -223,12 +225,12 @@ def test_who_comes_again_while_it_runs_came_when_it_did() -> None:
         (0.75, requested("a", most=6)),
         (1.5, requested("a")),
     ]
-    noted = report.note(arrivals)
+    noted = report.note_arrivals(arrivals)
     for turn in Simulation(config, Simulated(), EVEN, noted).turns():
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["ended"] == {"length": 2}
-    assert report.spreads["e2e"].at(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
+    assert report.spreads["e2e"].quantile(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
 
 
 def test_an_error_after_tokens_is_no_answer() -> None:
@@ -246,7 +248,7 @@ def test_an_error_after_tokens_is_no_answer() -> None:
     for turn in Simulation(
         config, Frail(), EVEN, [(0.0, requested("a", most=9))]
     ).turns():
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["ended"] == {"error": 1}
     assert found["output_tokens"] == 3
@@ -273,7 +275,7 @@ def test_a_request_that_is_ignored_or_refused_does_not_touch_its_namesake() -> N
     ]
     report = Report(config)
     for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["ended"] == {"length": 1, "rejected": 1}
     assert found["ttft"]["p50"] == pytest.approx(1.0, rel=1e-3)
@@ -292,29 +294,29 @@ def test_a_sample_may_end_in_the_turn_in_which_its_request_is_cancelled() -> Non
     run.turn(Cancel("a"))
     report = Report(run.config)
     for turn in run.turns:
-        report.see(turn)
+        report.fold(turn)
     assert report.ended == {"length": 1, "cancelled": 1}
     assert report.spreads["ttft"].total() == 2
     assert report.spreads["e2e"].total() == 1
     assert report.unfinished == 0
-    assert report.came == report.first == report.last == {}
+    assert report.arrived == report.first == report.last == {}
 
 
 def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
     run, report = Run(config()), Report(config())
     first, second = request("a", 5, tokens=9), request("a", 7, tokens=2)
-    report.arrives("a", 0.5)
+    report.note_arrival("a", 0.5)
     run.turn(Submit(first))
     run.turn()
-    report.arrives("a", 1.75)
+    report.note_arrival("a", 1.75)
     run.turn(Cancel("a"), Submit(second))
     run.drain()
     for turn in run.turns:
-        report.see(turn)
+        report.fold(turn)
     found = report.figures()
     assert found["ended"] == {"cancelled": 1, "length": 1}
     assert found["prompt_tokens"] == 12
-    assert report.spreads["ttft"].at(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
+    assert report.spreads["ttft"].quantile(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
     assert report.spreads["e2e"].total() == 1
     assert report.noted == report.real == {}
 
@@ -324,7 +326,7 @@ def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
     spread = DurationHistogram()
     spread.add(seconds)
     assert spread.total() == 1
-    assert math.isfinite(spread.at(1.0) or math.nan)
+    assert math.isfinite(spread.quantile(1.0) or math.nan)
 
 
 @pytest.mark.long
@@ -344,6 +346,6 @@ def test_percentiles_are_within_a_thousandth() -> None:
         spread.add(value)
     spread.add(0.0, 50)
     for share in (0.1, 0.5, 0.9, 0.99, 1.0):
-        assert spread.at(share) == pytest.approx(
+        assert spread.quantile(share) == pytest.approx(
             nearest([0.0] * 50 + values, share), rel=6e-4
         )

@@ -119,9 +119,9 @@ def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
     )
     report = Report(config, 0.03, 0.02)
     for turn in Simulation(
-        config, Simulated(), H200, report.note(trace.arrivals(16))
+        config, Simulated(), H200, report.note_arrivals(trace.arrivals(16))
     ).turns():
-        report.see(turn)
+        report.fold(turn)
     assert found == found | json.loads(json.dumps(report.figures()))
     assert 0 < found["good"] < 1
 
@@ -288,7 +288,7 @@ def test_runs_can_be_kept_as_journals(
         journal = read_journal(path)
         report = Report(journal.config)
         for turn in journal.turns():  # which verifies every decision
-            report.see(turn)
+            report.fold(turn)
         twin = next(
             r for r in found["runs"] if r["num_blocks"] == journal.config.num_blocks
         )

@@ -7,7 +7,7 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, write_cost
-from minfer.effects.runs.simulate_command import _goodness
+from minfer.effects.runs.simulate_command import _good_columns
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.simulation.simulate import Simulated, Simulation
@@ -87,10 +87,10 @@ def test_the_request_is_reported(
 
 
 def test_goodput_is_reported_in_words() -> None:
-    assert _goodness(float("inf"), float("inf")).startswith(
+    assert _good_columns(float("inf"), float("inf")).startswith(
         "good: the share of answers that ended well; --slo-ttft and --slo-tpot say"
     )
-    assert _goodness(2, 0.05) == (
+    assert _good_columns(2, 0.05) == (
         "good: the share of answers whose first token came within 2 s and whose other "
         "tokens took at most 0.05 s each, on average; good/s: as many of them a second "
         "(goodput)"

@@ -92,7 +92,7 @@ def test_a_recorded_run_says_how_it_speculated(
     assert same["drafted"]["proposed"] > 0
     recorded = Report(run.config)
     for turn in run.turns:
-        recorded.see(turn)
+        recorded.fold(turn)
     reported_ranks = draft_figures(recorded.drafts)
     assert same["drafted"] == reported_ranks, "each stands as it did"
     assert main(["simulate", str(tmp_path)]) == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.journal.journal_files import write_journal
-from minfer.effects.runs.arrivals import LONGEST, ArrivalTrace, TraceError, TraceRow
+from minfer.effects.runs.arrivals import MAX_TOKENS, ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel
@@ -78,7 +78,7 @@ def test_azure_with_a_time_zone_a_byte_order_mark_and_windows_line_ends(
 
 
 def test_the_first_requests_and_shorter_ones(tmp_path: Path) -> None:
-    assert len(read_trace(azure(tmp_path), most=2).rows) == 2
+    assert len(read_trace(azure(tmp_path), max_requests=2).rows) == 2
     assert read_trace(azure(tmp_path), divide=32).sizes == [151, 100, 4]
     trace = read_trace(mooncake(tmp_path, line(0, 1200, [1, 2, 3], 64)), divide=32)
     assert trace.rows == (TraceRow(0.0, 37, 2, (1, 2, 3), 16),)
@@ -152,7 +152,10 @@ def test_a_journal_gives_what_came_and_how_long_it_became(tmp_path: Path) -> Non
         assert trace.lengths == {("a", 0): 4, ("b", 0): 5, ("b", 1): 5, ("d", 0): 5}
         assert [time for time, _ in trace.events] == [0.0, 0.0, 2.0, 3.0, 80.0]
         assert [what.id for _, what in trace.events] == ["a", "b", "c", "c", "d"]
-    assert [one.id for one in requests(read_trace(str(path), most=2))] == ["a", "b"]
+    assert [one.id for one in requests(read_trace(str(path), max_requests=2))] == [
+        "a",
+        "b",
+    ]
     turns = [
         *Simulation(config, Simulated(trace.lengths), EVEN, trace.arrivals(4)).turns()
     ]
@@ -192,7 +195,7 @@ GOOD = line(0, 600, [1, 2])
             "2023-11-16 18:17:05.00,10,-1",
             "row 3: GeneratedTokens must be a whole number from 0 to",
         ),
-        (f"2023-11-16 18:17:05.00,10,{LONGEST + 1}", "row 3: GeneratedTokens must be"),
+        (f"2023-11-16 18:17:05.00,10,{MAX_TOKENS + 1}", "row 3: GeneratedTokens must be"),
         ("2023-11-16 18:17:05.00,10," + "9" * 5000, "row 3: "),
         ("2023-11-16 18:17:05.00,ten,10", "row 3: invalid literal for int"),
         ("2023-11-16 18:17:05.00,1.5,10", "row 3: invalid literal for int"),

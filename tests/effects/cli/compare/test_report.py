@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 import minfer
-from minfer.effects.cli.compare.measure_level import Load, held_bytes
+from minfer.effects.cli.compare.measure_level import MeasuredLoad, held_bytes
 from minfer.effects.cli.compare.report import Comparison, as_json, labels, table
 from minfer.effects.cli.compare.results import LevelResult, Memory, Quality, Speed
 from minfer.effects.cli.compare.text_windows import TextWindows
@@ -50,7 +50,7 @@ FOUND: Final = Comparison(
     device=DeviceInfo("cuda", "H100", 80, 70),
     threads=2,
     text=TextWindows("text", "0" * 64, ((1, 2, 3), (4, 5, 6))),
-    load=Load(batches=(1, 8), prompt=128, output=64, seed=3),
+    load=MeasuredLoad(batches=(1, 8), prompt=128, output=64, seed=3),
     is_random=False,
     levels=(BASE, INT8),
 )

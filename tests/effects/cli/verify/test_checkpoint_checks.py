@@ -17,4 +17,4 @@ def test_ids_are_those_of_the_tokenizer_that_is_loaded(tmp_path: Path) -> None:
     spec = prepare(EngineArgs(executor="dry")).spec
     ours = Tokenizer(bundled_folder())
     assert ours.largest_id == spec.vocab_size - 1
-    assert checkpoint_checks.ids(tmp_path, ours, spec).state == "pass"
+    assert checkpoint_checks.check_ids(tmp_path, ours, spec).state == "pass"

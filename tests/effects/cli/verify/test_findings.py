@@ -1,13 +1,13 @@
 """What findings come to."""
 
-from minfer.effects.cli.verify.findings import Check, judged, verdict
+from minfer.effects.cli.verify.findings import Check, judge, verdict
 
 
 def test_what_is_bad_is_counted_and_the_first_reported() -> None:
-    assert judged("ids", [], "5 ids") == Check("ids", "pass", "5 ids")
-    assert judged("ids", ["a"], "5 ids") == Check("ids", "fail", "5 ids; a")
+    assert judge("ids", [], "5 ids") == Check("ids", "pass", "5 ids")
+    assert judge("ids", ["a"], "5 ids") == Check("ids", "fail", "5 ids; a")
     bad = ["a", "b", "c"]
-    assert judged("ids", bad, "5 ids") == Check("ids", "fail", "5 ids; a (and 2 more)")
+    assert judge("ids", bad, "5 ids") == Check("ids", "fail", "5 ids; a (and 2 more)")
 
 
 def test_notes_and_what_was_skipped_are_no_faults() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.cli.verify.known_differences import DIFFERENCES, differences
+from minfer.effects.cli.verify.known_differences import DIFFERENCES, list_differences
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 
 def emitted(folder: Path) -> list[str]:
-    checks = [*differences(folder)]
+    checks = [*list_differences(folder)]
     assert {(check.name, check.state) for check in checks} <= {("on purpose", "note")}
     return [check.figures for check in checks]
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.effects.runs.page.make import page
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
@@ -62,7 +62,9 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     wanted["Finished"] = sum(len(emit.finished) for emit in emits)
     emitted = Counter(kind for _, kind, _, _ in entries(data))
     assert {kind: emitted[kind] for kind in wanted} == wanted
-    drafts = [one for t in turns for one in judged(t.before, t.events, t.transition)]
+    drafts = [
+        one for t in turns for one in sample_drafts(t.before, t.events, t.transition)
+    ]
     assert columns["draft.proposed"] == [one.proposed for one in drafts]
     assert columns["draft.accepted"] == [one.accepted for one in drafts]
     ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
