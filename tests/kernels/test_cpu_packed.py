@@ -136,9 +136,9 @@ def test_a_route_is_chosen_only_if_it_is_exact(
     assert cpu_int8.chosen_route().name in cpu_int8.description()
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("outputs", [16, 48, 128, 20])
+@pytest.mark.parametrize("outputs", [16, 128, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int4_products_are_those_of_the_dequantized_matrix(
     group: int, zeros: bool, outputs: int, dtype: torch.dtype

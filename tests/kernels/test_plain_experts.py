@@ -68,7 +68,7 @@ def one_by_one(x: Tensor, experts: Experts, choice: ChosenExperts) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4, 33])
+@pytest.mark.parametrize("tokens", [1, 4, 33])
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [

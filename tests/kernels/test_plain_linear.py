@@ -9,7 +9,7 @@ from minfer.kernels.leaves import Linear
 OUTPUTS, INPUTS = 24, 40
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 20])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9])
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_the_matrix_times_each_row(
