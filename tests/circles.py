@@ -3,8 +3,9 @@
     pytest tests/core    for every save: the core, without torch, in seconds
     pytest               for every commit: all rooms, in four minutes
     pytest --rest        in .ci/run, when `pytest` has passed: what is marked `long`
-    pytest --all         all of these, and what is marked `claimed`: so many prompts,
-                         draws or steps as a claim speaks of, for over half an hour
+    pytest --all         all of these, and what is marked `claimed`: as many
+                         prompts, draws or steps as a claim speaks of, for over half an
+                         hour
 
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.
@@ -34,22 +35,24 @@ def claimed(values: Iterable[Any]) -> list[Any]:
 
 
 def _marked(mark: pytest.MarkDecorator, values: Iterable[Any]) -> list[Any]:
-    each = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*value, marks=mark) for value in each]
+    rows = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=mark) for value in rows]
 
 
-def seeds(few: int, many: int) -> pytest.MarkDecorator:
+def seeds(first_count: int, total: int) -> pytest.MarkDecorator:
     """A test of many seeds in one go: `seeds` is the first few, or, claimed, all
     the others.
     """
     return pytest.mark.parametrize(
-        "seeds", [range(few), *claimed([range(few, many)])], ids=["few", "others"]
+        "seeds",
+        [range(first_count), *claimed([range(first_count, total)])],
+        ids=["few", "others"],
     )
 
 
-def examples(few: int) -> settings:
-    """Hypothesis' settings for a test of large examples: `few` of them, or, with --all,
+def examples(count: int) -> settings:
+    """Hypothesis' settings for a test of large examples: `count` of them, or, with --all,
     six times as many. Other tests take as many as the profile says.
     """
     share = settings().max_examples / settings.get_profile("suite").max_examples
-    return settings(max_examples=round(few * share))
+    return settings(max_examples=round(count * share))

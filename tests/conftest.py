@@ -53,15 +53,17 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave out what the circle does not have, unless it is asked for one by one."""
     if config.getoption("--rest"):
-        wanted = [one for one in items if _has(one, "long") or _takes_examples(one)]
+        selected = [item for item in items if _has(item, "long") or _takes_examples(item)]
     elif config.getoption("--all") or any("::" in arg for arg in config.args):
         return
     else:
-        wanted = [one for one in items if not _has(one, "long")]
-    wanted = [one for one in wanted if not _has(one, "claimed")]
-    kept = {*map(id, wanted)}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-    items[:] = wanted
+        selected = [item for item in items if not _has(item, "long")]
+    selected = [item for item in selected if not _has(item, "claimed")]
+    selected_ids = {*map(id, selected)}
+    config.hook.pytest_deselected(
+        items=[item for item in items if id(item) not in selected_ids]
+    )
+    items[:] = selected
 
 
 def _has(item: pytest.Item, mark: str) -> bool:

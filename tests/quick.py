@@ -12,11 +12,11 @@ LOOP_SECONDS: Final = 0.01  # of the loop below, on an idle machine
 
 def _slowness() -> float:
     """How many times longer than on an idle machine Python takes here and now."""
-    begun = time.thread_time()
+    start = time.thread_time()
     total = 0
     for i in range(LOOP):
         total += i
-    return max(1.0, (time.thread_time() - begun) / LOOP_SECONDS)
+    return max(1.0, (time.thread_time() - start) / LOOP_SECONDS)
 
 
 @contextmanager
@@ -27,9 +27,9 @@ def at_most(seconds: float) -> Iterator[None]:
     slowness = _slowness()
     gc.disable()
     try:
-        begun = time.thread_time()
+        start = time.thread_time()
         yield
-        took = time.thread_time() - begun
+        took = time.thread_time() - start
     finally:
         gc.enable()
     assert took <= seconds * max(slowness, _slowness())

@@ -69,19 +69,19 @@ def imports(path: Path) -> tuple[str, ...]:
     A string that is a module's name counts too: that is how the command line names its
     commands.
     """
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found += (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
             inner = (f"{module}.{alias.name}" for alias in node.names)
-            found += [name for name in inner if name in modules()] or [module]
+            names += [name for name in inner if name in modules()] or [module]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = node.value if node.value.startswith("minfer.") else ""
-            found += [named] if named in modules() else []
-    return tuple(found)
+            names += [named] if named in modules() else []
+    return tuple(names)
 
 
 @cache
@@ -92,22 +92,24 @@ def modules() -> frozenset[str]:
 
 def module_of(path: Path) -> str:
     """The name by which a file of minfer is imported."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    inside = parts if parts[0] == "minfer" else ("minfer", *parts)
-    return ".".join(inside).removesuffix(".__init__")
+    path_parts = path.relative_to(ROOT).with_suffix("").parts
+    module_parts = path_parts if path_parts[0] == "minfer" else ("minfer", *path_parts)
+    return ".".join(module_parts).removesuffix(".__init__")
 
 
 def top_folder(module: str) -> str:
     """Which of minfer, effects, kernels a module of minfer is in."""
-    parts = module.split(".")
-    known = parts[0] == "minfer" and len(parts) > 1 and parts[1] in ("effects", "kernels")
-    return parts[1] if known else "minfer"
+    words = module.split(".")
+    is_inner = (
+        words[0] == "minfer" and len(words) > 1 and words[1] in ("effects", "kernels")
+    )
+    return words[1] if is_inner else "minfer"
 
 
 def effects_folder(module: str) -> str:
     """Which folder of effects a module is in, or nothing."""
-    parts = module.split(".")
-    return parts[2] if top_folder(module) == "effects" and len(parts) > 2 else ""
+    words = module.split(".")
+    return words[2] if top_folder(module) == "effects" and len(words) > 2 else ""
 
 
 def shown(path: Path) -> str:
@@ -159,11 +161,13 @@ def test_kernels_import_only_torch_and_triton(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EFFECTS, ids=shown)
 def test_no_import_leads_up(path: Path) -> None:
-    own = effects_folder(module_of(path))
+    folder = effects_folder(module_of(path))
     for module in imports(path):
-        other = effects_folder(module)
-        if other and other != own:
-            assert other in BELOW[own], f"{shown(path)} is in {own} and imports {module}"
+        imported_folder = effects_folder(module)
+        if imported_folder and imported_folder != folder:
+            assert imported_folder in BELOW[folder], (
+                f"{shown(path)} is in {folder} and imports {module}"
+            )
 
 
 def test_every_file_of_effects_is_in_a_known_folder() -> None:
@@ -187,15 +191,18 @@ def test_no_modules_import_each_other() -> None:
 
 @pytest.mark.long
 def test_no_folders_import_each_other_and_no_import_leads_up_on_both_levels() -> None:
-    found = structure.file_imports(ROOT)
-    for pairs in (structure.between_folders(found), structure.inside_folders(found)):
+    file_pairs = structure.file_imports(ROOT)
+    for pairs in (
+        structure.between_folders(file_pairs),
+        structure.inside_folders(file_pairs),
+    ):
         assert len(pairs) > len(structure.LAYERS), "there are imports to look at"
         assert structure.cycles(pairs) == []
         assert [*filter(structure.is_upward, pairs)] == []
 
 
 def test_cycles_and_upward_imports_are_found() -> None:
-    found = {
+    file_pairs = {
         (
             "effects/live/beams/a.py",
             "effects/live/engine/b.py",
@@ -205,7 +212,10 @@ def test_cycles_and_upward_imports_are_found() -> None:
         ("minfer/journal/c.py", "minfer/engine.py"),
         ("minfer/records/d.py", "minfer/journal/c.py"),  # and so are the followers
     }
-    outer, inner = structure.between_folders(found), structure.inside_folders(found)
+    outer, inner = (
+        structure.between_folders(file_pairs),
+        structure.inside_folders(file_pairs),
+    )
     assert structure.cycles(outer) == [["minfer", "minfer/journal"]]
     assert [*filter(structure.is_upward, outer)] == [("minfer", "minfer/journal")]
     (cycle,) = structure.cycles(inner)
@@ -222,8 +232,8 @@ def test_the_core_has_few_flat_files() -> None:
 
 FIRST_CIRCLE: Final = [
     path
-    for where in ("*.py", "core/**/*.py", "mutation/*.py")
-    for path in sorted(TESTS.glob(where))
+    for pattern in ("*.py", "core/**/*.py", "mutation/*.py")
+    for path in sorted(TESTS.glob(pattern))
     if path.name != Path(__file__).name
 ]
 
@@ -271,5 +281,5 @@ def test_the_top_level_has_the_five_folders_and_nothing_else() -> None:
     folders = {"minfer", "effects", "kernels", "bench", "tests"}
     allowed = folders | {"pyproject.toml", "README.md", "LICENSE", "build", "dist"}
     allowed |= {"PKG-INFO"} if UNPACKED else set()
-    seen = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
-    assert {n for n in seen - allowed if not n.endswith(".egg-info")} == set()
+    names = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
+    assert {n for n in names - allowed if not n.endswith(".egg-info")} == set()

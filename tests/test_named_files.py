@@ -86,8 +86,8 @@ def test_names_of_what_does_not_exist_are_found() -> None:
     text = (
         "`kernels.gone.norm`, `minfer.records.plan`, runs/planning.py, ../gone.py, gqa.py"
     )
-    gone = ["kernels.gone.norm", "runs/planning.py", "gone.py"]
-    assert missing_names(text) == gone
+    missing = ["kernels.gone.norm", "runs/planning.py", "gone.py"]
+    assert missing_names(text) == missing
     assert missing_names("`minfer.records.config.gone_word` `python -m bench.NAME`") == [
         "minfer.records.config.gone_word"
     ]

@@ -36,24 +36,24 @@ def build(target: str, tree: Path, into: Path) -> Path:
     """Build a `target` (sdist or wheel) of a tree; returns the file."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(into)]
     subprocess.run(command, cwd=tree, check=True, capture_output=True)
-    (made,) = into.iterdir()
-    return made
+    (built,) = into.iterdir()
+    return built
 
 
 def files_of(room: str) -> set[str]:
     """Files of a room that run, by their path from the root."""
-    found = (path for kind in KINDS for path in (ROOT / room).rglob(kind))
+    paths = (path for kind in KINDS for path in (ROOT / room).rglob(kind))
     return {
-        str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts
+        str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts
     }
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution of this checkout, unpacked."""
-    made = build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    archive_path = build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
     into = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(made) as archive:
+    with tarfile.open(archive_path) as archive:
         archive.extractall(into, filter="data")
     return into / NAME
 
@@ -72,8 +72,8 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
         for name in files_of(linked):
             assert (sdist / "minfer" / name).is_file(), f"minfer/{name}"
     deploy = (ROOT / "effects" / "deploy").iterdir()
-    others = (str(path.relative_to(ROOT)) for path in deploy)
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/run", *others):
+    deploy_files = (str(path.relative_to(ROOT)) for path in deploy)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/run", *deploy_files):
         assert (sdist / name).is_file(), name
 
 
@@ -84,15 +84,15 @@ def test_a_wheel_has_all_that_runs_and_nothing_beside(
     of_checkout = contents(build("wheel", ROOT, tmp_path / "one"))
     of_sdist = contents(build("wheel", sdist, tmp_path / "two"))
     assert of_checkout == of_sdist
-    wanted = files_of("minfer")
+    expected = files_of("minfer")
     for linked in ("effects", "kernels"):
-        wanted |= {f"minfer/{name}" for name in files_of(linked)}
-    wanted = {name for name in wanted if not name.startswith(DEPLOY)}
-    assert wanted <= of_checkout.keys()
+        expected |= {f"minfer/{name}" for name in files_of(linked)}
+    expected = {name for name in expected if not name.startswith(DEPLOY)}
+    assert expected <= of_checkout.keys()
     assert not [name for name in of_checkout if name.startswith(DEPLOY)]
     tops = {name.split("/")[0] for name in of_checkout}
     assert tops == {"minfer", f"{NAME}.dist-info"}
     entry = of_checkout[f"{NAME}.dist-info/entry_points.txt"].decode()
     assert "minfer = minfer.effects.cli.main:main" in entry
-    about = of_checkout[f"{NAME}.dist-info/METADATA"].decode()
-    assert f"\nVersion: {minfer.__version__}\n" in about
+    metadata = of_checkout[f"{NAME}.dist-info/METADATA"].decode()
+    assert f"\nVersion: {minfer.__version__}\n" in metadata

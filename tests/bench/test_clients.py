@@ -61,8 +61,8 @@ class Stub:
         await response.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
-def plan_of(count: int, clients: int, **more: Any) -> LoadPlan:
-    return LoadPlan("", 8, TOKENS, 100, count, clients, **more)
+def plan_of(count: int, clients: int, **options: Any) -> LoadPlan:
+    return LoadPlan("", 8, TOKENS, 100, count, clients, **options)
 
 
 def sent(stub: Stub, plan: LoadPlan) -> dict[int, RequestTimes]:
@@ -72,10 +72,10 @@ def sent(stub: Stub, plan: LoadPlan) -> dict[int, RequestTimes]:
         app = web.Application()
         app.router.add_post("/v1/completions", stub.answer)
         async with TestServer(app) as server:
-            here = evolve(plan, url=str(server.make_url("")).rstrip("/"))
-            bodies = [here.body(number) for number in range(here.count)]
+            served_plan = evolve(plan, url=str(server.make_url("")).rstrip("/"))
+            bodies = [served_plan.body(number) for number in range(served_plan.count)]
             take = itertools.count().__next__
-            return await send_all(here, bodies, here.clients, take)
+            return await send_all(served_plan, bodies, served_plan.clients, take)
 
     return asyncio.run(run())
 
@@ -90,17 +90,19 @@ def test_events_are_timed_when_they_come() -> None:
 
 def test_a_closed_loop_has_so_many_requests_in_flight() -> None:
     stub = Stub()
-    found = sent(stub, plan_of(7, 3))
-    assert sorted(found) == [*range(7)]
+    times = sent(stub, plan_of(7, 3))
+    assert sorted(times) == [*range(7)]
     assert stub.most_in_flight == 3
     assert len({tuple(body["prompt"]) for body in stub.bodies}) == 7
 
 
 def test_an_open_loop_sends_when_due_whether_or_not_others_are_answered() -> None:
-    due = (0.0, 0.06, 0.12)
-    found = sent(Stub(), plan_of(3, 3, due=due))
-    assert all(found[number].sent >= when for number, when in enumerate(due))
-    assert found[2].sent < found[0].events[-1]
+    due_seconds = (0.0, 0.06, 0.12)
+    times = sent(Stub(), plan_of(3, 3, due=due_seconds))
+    assert all(
+        times[number].sent >= seconds for number, seconds in enumerate(due_seconds)
+    )
+    assert times[2].sent < times[0].events[-1]
 
 
 @pytest.mark.parametrize(
@@ -138,22 +140,25 @@ def test_due_times_are_those_of_a_poisson_process() -> None:
 
 
 def test_figures_of_requests_that_are_known() -> None:
-    requests = [RequestTimes(at, (at + 0.5, at + 1.0, at + 1.5), 5) for at in range(8)]
-    found = figures_of(requests)
-    assert found["duration"] == 8.5
-    assert found["total_output_tokens"] == 40
-    assert found["output_throughput"] == pytest.approx(40 / 8.5)
+    requests = [
+        RequestTimes(start, (start + 0.5, start + 1.0, start + 1.5), 5)
+        for start in range(8)
+    ]
+    figures = figures_of(requests)
+    assert figures["duration"] == 8.5
+    assert figures["total_output_tokens"] == 40
+    assert figures["output_throughput"] == pytest.approx(40 / 8.5)
     for name, value in (("ttft", 500), ("tpot", 250), ("itl", 500)):
-        assert found[f"median_{name}_ms"] == pytest.approx(value)
-        assert found[f"p99_{name}_ms"] == pytest.approx(value)
+        assert figures[f"median_{name}_ms"] == pytest.approx(value)
+        assert figures[f"p99_{name}_ms"] == pytest.approx(value)
     assert requests[0].meets({"ttft": 500, "tpot": 251})
     assert not requests[0].meets({"ttft": 501, "tpot": 249})
 
 
 @pytest.fixture(scope="module")
 def dry() -> Iterator[Serving]:
-    with serving(executor="dry", num_gpu_blocks_override=64) as made:
-        yield made
+    with serving(executor="dry", num_gpu_blocks_override=64) as running:
+        yield running
 
 
 @pytest.mark.long
@@ -162,11 +167,11 @@ def test_processes_share_the_requests_and_the_clients(
     dry: Serving, processes: int
 ) -> None:
     plan = LoadPlan(dry.url, 32, 16, 2000, 60, 3, seed=str(processes))
-    found = put(plan, processes)
-    assert len(found) == 60
-    assert [request.output_tokens for request in found] == [16] * 60
+    requests = put(plan, processes)
+    assert len(requests) == 60
+    assert [request.output_tokens for request in requests] == [16] * 60
     in_flight = [
-        sum(other.sent <= request.sent < other.events[-1] for other in found)
-        for request in found
+        sum(earlier.sent <= request.sent < earlier.events[-1] for earlier in requests)
+        for request in requests
     ]
     assert max(in_flight) <= plan.clients

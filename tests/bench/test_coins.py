@@ -20,32 +20,32 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def tossed(heads: float, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     """Coins of rows in a strange order, and what stands if they have heads."""
-    made = torch.Generator().manual_seed(1)
-    owners = torch.randperm(rows, generator=made).int()
-    last = torch.randint(9000, (rows,), generator=made).int()
-    next_ = torch.randint(5000, (rows,), generator=made).int()
-    streams = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    owners = torch.randperm(rows, generator=generator).int()
+    last = torch.randint(9000, (rows,), generator=generator).int()
+    next_ = torch.randint(5000, (rows,), generator=generator).int()
+    streams = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
     sides = torch.tensor([round(heads * SIDES)])
-    out = toss(*(one.to(DEVICE) for one in (owners, last, next_, streams, sides)))
+    out = toss(*(tensor.to(DEVICE) for tensor in (owners, last, next_, streams, sides)))
     return out.cpu(), last[owners.long()]
 
 
 @pytest.mark.parametrize("heads", [0.0, 0.3, 0.7, 1.0])
 def test_so_many_coins_have_heads(heads: float) -> None:
-    found, last = tossed(heads, 20_000)
-    assert set(found[found != last].tolist()) <= {NO_TOKEN}
-    assert (found == last).double().mean() == pytest.approx(heads, abs=0.015)
+    tossed_tokens, last = tossed(heads, 20_000)
+    assert set(tossed_tokens[tossed_tokens != last].tolist()) <= {NO_TOKEN}
+    assert (tossed_tokens == last).double().mean() == pytest.approx(heads, abs=0.015)
 
 
 @pytest.mark.long
 def test_the_kernel_tosses_as_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = tossed(0.6)
+    by_default, _ = tossed(0.6)
     if DEVICE == "cpu":
         monkeypatch.setattr(coins, "on_triton", lambda _: True)
     else:
         monkeypatch.setattr(coins, "on_triton", lambda _: False)
-    other, _ = tossed(0.6)
-    assert torch.equal(found, other)
+    by_other, _ = tossed(0.6)
+    assert torch.equal(by_default, by_other)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,12 @@ def drafting(folder: Path, **config: object) -> LLM:
 @pytest.fixture(scope="module")
 def coined(folder: Path) -> Iterator[tuple[LLM, coins.Coined]]:
     draft = model_folder(folder, "tiny draft")
-    with tossing() as made:
+    with tossing() as coins_made:
         llm = drafting(
             folder, **speculative_config("draft_model", adaptive=False, model=draft)
         )
     with llm:
-        yield llm, made[0]
+        yield llm, coins_made[0]
 
 
 @pytest.mark.long
@@ -82,18 +82,18 @@ def test_drafts_stand_as_often_as_is_set(
 ) -> None:
     llm, coin = coined
     coin.set(acceptance)
-    llm.worker.driver.record = seen = Counted()
-    how = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    llm.generate([[1, 2, number] for number in range(8)], how, use_tqdm=False)
-    assert max(one.proposed for one in seen.drafts) == 4
+    llm.worker.driver.record = counted = Counted()
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    llm.generate([[1, 2, number] for number in range(8)], params, use_tqdm=False)
+    assert max(drafts.proposed for drafts in counted.drafts) == 4
     for place in range(3):
-        each = [
-            one
-            for one in seen.drafts
-            if place < counted_drafts(one.proposed, one.accepted)
+        judged = [
+            drafts
+            for drafts in counted.drafts
+            if place < counted_drafts(drafts.proposed, drafts.accepted)
         ]
-        if len(each) > 50:
-            share = sum(one.accepted > place for one in each) / len(each)
+        if len(judged) > 50:
+            share = sum(drafts.accepted > place for drafts in judged) / len(judged)
             assert share == pytest.approx(acceptance, abs=0.15)
 
 
@@ -102,10 +102,10 @@ def test_a_text_that_goes_round(folder: Path) -> None:
     with going_round():
         llm = drafting(folder, **speculative_config("ngram", adaptive=False))
     with llm:
-        llm.worker.driver.record = seen = Counted()
-        how = SamplingParams(temperature=0, max_tokens=2 * PERIOD, ignore_eos=True)
-        [output] = llm.generate([[5, 6, 7]], how, use_tqdm=False)
+        llm.worker.driver.record = counted = Counted()
+        params = SamplingParams(temperature=0, max_tokens=2 * PERIOD, ignore_eos=True)
+        [output] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     tokens = output.outputs[0].token_ids
     assert tokens[:PERIOD] == tokens[PERIOD:]
     assert len(set(tokens)) == PERIOD
-    assert seen.figures()["acceptance"] > 0.9
+    assert counted.figures()["acceptance"] > 0.9

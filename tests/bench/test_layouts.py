@@ -18,30 +18,32 @@ from minfer.simulation.replicas import ReplicaTurn
 def test_a_prompt_and_a_row_take_what_was_measured() -> None:
     """One replica, one prompt of 8,192 tokens: 201.1 ms, and then steps of a row."""
     trace = ArrivalTrace((TraceRow(0.0, 8192, 3, (1,)),))
-    made = simulation(Layout("", budget=8192), trace, 1.0, 1)
+    simulated = simulation(Layout("", budget=8192), trace, 1.0, 1)
     costs = [
-        made.cost.seconds(command.plan)
-        for one in made.run()
-        if isinstance(one, ReplicaTurn)
-        for command in one.turn.transition.commands
+        simulated.cost.seconds(command.plan)
+        for event in simulated.run()
+        if isinstance(event, ReplicaTurn)
+        for command in event.turn.transition.commands
         if isinstance(command, Execute)
     ]
     assert costs[0] == pytest.approx(0.2011, rel=1e-3)
-    assert costs[1] == pytest.approx(5.375e-3 + 7592 * made.cost.context, rel=1e-3)
+    assert costs[1] == pytest.approx(5.375e-3 + 7592 * simulated.cost.context, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", [one_rank(), two_ranks(), four_ranks()])
 def test_more_work_costs_more(model: Any) -> None:
     cost: CostModel = model.model("")
-    each = [took for _, took in cost.decode]
-    assert each == sorted(each)
+    seconds = [took for _, took in cost.decode]
+    assert seconds == sorted(seconds)
     assert 0 < cost.attention * 8192 < cost.token
 
 
 def test_two_cards_have_more_than_twice_the_blocks() -> None:
     """Weights are there once."""
-    one, two = (config_of(Layout("", ranks), 2048).num_blocks for ranks in (1, 2))
-    assert two > 2 * one
+    one_card, two_cards = (
+        config_of(Layout("", ranks), 2048).num_blocks for ranks in (1, 2)
+    )
+    assert two_cards > 2 * one_card
 
 
 @pytest.mark.parametrize("start", [0.9, 3.0, 8.0])
@@ -57,9 +59,9 @@ def test_the_highest_speed_that_keeps_the_limits(
         return {"speed": speed, "ttft": {name: TTFT * late}, "tpot": {name: TPOT}}
 
     monkeypatch.setattr(layouts, "figures", figures)
-    found = highest(SimpleNamespace(), Search(Layout("x"), 90, start))  # type: ignore[arg-type]  # it is not looked at
-    assert found["keeps"]["speed"] <= 4.0 < found["fails_at_speed"]
-    assert found["fails_at_speed"] / found["keeps"]["speed"] <= MAX_RATE_RATIO
+    result = highest(SimpleNamespace(), Search(Layout("x"), 90, start))  # type: ignore[arg-type]  # it is not looked at
+    assert result["keeps"]["speed"] <= 4.0 < result["fails_at_speed"]
+    assert result["fails_at_speed"] / result["keeps"]["speed"] <= MAX_RATE_RATIO
 
 
 def test_a_layout_that_never_keeps_them_is_given_up(

@@ -25,9 +25,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_results_are_of_the_commit_though_others_were_written(tree: Path) -> None:
     results.write("old", {"figure": 2}, folder=tree / "bench" / "results")
     results.write("new", {"figure": 1}, folder=tree / "bench" / "results")
-    found = results.circumstances(seed=3)
-    assert len(found["commit"]) == 40
-    assert (found["changed"], found["seed"]) == (False, 3)
+    circumstances = results.circumstances(seed=3)
+    assert len(circumstances["commit"]) == 40
+    assert (circumstances["changed"], circumstances["seed"]) == (False, 3)
 
 
 def test_results_are_not_of_the_commit_if_code_has_changed(tree: Path) -> None:

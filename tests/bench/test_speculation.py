@@ -60,10 +60,12 @@ def test_coins_accept_what_distributions_allow() -> None:
 @pytest.mark.long
 def test_both_rules_are_counted_alike() -> None:
     args = argparse.Namespace(tokens=10, drafts=3)
-    found = by_rejection(Pair().models, windows(1), args)
-    assert [*found] == [*METHODS]
-    for one in found.values():
-        assert one["tokens per target step"] >= 1
+    figures = by_rejection(Pair().models, windows(1), args)
+    assert [*figures] == [*METHODS]
+    for method_figures in figures.values():
+        assert method_figures["tokens per target step"] >= 1
         # Their shares may rise: near a row's end fewer are proposed at later places.
-        assert one["accepted by place"] == sorted(one["accepted by place"], reverse=True)
-    assert mean(found["draft_model"]["by place"]) > 0.2
+        assert method_figures["accepted by place"] == sorted(
+            method_figures["accepted by place"], reverse=True
+        )
+    assert mean(figures["draft_model"]["by place"]) > 0.2

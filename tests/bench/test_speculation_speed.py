@@ -50,9 +50,11 @@ def rounds(room: Session, rates: dict[str, list[float]], seconds: float) -> Roun
 def test_first_rounds_do_not_count_and_none_is_always_first() -> None:
     room = Requested(Part({}, {}))
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
-    kept = list[int]()
-    assert rounds(room, rates, 60).go_on(3, lambda: kept.append(len(rates[PLAIN])))
-    assert kept == [1, 2, 3]
+    saved_counts = list[int]()
+    assert rounds(room, rates, 60).go_on(
+        3, lambda: saved_counts.append(len(rates[PLAIN]))
+    )
+    assert saved_counts == [1, 2, 3]
     assert len(room.requested) == 2 * (WARM + 3)
     assert {plain for _, plain in room.requested[::2]} == {True, False}
     assert rates["drafts"] == [15.0 + WARM + i for i in range(3)]
@@ -60,7 +62,7 @@ def test_first_rounds_do_not_count_and_none_is_always_first() -> None:
     assert (ratio["median"], ratio["repetitions"]) == (1.5 + (WARM + 1) / 10, 3)
     # ... and a second call has nothing to do.
     requested = len(room.requested)
-    assert rounds(room, rates, 60).go_on(3, kept.clear)
+    assert rounds(room, rates, 60).go_on(3, saved_counts.clear)
     assert len(room.requested) == requested
 
 
@@ -82,13 +84,17 @@ def test_no_round_begins_that_would_not_end_in_time(
 def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation_speed, "Session", Requested)
     monkeypatch.setattr(speculation_speed, "write", _written)
-    part = Part({}, {"one": case(), "two": case()})
+    workload = Part({}, {"one": case(), "two": case()})
     args = argparse.Namespace(name="x", folder=tmp_path, pairs=2, ways="")
     results = Results.of(args)
-    assert measured(part, "part", results, time.monotonic() + 60)
-    again = Results.of(args)
-    assert again.rates == results.rates
-    assert {len(r) for one in again.rates["part"].values() for r in one.values()} == {2}
+    assert measured(workload, "part", results, time.monotonic() + 60)
+    reread = Results.of(args)
+    assert reread.rates == results.rates
+    assert {
+        len(r)
+        for case_rates in reread.rates["part"].values()
+        for r in case_rates.values()
+    } == {2}
 
 
 def _written(name: str, data: object, seed: None, folder: Path) -> None:
@@ -101,11 +107,11 @@ def _written(name: str, data: object, seed: None, folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["set", "circle"])
 def test_shapes_are_those_of_the_pair(tmp_path: Path, name: str) -> None:
-    part = parts(tmp_path, "7B", "cuda")[name]()
-    assert [*part.cases] == [f"batch {batch}" for batch in (1, 8, 32, 64)]
-    largest = part.cases["batch 64"]
+    workload = parts(tmp_path, "7B", "cuda")[name]()
+    assert [*workload.cases] == [f"batch {batch}" for batch in (1, 8, 32, 64)]
+    largest = workload.cases["batch 64"]
     prompts = largest.prompts(random.Random(0))
-    assert [len(one) for one in prompts] == [512] * 64
+    assert [len(prompt) for prompt in prompts] == [512] * 64
     assert largest.tokens == 256
     assert len(largest.ways) == (7 if name == "set" else 3)
 

@@ -26,10 +26,12 @@ def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     placed = pair.compare(first, CASES["late system message"])
     assert placed["outcome"] == "differs"
     assert "system_messages" in placed["reason"]
-    alone = "{% if messages[1:] %}{{ raise_exception('no') }}{% endif %}" + first
-    assert outcome(alone, "system") == "transformers refuses"
+    refuses_two = "{% if messages[1:] %}{{ raise_exception('no') }}{% endif %}" + first
+    assert outcome(refuses_two, "system") == "transformers refuses"
     monkeypatch.setattr(
-        chat_templates, "render_template", lambda *given: render_template(*given) + "!"
+        chat_templates,
+        "render_template",
+        lambda *arguments: render_template(*arguments) + "!",
     )
     wrong = pair.compare(TURNS, CASES["plain"])
     assert wrong["outcome"] == "differs"

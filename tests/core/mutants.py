@@ -126,7 +126,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument(
-        "--each", type=int, default=catalogue.EACH, help="of a kind in a function"
+        "--each",
+        type=int,
+        default=catalogue.MUTANTS_PER_KIND,
+        help="of a kind in a function",
     )
     parser.add_argument(
         "--files", nargs="*", metavar="FILE", help="of the core; all that decide"

@@ -22,7 +22,7 @@ NAMES = (
     "google-chrome-stable",
     "chrome",
 )
-PATIENCE = 60.0  # seconds for one answer, on a machine that has other things to do
+ANSWER_SECONDS = 60.0  # seconds for one answer, on a machine that has other things to do
 
 
 def found() -> str | None:
@@ -62,15 +62,15 @@ class Browser:
             self._note(answer.get("method", ""), answer.get("params", {}))
 
     def _read(self) -> dict[str, Any]:
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + ANSWER_SECONDS
         while b"\0" not in self.left:
             ready, _, _ = select.select(
-                [self.inward], [], [], max(0.0, until - time.monotonic())
+                [self.inward], [], [], max(0.0, deadline - time.monotonic())
             )
             assert ready, "the browser does not answer"
-            more = os.read(self.inward, 1 << 20)
-            assert more, "the browser has gone"
-            self.left += more
+            data = os.read(self.inward, 1 << 20)
+            assert data, "the browser has gone"
+            self.left += data
         line, _, self.left = self.left.partition(b"\0")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -104,9 +104,9 @@ class Browser:
 
     def wait(self, expression: str) -> None:
         """Wait until an expression is true."""
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + ANSWER_SECONDS
         while not self.value(f"Boolean({expression})"):
-            assert time.monotonic() < until, f"this never came true: {expression}"
+            assert time.monotonic() < deadline, f"this never came true: {expression}"
             time.sleep(0.02)
 
     def value(self, expression: str) -> Any:
@@ -130,11 +130,11 @@ class Browser:
         """Type text into what has the focus."""
         self.call("Input.insertText", text=text)
 
-    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+    def mouse(self, kind: str, x: float, y: float, **params: Any) -> None:
         """Move the mouse, or press, release or turn its wheel, at a place of
         the window.
         """
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **params)
 
     def click(self, x: float, y: float) -> None:
         """Click at a place of the window."""

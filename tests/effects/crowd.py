@@ -33,10 +33,10 @@ class Found:
 
 
 def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:
-    """The texts of so many clients at once; those that leave do so at a random moment."""
+    """The texts of clients at once; those that leave do so at a random moment."""
     rng = random.Random(seed)
     texts: Texts = [{} for _ in range(clients)]
-    when = [rng.randrange(40) for _ in range(clients)]
+    leave_after = [rng.randrange(40) for _ in range(clients)]
     streamed = [rng.random() < 0.75 for _ in range(clients)]
 
     def one(i: int) -> None:
@@ -52,7 +52,9 @@ def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:
         if i in leaving and not streamed[i]:
             try:
                 served.http.post(
-                    url, json={**body, "stream": False}, timeout=0.05 + when[i] / 800
+                    url,
+                    json={**body, "stream": False},
+                    timeout=0.05 + leave_after[i] / 800,
                 )
             except httpx.TimeoutException:
                 return
@@ -61,7 +63,7 @@ def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:
                 for choice in event["choices"]:
                     old = texts[i].get(choice["index"], "")
                     texts[i][choice["index"]] = old + choice["text"]
-                if i in leaving and count >= when[i]:
+                if i in leaving and count >= leave_after[i]:
                     return
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(clients)]
@@ -85,10 +87,10 @@ def compared(folder: str, *, clients: int, seed: int) -> Found:
     }
     # Of several kinds.
     with serving(folder, **settings) as served:  # type: ignore[arg-type]
-        whole = served.available()
+        available_before = served.available()
         disturbed = crowd(served, clients, leaving, seed)
         served.idle()
-        held = whole - served.available()
+        num_held = available_before - served.available()
         turns = served.cancelled()
         quiet = crowd(served, clients, set(), seed)
     assert all(quiet)
@@ -98,7 +100,7 @@ def compared(folder: str, *, clients: int, seed: int) -> Found:
         differing=[i for i in stayed if disturbed[i] != quiet[i]],
         cancelled=len(turns),
         taken=sum(turns),
-        left_over=held,
+        left_over=num_held,
     )
 
 

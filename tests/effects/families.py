@@ -28,14 +28,20 @@ def compare(
     tokens = 2 * WINDOW
     with tempfile.TemporaryDirectory() as folder:
         model = save(folder, family, config)
-        wanted = [their_tokens(model, [prompt], tokens)[0] for prompt in prompts]
+        expected = [their_tokens(model, [prompt], tokens)[0] for prompt in prompts]
         passes, _ = serve_twice(folder, prompts, tokens, **SMALL)
-    rows = [row for made in passes for row in zip(made, wanted, strict=True)]
+    rows = [
+        row
+        for tokens_of_pass in passes
+        for row in zip(tokens_of_pass, expected, strict=True)
+    ]
     pairs = [pair for row in rows for pair in zip(*row, strict=True)]
     return {
         "output_tokens": len(pairs),
-        "mismatched_tokens": sum(ours != theirs for ours, theirs in pairs),
-        "different_tokens": len({theirs for _, theirs in pairs}),
+        "mismatched_tokens": sum(
+            token != expected_token for token, expected_token in pairs
+        ),
+        "different_tokens": len({expected_token for _, expected_token in pairs}),
     }
 
 

@@ -51,8 +51,8 @@ TOKENS: Final = 50  # of a continuation
 MOE_SIZE: Final = {"moe_intermediate_size": 128}
 
 
-def _int4(**how: Any) -> Any:
-    weights = {"num_bits": 4, "type": "int", **how}
+def _int4(**options: Any) -> Any:
+    weights = {"num_bits": 4, "type": "int", **options}
     return {"group_0": {"targets": ["Linear"], "weights": weights}}
 
 
@@ -70,7 +70,7 @@ SCHEMES: Final[dict[str, Any]] = {
 }
 
 
-def write(base: str, to: str, scheme: Any, *, gptq: bool) -> None:
+def write(base: str, target: str, scheme: Any, *, gptq: bool) -> None:
     """Have llm-compressor quantize a checkpoint."""
     # mypy: installed where this runs alone.
     from llmcompressor import oneshot  # type: ignore[import-not-found]
@@ -80,9 +80,9 @@ def write(base: str, to: str, scheme: Any, *, gptq: bool) -> None:
     )
 
     make = GPTQModifier if gptq else QuantizationModifier
-    how: Any = {"config_groups": scheme}
+    options: Any = {"config_groups": scheme}
     if isinstance(scheme, str):
-        how = {"targets": "Linear", "scheme": scheme}
+        options = {"targets": "Linear", "scheme": scheme}
     read: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = read(base, dtype=torch.float32)
     rows = torch.randint(0, 160, (8, 1, 24), generator=torch.Generator().manual_seed(1))
@@ -90,45 +90,49 @@ def write(base: str, to: str, scheme: Any, *, gptq: bool) -> None:
     loader: Any = torch.utils.data.DataLoader
     oneshot(
         model=model,
-        recipe=make(ignore=["lm_head", "re:.*gate$"], **how),
+        recipe=make(ignore=["lm_head", "re:.*gate$"], **options),
         dataset=loader(text, batch_size=None),
         num_calibration_samples=len(text),
         processor=transformers.AutoTokenizer.from_pretrained(bundled_folder()),
     )
-    model.save_pretrained(to, save_compressed=True)
+    model.save_pretrained(target, save_compressed=True)
 
 
-def decompress(folder: Path, to: Path) -> None:
+def decompress(folder: Path, target: Path) -> None:
     """Write the checkpoint that compressed-tensors makes of a quantized one."""
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
     config = json.loads((folder / "config.json").read_text())
-    how = config.pop("quantization_config")
+    quantization = config.pop("quantization_config")
     fields = ("config_groups", "quant_method", "format", "ignore")
-    groups = QuantizationConfig.model_validate({key: how[key] for key in fields})
+    groups = QuantizationConfig.model_validate({key: quantization[key] for key in fields})
     scheme = groups.config_groups["group_0"]
-    reader = BaseCompressor.get_value_from_registry(how["format"])
+    reader = BaseCompressor.get_value_from_registry(quantization["format"])
     modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in load_file(folder / "model.safetensors").items():
         stem, _, end = name.rpartition(".")
         modules[stem][end] = tensor
-    made: dict[str, Tensor] = {}
+    tensors_out: dict[str, Tensor] = {}
     for stem, tensors in modules.items():
         if "weight_scale" in tensors:
             bias = {end: tensors.pop(end) for end in ("bias",) if end in tensors}
             tensors = {"weight": reader.decompress(tensors, scheme)["weight"], **bias}
-        made |= {f"{stem}.{end}": one.contiguous() for end, one in tensors.items()}
-    to.mkdir()
-    save_file(made, to / "model.safetensors", {"format": "pt"})
-    (to / "config.json").write_text(json.dumps(config))
+        tensors_out |= {
+            f"{stem}.{end}": tensor.contiguous() for end, tensor in tensors.items()
+        }
+    target.mkdir()
+    save_file(tensors_out, target / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_text(json.dumps(config))
 
 
 def matrices(folder: Path) -> list[Linear]:
     """All leaves that minfer reads."""
     spec = as_stored(read_spec(folder), folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "prepared", lambda by: by)  # leaves stay as they are stored
+        patch.setattr(
+            layers, "prepared", lambda leaf: leaf
+        )  # leaves stay as they are stored
         return leaves(load_weights(folder, spec, "float32"))
 
 
@@ -137,7 +141,9 @@ def compare(
 ) -> dict[str, Any]:
     """What differs, of a family and a scheme."""
     with TemporaryDirectory() as place:
-        base, quantized, copy = (Path(place, one) for one in ("base", "made", "copy"))
+        base, quantized, copy = (
+            Path(place, folder) for folder in ("base", "made", "copy")
+        )
         save(
             str(base),
             key[0],
@@ -146,22 +152,25 @@ def compare(
         write(str(base), str(quantized), SCHEMES[name], gptq=gptq)
         decompress(quantized, copy)
         pairs = [*zip(matrices(quantized), matrices(copy), strict=True)]
-        found = {
-            "quantized": sum(not mine.scheme.is_plain for mine, _ in pairs),
+        figures = {
+            "quantized": sum(not leaf.scheme.is_plain for leaf, _ in pairs),
             "largest_difference": max(
-                float((dequantize(mine) - its.weight).abs().max()) for mine, its in pairs
+                float((dequantize(leaf) - copied.weight).abs().max())
+                for leaf, copied in pairs
             ),
         }
-        if any(mine.scheme.activations != "as they are" for mine, _ in pairs):
-            return found
+        if any(leaf.scheme.activations != "as they are" for leaf, _ in pairs):
+            return figures
         passes, _ = serve_twice(str(quantized), prompts, TOKENS, **SMALL)
         read: Any = transformers.AutoModelForCausalLM.from_pretrained
         model = read(copy, dtype=torch.float32)
-        wanted = [their_tokens(model, [prompt], TOKENS)[0] for prompt in prompts]
+        expected = [their_tokens(model, [prompt], TOKENS)[0] for prompt in prompts]
         different = sum(
-            mine != its for made in passes for mine, its in zip(made, wanted, strict=True)
+            leaf != copied
+            for outputs in passes
+            for leaf, copied in zip(outputs, expected, strict=True)
         )
-        return {**found, "sequences": 2 * len(prompts), "different": different}
+        return {**figures, "sequences": 2 * len(prompts), "different": different}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -171,12 +180,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for key in FAMILIES:
         for name in SCHEMES:
             for gptq in (False, True) if name == "W4A16" else (False,):
-                found = compare(key, name, prompts, gptq=gptq)
+                figures = compare(key, name, prompts, gptq=gptq)
                 writer = "GPTQModifier" if gptq else "QuantizationModifier"
-                rows.append({"family": key[0], "scheme": name, "writer": writer, **found})
+                rows.append(
+                    {"family": key[0], "scheme": name, "writer": writer, **figures}
+                )
                 show(rows[-1])
     packages = ("llmcompressor", "compressed-tensors")
-    return {"writers": {one: version(one) for one in packages}, "cases": rows}
+    return {"writers": {package: version(package) for package in packages}, "cases": rows}
 
 
 if __name__ == "__main__":

@@ -33,14 +33,14 @@ class MasksBy(NoMasks):
         self.lend = lend
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":  # noqa: ARG002  # the protocol's
-        made: Future[StepMasks] = Waited() if self.late else Future()
+        future: Future[StepMasks] = Waited() if self.late else Future()
         masks = self.make(plan)
         lines = None if self.lend is None else self.lend(plan.step)
         if lines is None:
-            made.set_result(StepMasks(masks))
+            future.set_result(StepMasks(masks))
         else:
             lines[:] = -1
             for mask in masks:
                 fill(lines[plan.deferred.index(mask.index)], mask.bits)
-            made.set_result(StepMasks(written=True))
-        return made
+            future.set_result(StepMasks(written=True))
+        return future

@@ -11,7 +11,7 @@ from attrs import define, field
 from minfer.effects.net.addresses import Port
 
 _CHUNK: Final = 2**16
-_LOOK: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 
 
 @define(eq=False)
@@ -35,11 +35,11 @@ class Network:
 
     def cut(self) -> None:
         """Cut all connections."""
-        each, self._open = self._open, []
-        for one in each:
+        open_sockets, self._open = self._open, []
+        for sock in open_sockets:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def heal(self) -> None:
         """Have all connections end that were hindered; new ones are not."""
@@ -63,27 +63,27 @@ class Network:
                     near.close()
                     continue
                 self._open += [near, far]
-                for one, other in ((near, far), (far, near)):
+                for source, target in ((near, far), (far, near)):
                     threading.Thread(
-                        target=self._pass, args=(one, other), daemon=True
+                        target=self._pass, args=(source, target), daemon=True
                     ).start()
 
-    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(_CHUNK):
+            while data := source.recv(_CHUNK):
                 while self.stalled:
-                    time.sleep(_LOOK)
+                    time.sleep(_POLL_SECONDS)
                 if self.delay:
                     time.sleep(self.delay)
                 if self.most is not None:
                     data, self.most = data[: self.most], max(0, self.most - len(data))
-                    other.sendall(data)
+                    target.sendall(data)
                     if not self.most:
                         self.cut()
                         return
                 else:
-                    other.sendall(data)
+                    target.sendall(data)
                 self.passed += len(data)
-        for end in (one, other):
+        for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -47,7 +47,7 @@ def process_tree(root: int) -> list[int]:
 
 def open_sockets(processes: Iterable[int]) -> list[OpenSocket]:
     """The open sockets of these processes."""
-    return [one for process in processes for one in _of_process(process)]
+    return [open_socket for process in processes for open_socket in _of_process(process)]
 
 
 def _of_process(process: int) -> Iterator[OpenSocket]:

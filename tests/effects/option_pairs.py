@@ -40,7 +40,8 @@ _FIRST: Final[Option] = tuple({"first_k_dense_replace": count} for count in (1, 
 _SHARED: Final[Option] = ({"n_shared_experts": 2}, {"n_shared_experts": 1})
 _SCALED: Final[Option] = ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 2.5})
 _GROUPS: Final[Option] = tuple(
-    {"n_group": groups, "topk_group": kept} for groups, kept in ((1, 1), (4, 2), (2, 1))
+    {"n_group": groups, "topk_group": kept_groups}
+    for groups, kept_groups in ((1, 1), (4, 2), (2, 1))
 )
 _QUERIES: Final[Option] = ({"q_lora_rank": None}, {"q_lora_rank": 20})
 _MLA_ROPE: Final[Option] = (
@@ -55,7 +56,7 @@ _MLA_DIMS: Final[Option] = (
 )
 _MLA: Final = (_TIED, _EPS, _BIAS, _QUERIES, _MLA_ROPE, _MLA_DIMS, _FIRST, _SCALED)
 _LIMITED: Final[Option] = tuple(
-    {**one, "topk_method": "group_limited_greedy"} for one in _GROUPS
+    {**groups, "topk_method": "group_limited_greedy"} for groups in _GROUPS
 )
 _PARTIAL: Final[Option] = tuple(
     {"rope_parameters": ROPES[name] | {"partial_rotary_factor": share}}

@@ -36,7 +36,7 @@ HEADER = (
     'first."""\n\n'
 )
 BLOCK = 16
-MOST = 192  # prompt tokens
+MAX_PROMPT_TOKENS = 192  # prompt tokens
 COMBINATIONS = {
     "max_num_batched_tokens": (
         1024,
@@ -61,16 +61,16 @@ def their_tokens(
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    how = {
+    options = {
         "max_new_tokens": tokens,
         "do_sample": False,
         "eos_token_id": ends,
         "pad_token_id": 0,
     }
-    made: list[list[int]] = model.generate(ids, attention_mask=mask, **how)[
+    tokens_made: list[list[int]] = model.generate(ids, attention_mask=mask, **options)[
         :, longest:
     ].tolist()
-    return made
+    return tokens_made
 
 
 def serve_twice(
@@ -79,16 +79,16 @@ def serve_twice(
     """minfer's greedy tokens in float32, of both passes, and what the engine
     had to do.
     """
-    how = SamplingParams(temperature=0, max_tokens=tokens)
-    made, hits = list[list[list[int]]](), list[int]()
+    params = SamplingParams(temperature=0, max_tokens=tokens)
+    passes, hits = list[list[list[int]]](), list[int]()
     with LLM(model, dtype="float32", skip_tokenizer_init=True, **settings) as llm:
         turns = Watched(llm)
         for _ in range(2):
-            outputs = llm.generate(prompts, how, use_tqdm=False)
-            made.append([list(output.outputs[0].token_ids) for output in outputs])
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            passes.append([list(output.outputs[0].token_ids) for output in outputs])
             hits.append(sum(output.num_cached_tokens for output in outputs))
     reasons = [reason for turn in turns for reason in turn.reasons]
-    return made, {
+    return passes, {
         "preemptions": sum(isinstance(reason, Preempted) for reason in reasons),
         "hit_tokens_first_pass": hits[0],
         "hit_tokens_second_pass": hits[1],
@@ -99,8 +99,8 @@ def serve_twice(
 
 
 def pieces(model: Path, count: int, rng: random.Random) -> list[list[int]]:
-    """Token ids from the standard library, of one to MOST tokens, some behind
-    one header.
+    """Token ids from the standard library, of one to MAX_PROMPT_TOKENS tokens, some
+    behind one header.
     """
     encode = Tokenizer(model).encode
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:40]
@@ -110,36 +110,55 @@ def pieces(model: Path, count: int, rng: random.Random) -> list[list[int]]:
     )
     out = []
     for _ in range(count):
-        at, start = rng.randrange(len(ids) - MOST), header if rng.random() < 0.3 else []
-        out.append((start + ids[at : at + MOST])[: rng.randint(1, MOST)])
+        offset, start = (
+            rng.randrange(len(ids) - MAX_PROMPT_TOKENS),
+            header if rng.random() < 0.3 else [],
+        )
+        out.append(
+            (start + ids[offset : offset + MAX_PROMPT_TOKENS])[
+                : rng.randint(1, MAX_PROMPT_TOKENS)
+            ]
+        )
     return out
 
 
 def compare(
-    model: str, prompts: list[list[int]], wanted: list[list[int]], tokens: int
+    model: str, prompts: list[list[int]], expected: list[list[int]], tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """What engines make of the prompts, against `wanted`: figures of every
+    """What engines make of the prompts, against `expected`: figures of every
     combination.
     """
-    longest = MOST + tokens
+    longest = MAX_PROMPT_TOKENS + tokens
     for values in product(*COMBINATIONS.values()):
-        how, begin = dict(zip(COMBINATIONS, values, strict=True)), time.perf_counter()
-        settings: dict[str, Any] = {**how, "block_size": BLOCK, "max_model_len": longest}
+        combination, begin = (
+            dict(zip(COMBINATIONS, values, strict=True)),
+            time.perf_counter(),
+        )
+        settings: dict[str, Any] = {
+            **combination,
+            "block_size": BLOCK,
+            "max_model_len": longest,
+        }
         tight = settings.pop("pool") == "tight"
-        if tight and how["max_num_seqs"] == 1:
+        if tight and combination["max_num_seqs"] == 1:
             continue  # one alone is never preempted
         settings["num_gpu_blocks_override"] = 2 * -(-longest // BLOCK) if tight else 2048
-        passes, done = serve_twice(model, prompts, tokens, **settings)
+        passes, engine_figures = serve_twice(model, prompts, tokens, **settings)
         wrong = [
-            (n, i) for n in (0, 1) for i, w in enumerate(wanted) if passes[n][i] != w
+            (n, i) for n in (0, 1) for i, w in enumerate(expected) if passes[n][i] != w
         ]
         row = {"prompts": 2 * len(prompts), "mismatches": len(wrong), "mismatched": wrong}
-        yield {**how, **row, **done, "seconds": time.perf_counter() - begin}
+        yield {
+            **combination,
+            **row,
+            **engine_figures,
+            "seconds": time.perf_counter() - begin,
+        }
 
 
-def divergence(exact: list[Tensor], found: list[Tensor]) -> dict[str, float]:
-    """KL divergence (nats) and top-1 agreement of the logits `found` with `exact`."""
-    logp, logq = (torch.cat(logits).double().log_softmax(-1) for logits in (exact, found))
+def divergence(exact: list[Tensor], other: list[Tensor]) -> dict[str, float]:
+    """KL divergence (nats) and top-1 agreement of the logits `other` with `exact`."""
+    logp, logq = (torch.cat(logits).double().log_softmax(-1) for logits in (exact, other))
     kl, same = (logp.exp() * (logp - logq)).sum(-1), logp.argmax(-1) == logq.argmax(-1)
     return {
         "kl_mean_nats": float(kl.mean()),
@@ -157,34 +176,40 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     prompts = pieces(args.model, args.prompts, random.Random(args.seed))
     with LLM(str(args.model), dtype="bfloat16") as llm:
         ends = sorted(llm.setup.stop_ids)
-        wanted = [their_tokens(models[0], [p], args.tokens, ends)[0] for p in prompts]
-        texts = [prompt + out for prompt, out in zip(prompts, wanted, strict=True)]
-        ours = [packed_logits(llm, [ids])[0] for ids in texts]
+        continuations = [
+            their_tokens(models[0], [p], args.tokens, ends)[0] for p in prompts
+        ]
+        texts = [prompt + out for prompt, out in zip(prompts, continuations, strict=True)]
+        our_logits = [packed_logits(llm, [ids])[0] for ids in texts]
     exact, half = (
         [model(torch.tensor([ids])).logits[0].float() for ids in texts]
         for model in models
     )
     chosen = [
-        logits[-len(out) - 1 : -1] for logits, out in zip(exact, wanted, strict=True)
+        logits[-len(out) - 1 : -1]
+        for logits, out in zip(exact, continuations, strict=True)
     ]
     top = torch.cat(chosen).topk(2).values
-    figures = {"minfer": divergence(exact, ours), "transformers": divergence(exact, half)}
+    figures = {
+        "minfer": divergence(exact, our_logits),
+        "transformers": divergence(exact, half),
+    }
     rows = []
-    for row in compare(str(args.model), prompts, wanted, args.tokens):
+    for row in compare(str(args.model), prompts, continuations, args.tokens):
         rows.append(row)
         show(row)
-    found = {
+    figures_of_model = {
         "model": args.model.name,
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
-        "output_tokens": sum(map(len, wanted)),
+        "output_tokens": sum(map(len, continuations)),
         "mismatches": sum(row["mismatches"] for row in rows),
         "smallest_gap": float(
             (top[:, 0] - top[:, 1]).min()
         ),  # of logits, where tokens were chosen
     }
-    show({**found, **figures})
-    return {**found, "combinations": rows, "bfloat16": figures}
+    show({**figures_of_model, **figures})
+    return {**figures_of_model, "combinations": rows, "bfloat16": figures}
 
 
 if __name__ == "__main__":

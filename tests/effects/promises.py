@@ -73,23 +73,28 @@ class Served:
 
 def served(arrivals: Iterable[Arrival], turns: Iterable[Turn]) -> list[Served]:
     """What became of each request, in their order."""
-    found = {
-        one.id: Served(one, time) for time, one in arrivals if isinstance(one, Request)
+    by_id = {
+        outcome.id: Served(outcome, time)
+        for time, outcome in arrivals
+        if isinstance(outcome, Request)
     }
     for turn in turns:
         now = turn.transition.state.time
         for event in turn.events:
             if isinstance(event, Submit):
-                found[event.request.id].entered = now
+                by_id[event.request.id].entered = now
         for reason in turn.transition.reasons:
             if isinstance(reason, Admitted):
-                one = found[reason.id]
-                one.started, one.turn = min(one.started, now), min(one.turn, turn.number)
+                outcome = by_id[reason.id]
+                outcome.started, outcome.turn = (
+                    min(outcome.started, now),
+                    min(outcome.turn, turn.number),
+                )
         for emit in (c for c in turn.transition.commands if isinstance(c, Emit)):
             for (name, _), tokens in zip(emit.ids, emit.tokens, strict=True):
                 if tokens:
-                    found[name].first = min(found[name].first, now)
-    return [*found.values()]
+                    by_id[name].first = min(by_id[name].first, now)
+    return [*by_id.values()]
 
 
 def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
@@ -108,19 +113,19 @@ def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
             prompts = (len(has.prompt) - len(wants.prompt)) / PROMPT_TOKENS_PER_OUTPUT
             return behind < pace * (prompts + has.max_tokens - wants.max_tokens)
         case FairSeats():
-            mine = wants.client, wants.priority
-            return mine != (has.client, has.priority)
+            own_class = wants.client, wants.priority
+            return own_class != (has.client, has.priority)
         case FairQueue():
             same = wants.priority == has.priority
             return wants.client != has.client if same else wants.priority < has.priority
     return False
 
 
-def violations(policy: Policy, every: list[Served]) -> int:
+def violations(policy: Policy, outcomes: list[Served]) -> int:
     """Pairs in which a later request was let in first although the policy forbids it."""
     broken = 0
-    for i, early in enumerate(every):
-        for late in every[i + 1 :]:
+    for i, early in enumerate(outcomes):
+        for late in outcomes[i + 1 :]:
             if late.entered > early.started:
                 break
             if late.turn < early.turn:
@@ -141,24 +146,27 @@ def replay(
         turns = Simulation(
             config, Simulated(), H200, report.note_arrivals(arrivals)
         ).turns()
-        every = served(arrivals, report.fold_turns(turns))
-    found = report.figures()
+        outcomes = served(arrivals, report.fold_turns(turns))
+    figures = report.figures()
     ttft = {
-        "urgent": [one.ttft for one in every if one.request.priority < 0],
-        "small_clients": [one.ttft for one in every if one.request.client != "big"],
+        "urgent": [outcome.ttft for outcome in outcomes if outcome.request.priority < 0],
+        "small_clients": [
+            outcome.ttft for outcome in outcomes if outcome.request.client != "big"
+        ],
     }
     return {
         "policy": type(policy).__name__,
-        "ttft": found["ttft"],
-        "tpot": found["tpot"],
-        "goodput": found["goodput"],
-        "good": found["good"],
+        "ttft": figures["ttft"],
+        "tpot": figures["tpot"],
+        "goodput": figures["goodput"],
+        "good": figures["good"],
         **{name: percentiles(values) for name, values in ttft.items() if values},
-        "in_time": sum(one.ttft <= one.request.deadline for one in every) / len(every),
-        "busy": found["busy"],
-        "turns": found["turns"],
+        "in_time": sum(outcome.ttft <= outcome.request.deadline for outcome in outcomes)
+        / len(outcomes),
+        "busy": figures["busy"],
+        "turns": figures["turns"],
         "promise": promise,
-        "broken": violations(policy, every),
+        "broken": violations(policy, outcomes),
     }
 
 

@@ -68,32 +68,34 @@ def live(
                         urgent = attrs.evolve(request, priority=rng.randint(-9, 9))
                         driver.post(Submit(urgent))
                         if rng.random() < 0.1:
-                            when = turns + rng.randrange(100)
-                            doomed.setdefault(when, []).append(request.id)
+                            turn = turns + rng.randrange(100)
+                            doomed.setdefault(turn, []).append(request.id)
                 for name in doomed.pop(turns, ()):
                     driver.post(Cancel(name))
                 transition = driver.turn()
                 turns += 1
-                preempted += sum(isinstance(one, Preempted) for one in transition.reasons)
+                preempted += sum(
+                    isinstance(reason, Preempted) for reason in transition.reasons
+                )
         took = time.perf_counter() - begin
         driver.close()
-        found = replayed(Path(folder))
+        replay = replayed(Path(folder))
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
-    assert found["digest"] == writer.digest.hex()
-    assert found["turns"] == turns
-    assert found["divergence"] is None
+    assert replay["digest"] == writer.digest.hex()
+    assert replay["turns"] == turns
+    assert replay["divergence"] is None
     return {
         "turns": turns,
-        "row_results": found["row_results"],
+        "row_results": replay["row_results"],
         "seconds_live": took,
-        "ended": Counter(found["ended"]),
+        "ended": Counter(replay["ended"]),
         "preemptions": preempted,
-        "digest": found["digest"],
+        "digest": replay["digest"],
         "divergent_turns": 0,
-        "state_digests": found["state_digests"],
+        "state_digests": replay["state_digests"],
         "journal_bytes": size,
-        "seconds_replay": found["replay_seconds"],
-        "row_results_per_second": found["row_results_per_second"],
+        "seconds_replay": replay["replay_seconds"],
+        "row_results_per_second": replay["row_results_per_second"],
     }
 
 
@@ -104,7 +106,7 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
     for path in args.traces:
         small = requested(str(path), args.requests, args.divide)
         # So few rows that they are fought for even if most outputs are a single token.
-        rows = max(2, round(mean(one.max_tokens for one in small)))
+        rows = max(2, round(mean(request.max_tokens for request in small)))
         setup = prepare(
             EngineArgs(
                 num_gpu_blocks_override=128,
@@ -118,19 +120,19 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
         )
         vocab = setup.spec.vocab_size
         real = [
-            attrs.evolve(one, prompt=tuple(token % vocab for token in one.prompt))
-            for one in small
-            if len(one.prompt) + one.max_tokens <= setup.config.max_model_len
+            attrs.evolve(request, prompt=tuple(token % vocab for token in request.prompt))
+            for request in small
+            if len(request.prompt) + request.max_tokens <= setup.config.max_model_len
         ]
-        found = live(setup.config, open_executor(setup, None), iter(real), args.seed)
+        figures = live(setup.config, open_executor(setup, None), iter(real), args.seed)
         out[f"{path.stem} live"] = {
             "rows": rows,
             "too_long": len(small) - len(real),
-            **found,
+            **figures,
         }
         show({path.stem: "live", **out[f"{path.stem} live"]})
-        whole = requested(str(path), args.requests)
-        lengths = [len(one.prompt) + one.max_tokens for one in whole]
+        requests = requested(str(path), args.requests)
+        lengths = [len(request.prompt) + request.max_tokens for request in requests]
         config = EngineConfig(
             num_blocks=round(max(*lengths, 13 * mean(lengths)) / 64) + 1,
             block_size=64,
@@ -140,7 +142,7 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
             policy=Priority(),
         )
         out[f"{path.stem} oracle"] = live(
-            config, Oracle(64, 2**31), iter(whole), args.seed
+            config, Oracle(64, 2**31), iter(requests), args.seed
         )
         show({path.stem: "oracle", **out[f"{path.stem} oracle"]})
     return out
@@ -148,8 +150,12 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
 
 def requested(*trace: Any) -> list[Request]:
     """The requests of a trace."""
-    every = (what for _, what in read_trace(*trace).arrivals(64))
-    return [attrs.evolve(one, keys=()) for one in every if isinstance(one, Request)]
+    arrivals = (item for _, item in read_trace(*trace).arrivals(64))
+    return [
+        attrs.evolve(request, keys=())
+        for request in arrivals
+        if isinstance(request, Request)
+    ]
 
 
 KILLED = """
@@ -204,9 +210,9 @@ def kills(times: int, seed: int) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = kills(args.kills, args.seed)
-    show(found)
-    return {"kills": found, **traces(args)}
+    figures = kills(args.kills, args.seed)
+    show(figures)
+    return {"kills": figures, **traces(args)}
 
 
 if __name__ == "__main__":

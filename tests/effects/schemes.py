@@ -70,18 +70,22 @@ def through(matrix: Tensor, scheme: Scheme) -> Tensor:
 
 def dequantized(name: str, matrix: Tensor, scheme: Scheme, *, turned: bool) -> Tensor:
     """A parameter of transformers' model, of which each matrix is rounded."""
-    own = matrix.mT if turned else matrix
+    matrix_rows = matrix.mT if turned else matrix
     if name.endswith("gate_up_proj"):
-        halves = [own[:, ::2], own[:, 1::2]] if turned else [*own.chunk(2, 1)]
-        gate, up = (through(one, scheme) for one in halves)
-        own = (
+        halves = (
+            [matrix_rows[:, ::2], matrix_rows[:, 1::2]]
+            if turned
+            else [*matrix_rows.chunk(2, 1)]
+        )
+        gate, up = (through(half, scheme) for half in halves)
+        matrix_rows = (
             torch.stack((gate, up), 2).flatten(1, 2)
             if turned
             else torch.cat((gate, up), 1)
         )
     else:
-        own = through(own, scheme)
-    return own.mT if turned else own
+        matrix_rows = through(matrix_rows, scheme)
+    return matrix_rows.mT if turned else matrix_rows
 
 
 def rounded(x: Tensor, scheme: Scheme) -> Tensor:
@@ -92,8 +96,8 @@ def rounded(x: Tensor, scheme: Scheme) -> Tensor:
     pieces = []
     for piece in torch.split(x.float(), size, -1):
         largest = piece.abs().amax(-1, keepdim=True)
-        most = 127 if scheme.name == "int8" else 448
-        scale = torch.where(largest > 0, largest / most, 1)
+        max_number = 127 if scheme.name == "int8" else 448
+        scale = torch.where(largest > 0, largest / max_number, 1)
         if scheme.name == "int8":
             pieces.append((piece / scale).round() * scale)
         else:
@@ -110,10 +114,12 @@ def arithmetic(model: Any, scheme: Scheme, *, turned: bool) -> Iterator[None]:
             if MATRIX.fullmatch(name) is None:
                 continue
             stacked = parameter.dim() == 3
-            made = dequantized(name, parameter, scheme, turned=turned and stacked)
-            parameter.copy_(made)
-            ones = parameter if stacked else [parameter]
-            quantized |= {one.data_ptr() for one in ones}
+            rounded_parameter = dequantized(
+                name, parameter, scheme, turned=turned and stacked
+            )
+            parameter.copy_(rounded_parameter)
+            tensors = parameter if stacked else [parameter]
+            quantized |= {tensor.data_ptr() for tensor in tensors}
     plain, product = F.linear, Tensor.__matmul__
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -145,29 +151,35 @@ def compare(
         model.set_experts_implementation("eager")
         passes, _ = serve_twice(folder, prompts, tokens, quantization=level, **SMALL)
         with arithmetic(model, scheme, turned=key[0] == "GptOss"):
-            wanted = [their_tokens(model, [prompt], tokens)[0] for prompt in prompts]
+            expected = [their_tokens(model, [prompt], tokens)[0] for prompt in prompts]
             gaps = [
-                _gap(model, prompt, mine, its)
-                for made in passes
-                for prompt, mine, its in zip(prompts, made, wanted, strict=True)
-                if mine != its
+                _gap(model, prompt, output, expected_output)
+                for outputs in passes
+                for prompt, output, expected_output in zip(
+                    prompts, outputs, expected, strict=True
+                )
+                if output != expected_output
             ]
     return {
         "sequences": len(passes) * len(prompts),
         "different": len(gaps),
         "largest_gap": max(gaps, default=0.0),
-        "different_tokens": len({token for one in wanted for token in one}),
+        "different_tokens": len(
+            {token for continuation in expected for token in continuation}
+        ),
     }
 
 
-def _gap(model: Any, prompt: list[int], mine: list[int], its: list[int]) -> float:
+def _gap(model: Any, prompt: list[int], output: list[int], expected: list[int]) -> float:
     """How far apart the reference's logits of the first tokens that differ are."""
-    at = next(
-        i for i, pair in enumerate(zip(mine, its, strict=True)) if pair[0] != pair[1]
+    index = next(
+        i
+        for i, pair in enumerate(zip(output, expected, strict=True))
+        if pair[0] != pair[1]
     )
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + its[:at]])).logits[0, -1]
-    return float(logits[its[at]] - logits[mine[at]])
+        logits = model(torch.tensor([prompt + expected[:index]])).logits[0, -1]
+    return float(logits[expected[index]] - logits[output[index]])
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -177,8 +189,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         lengths = rng.choices(range(1, 3 * WINDOW + 1), k=args.prompts)
         prompts = [rng.choices(range(160), k=length) for length in lengths]
         for level in SCHEMES:
-            found = compare(key, level, prompts, args.tokens)
-            rows.append({"family": key[0], "scheme": level, **found})
+            figures = compare(key, level, prompts, args.tokens)
+            rows.append({"family": key[0], "scheme": level, **figures})
             show(rows[-1])
     return {"prompts": args.prompts, "tokens": args.tokens, "cases": rows}
 

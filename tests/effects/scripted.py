@@ -31,9 +31,9 @@ def write_talker(
 ) -> str:
     """Write a model whose tokens are bytes, and these special tokens."""
     path = write_checkpoint(folder, vocab_size=300, max_position_embeddings=context)
-    made = Tokenizer.from_file(str(path / "tokenizer.json"))
-    made.add_special_tokens([AddedToken(one, special=True) for one in special])
-    made.save(str(path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.jinja").write_text(template)
     return str(path)
 
@@ -76,7 +76,7 @@ def hermes(*calls: tuple[str, dict[str, Any]]) -> str:
     """Calls in Hermes' format."""
     # Grammars of JSON take letters as themselves, and no escapes of them.
     emitted = [
-        json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
-        for name, given in calls
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in calls
     ]
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in emitted)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in emitted)

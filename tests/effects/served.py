@@ -41,7 +41,7 @@ class Slow:
     def __init__(self, inner: Any, seconds: float) -> None:
         self.inner = inner
         self.seconds = seconds
-        self.left = math.inf  # after so many steps it waits
+        self.left = math.inf  # steps after which it waits
         self.free = threading.Event()
         self.free.set()
 
@@ -49,8 +49,8 @@ class Slow:
         self.inner.launch(plan)
 
     def mask_lines(self, step: int) -> Lines | None:
-        found: Lines | None = self.inner.mask_lines(step)
-        return found
+        lines: Lines | None = self.inner.mask_lines(step)
+        return lines
 
     def sample(self, separate: SampleDeferred) -> None:
         self.inner.sample(separate)
@@ -64,8 +64,8 @@ class Slow:
         time.sleep(self.seconds)
         self.left -= 1
         assert self.left >= 0 or self.free.wait(60)
-        found: Executed | Failed = self.inner.collect()
-        return found
+        result: Executed | Failed = self.inner.collect()
+        return result
 
     def close(self) -> None:
         self.inner.close()
@@ -110,7 +110,7 @@ class Serving:
 
     @contextlib.contextmanager
     def after(self, steps: int) -> Iterator[None]:
-        """Meanwhile the engine, idle at first, does so many steps and no more."""
+        """Meanwhile the engine, idle at first, does `steps` steps and no more."""
         self.idle()
         slow: Any = self.llm.worker.driver.executor
         slow.free.clear()
@@ -132,15 +132,19 @@ class Serving:
         They are out of the engine, and no fence holds back blocks from before it.
         """
         out = []
-        for i, (taken, _) in enumerate(self.turns):
-            names = {event.id for event in taken if isinstance(event, Cancel)}
+        for i, (turn_events, _) in enumerate(self.turns):
+            names = {event.id for event in turn_events if isinstance(event, Cancel)}
             if names:
                 state = self.turns[min(i + 2, len(self.turns) - 1)][1].state
-                there = {seq.request.id for seq in (*state.running.seqs, *state.waiting)}
+                ids_in_engine = {
+                    seq.request.id for seq in (*state.running.seqs, *state.waiting)
+                }
                 old = self.turns[i][1].state.next_step
                 fences = [fence for fence in state.fences if fence.until < old]
                 out.append(
-                    not (names & there) and not names & set(state.requests) and not fences
+                    not (names & ids_in_engine)
+                    and not names & set(state.requests)
+                    and not fences
                 )
         return out
 
@@ -154,7 +158,7 @@ def serving(
     service: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Serving]:
-    """Serve a model; `step` slows every step down by so many seconds."""
+    """Serve a model; `step`: seconds by which every step is slowed down."""
     llm = AsyncLLM(model, **settings)
     if step:
         llm.worker.driver.deferred.executor = Slow(llm.worker.driver.executor, step)
@@ -176,9 +180,9 @@ def serving(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         # Spares reading certificates.
         with httpx.Client(timeout=60, verify=False) as http:  # noqa: S501
-            made = Serving(llm, app, url, http)
-            llm.worker.driver.record = made
-            yield made
+            running = Serving(llm, app, url, http)
+            llm.worker.driver.record = running
+            yield running
     finally:
         app.close()
         server.should_exit = True

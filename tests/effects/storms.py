@@ -64,9 +64,7 @@ def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
     ran, hit, prompt = set[SampleId](), 0, 0
     for command in (command for turn in turns for command in turn.transition.commands):
         if isinstance(command, Emit):
-            ran -= {
-                (done.id, done.sample) for done in command.finished if not refused(done)
-            }
+            ran -= {(end.id, end.sample) for end in command.finished if not refused(end)}
         elif isinstance(command, Execute):
             plan = command.plan
             copied = {copy.target: copy.count for copy in plan.copies}
@@ -81,29 +79,29 @@ def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
     return hit, prompt
 
 
-def refused(done: Any) -> bool:
+def refused(end: Any) -> bool:
     """Whether an end is that of a request which never came in."""
-    return bool(done.reason == "rejected")
+    return bool(end.reason == "rejected")
 
 
 def weather(turns: Iterable[Turn]) -> Weather:
     """How much of what makes folds stumble there was."""
-    seen = Weather()
+    counts = Weather()
     for turn in turns:
         for event in turn.events:
             if isinstance(event, Submit):
-                seen["several samples"] += event.request.n > 1
-                seen["resumed"] += bool(event.request.output)
-                seen["came again while served"] += (
+                counts["several samples"] += event.request.n > 1
+                counts["resumed"] += bool(event.request.output)
+                counts["came again while served"] += (
                     event.request.id in turn.before.requests
                 )
-            seen["cancels"] += isinstance(event, Cancel)
+            counts["cancels"] += isinstance(event, Cancel)
         for reason in turn.transition.reasons:
-            seen["preempted"] += isinstance(reason, Preempted)
-            seen["failed steps"] += isinstance(reason, Discarded)
-            seen["overruled"] += isinstance(reason, PolicyOverride)
-            seen["let in"] += isinstance(reason, Admitted)
-    return seen
+            counts["preempted"] += isinstance(reason, Preempted)
+            counts["failed steps"] += isinstance(reason, Discarded)
+            counts["overruled"] += isinstance(reason, PolicyOverride)
+            counts["let in"] += isinstance(reason, Admitted)
+    return counts
 
 
 def fold(
@@ -142,17 +140,17 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
     options = parser.parse_args()
-    seen, seed, begin = Weather(), options.seed, time.perf_counter()
-    while seen["turns"] < options.turns:
+    counts, seed, begin = Weather(), options.seed, time.perf_counter()
+    while counts["turns"] < options.turns:
         try:
-            seen += fold(seed, recorded if options.worlds else storm)
+            counts += fold(seed, recorded if options.worlds else storm)
         except Exception:
             print(f"seed {seed}", file=sys.stderr)
             raise
         seed += 1
     took = time.perf_counter() - begin
     print(f"{seed - options.seed} runs in {took:.0f} s, no exception, all counts equal:")
-    print(", ".join(f"{count:,} {what}" for what, count in seen.items()))
+    print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     return 0
 
 

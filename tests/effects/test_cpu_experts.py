@@ -20,7 +20,7 @@ def test_tokens_of_a_small_mixture_are_transformers(tmp_path: Path) -> None:
     model = save(str(tmp_path), "Qwen3Moe", sizes)
     rng = random.Random(0)
     prompts = [rng.choices(range(512), k=length) for length in (5, 17, 9, 2)]
-    how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with LLM(
         str(tmp_path),
         dtype="float32",
@@ -28,7 +28,7 @@ def test_tokens_of_a_small_mixture_are_transformers(tmp_path: Path) -> None:
         num_gpu_blocks_override=16,
         max_model_len=64,
     ) as llm:
-        outputs = llm.generate(prompts, how, use_tqdm=False)
-    made = [list(output.outputs[0].token_ids) for output in outputs]
-    assert made == their_tokens(model, prompts, TOKENS)
-    assert len({*map(tuple, made)}) == len(prompts)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    continuations = [list(output.outputs[0].token_ids) for output in outputs]
+    assert continuations == their_tokens(model, prompts, TOKENS)
+    assert len({*map(tuple, continuations)}) == len(prompts)

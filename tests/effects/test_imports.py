@@ -32,10 +32,10 @@ def loaded_by(code: str) -> set[str]:
     program = (
         f"import sys\n{code}\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    return HEAVY & set(done.stdout.splitlines()[-1].split())
+    return HEAVY & set(result.stdout.splitlines()[-1].split())
 
 
 def seconds(*arguments: str) -> float:

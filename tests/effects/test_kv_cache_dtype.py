@@ -53,26 +53,28 @@ def steps(x: Tensor) -> Tensor:
 ROUND: dict[str, Callable[[Tensor], Tensor]] = {FP8: eighths, INT8: steps}
 
 
-def rounds(how: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def rounds(rounding: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' caches round what they keep: keys and values, or latents and rotated
     keys.
     """
     plain = transformers.DynamicCache.update
 
-    def update(cache: Any, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Any:
-        return plain(cache, how(key), how(value), *more, **named)
+    def update(cache: Any, key: Tensor, value: Tensor, *others: Any, **named: Any) -> Any:
+        return plain(cache, rounding(key), rounding(value), *others, **named)
 
     monkeypatch.setattr(transformers.DynamicCache, "update", update)
 
 
-def gap(model: Any, prompt: list[int], mine: list[int], its: list[int]) -> float:
+def gap(model: Any, prompt: list[int], output: list[int], expected: list[int]) -> float:
     """How far apart the reference's logits of the first tokens that differ are."""
-    at = next(i for i, pair in enumerate(zip(mine, its, strict=True)) if len({*pair}) > 1)
-    ids = torch.tensor([prompt + its[:at]])
-    how = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
-    found = model.generate(ids, max_new_tokens=1, pad_token_id=0, **how)
-    [logits] = found.logits
-    return float(logits[0, its[at]] - logits[0, mine[at]])
+    index = next(
+        i for i, pair in enumerate(zip(output, expected, strict=True)) if len({*pair}) > 1
+    )
+    ids = torch.tensor([prompt + expected[:index]])
+    options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
+    result = model.generate(ids, max_new_tokens=1, pad_token_id=0, **options)
+    [logits] = result.logits
+    return float(logits[0, expected[index]] - logits[0, output[index]])
 
 
 def differ(
@@ -87,12 +89,12 @@ def differ(
     passes, _ = serve_twice(str(folder), prompts, 24, kv_cache_dtype=name, **SMALL)
     rounds(ROUND[name], monkeypatch)
     count, largest = 0, 0.0
-    for at, prompt in enumerate(prompts):
-        [wanted] = their_tokens(model, [prompt], 24)
-        for made in passes:
-            if made[at] != wanted:
+    for index, prompt in enumerate(prompts):
+        [expected] = their_tokens(model, [prompt], 24)
+        for outputs in passes:
+            if outputs[index] != expected:
                 count += 1
-                largest = max(largest, gap(model, prompt, made[at], wanted))
+                largest = max(largest, gap(model, prompt, outputs[index], expected))
     return count, largest
 
 
@@ -122,14 +124,16 @@ def tokens(**settings: Any) -> list[tuple[int, ...]]:
     texts = ["def add(a, b):\n    return a", "import os\nimport sys\n", "class A:\n    x"]
     params = SamplingParams(temperature=0, max_tokens=24)
     with LLM(dtype="float32", device="cpu", max_model_len=256, **settings) as llm:
-        found = [llm.generate(texts, params, use_tqdm=False) for _ in range(2)]
-    return [tuple(one.outputs[0].token_ids) for made in found for one in made]
+        passes = [llm.generate(texts, params, use_tqdm=False) for _ in range(2)]
+    return [
+        tuple(output.outputs[0].token_ids) for outputs in passes for output in outputs
+    ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ROUND)
 def test_answers_do_not_depend_on_the_engine(name: str) -> None:
-    wanted = tokens(kv_cache_dtype=name, enable_prefix_caching=False)
+    expected = tokens(kv_cache_dtype=name, enable_prefix_caching=False)
     small = {"block_size": 8, "max_num_batched_tokens": 16, "max_num_seqs": 4}
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     for settings in (
@@ -139,19 +143,19 @@ def test_answers_do_not_depend_on_the_engine(name: str) -> None:
         {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
         small | {"num_gpu_blocks_override": 33},
     ):
-        assert tokens(kv_cache_dtype=name, **settings) == wanted
+        assert tokens(kv_cache_dtype=name, **settings) == expected
 
 
 def test_types_share_no_keys_and_take_fewer_bytes() -> None:
-    made = {
+    setups = {
         name: prepare(EngineArgs(device="cpu", kv_cache_dtype=name, dtype="bfloat16"))
         for name in ("auto", *KV_CACHE_DTYPES)
     }
-    keys = {name: one.fingerprint for name, one in made.items()}
+    keys = {name: setup.fingerprint for name, setup in setups.items()}
     assert keys["fp8"] == keys["fp8_e4m3"]
     assert len(set(keys.values())) == 3
-    [heads] = {group.attention for group in made["auto"].spec.groups}
-    size = {name: one.memory.block_bytes for name, one in made.items()}
+    [heads] = {group.attention for group in setups["auto"].spec.groups}
+    size = {name: setup.memory.block_bytes for name, setup in setups.items()}
     assert size["fp8"] * 2 == size["auto"]
     dim = heads.query_dim
     assert size[INT8] * 2 * dim == size["auto"] * (dim + 4)
@@ -172,5 +176,5 @@ def test_what_cannot_be_is_refused_by_name(
         prepare(EngineArgs(device="cuda", kv_cache_dtype=FP8))
     new = evolve(old, capability=(9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda *_: new)
-    made = prepare(EngineArgs(model=str(tmp_path), device="cuda", kv_cache_dtype=FP8))
-    assert made.spec.kv_dtype == "float8_e4m3fn" != spec.kv_dtype
+    setup = prepare(EngineArgs(model=str(tmp_path), device="cuda", kv_cache_dtype=FP8))
+    assert setup.spec.kv_dtype == "float8_e4m3fn" != spec.kv_dtype

@@ -41,24 +41,30 @@ FULL = 64  # tokens of these blocks
 Tokens = list[tuple[int, ...]]
 
 
-def disk(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"kv_disk": folder, "kv_disk_size": 1 << 26, "kv_disk_choice": "load", **more}
+def disk(folder: Path, **options: Any) -> dict[str, Any]:
+    return {
+        "kv_disk": folder,
+        "kv_disk_size": 1 << 26,
+        "kv_disk_choice": "load",
+        **options,
+    }
 
 
 def settle(llm: LLM, stored: int) -> None:
-    """Wait until so many files are written."""
-    until = time.monotonic() + 20
+    """Wait until `stored` files are written."""
+    deadline = time.monotonic() + 20
     while llm.worker.snapshot().totals.counts[STORED] < stored:
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def serve(llm: LLM, count: int = 1) -> Tokens:
     """Prompts, one by one."""
     answers = [
-        llm.generate([one], GREEDY, use_tqdm=False)[0] for one in prompts(count, PROMPT)
+        llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+        for prompt in prompts(count, PROMPT)
     ]
-    return [tuple(one.outputs[0].token_ids) for one in answers]
+    return [tuple(answer.outputs[0].token_ids) for answer in answers]
 
 
 def counts(llm: LLM) -> dict[str, float]:
@@ -69,17 +75,17 @@ def restarted(folder: Path, **settings: Any) -> None:
     """A second engine loads what the first has computed, and answers the same."""
     settings = disk(folder / "kv", **settings)
     with LLM(**SMALL, **settings) as llm:
-        wanted = serve(llm, 2)
+        expected = serve(llm, 2)
         assert counts(llm)["prefix_cache_hits"] == 0
     with LLM(**SMALL, **settings) as llm:
         reasons = reasons_of(llm)
-        assert serve(llm, 2) == wanted
+        assert serve(llm, 2) == expected
         now = counts(llm)
         assert now["prefix_cache_hits"] == 2 * FULL
         assert now[FETCHED] > 0
         assert not any(now[name] for name in now if name.startswith(REFUSED))
-        loads = [one for one in reasons if isinstance(one, Loading)]
-        assert [(one.blocks, one.kind) for one in loads] == [
+        loads = [reason for reason in reasons if isinstance(reason, Loading)]
+        assert [(load.blocks, load.kind) for load in loads] == [
             (8, TransferKind.FETCH_FROM_EXTERNAL)
         ] * 2
 
@@ -101,12 +107,12 @@ def test_every_kind_of_cache_is_kept(key: tuple[str, str], tmp_path: Path) -> No
 @pytest.mark.long
 def test_both_tiers_serve_together(tmp_path: Path) -> None:
     host = {"kv_host_memory": 1 << 24, "kv_host_choice": "load"}
-    few = {"num_gpu_blocks_override": 13}
-    some: dict[str, Any] = {**SMALL, **few, **host, **disk(tmp_path / "kv")}
-    wanted = made(prompts(3, PROMPT), GREEDY)
+    pool = {"num_gpu_blocks_override": 13}
+    settings: dict[str, Any] = {**SMALL, **pool, **host, **disk(tmp_path / "kv")}
+    expected = made(prompts(3, PROMPT), GREEDY)
     for _ in range(2):
-        with LLM(**some) as llm:
-            assert [*serve(llm, 3), *serve(llm, 1)] == [*wanted, wanted[0]]
+        with LLM(**settings) as llm:
+            assert [*serve(llm, 3), *serve(llm, 1)] == [*expected, expected[0]]
             assert counts(llm)["kv_host_loaded_blocks"] > 0
     assert counts(llm)["kv_keyed_loaded_blocks"] > 0
 
@@ -114,21 +120,21 @@ def test_both_tiers_serve_together(tmp_path: Path) -> None:
 def test_broken_files_are_computed_again(tmp_path: Path) -> None:
     settings = disk(tmp_path / "kv") | {"kv_disk_secret": "ours"}
     with LLM(**SMALL, **settings) as llm:
-        wanted = serve(llm)
+        expected = serve(llm)
     files = list(tmp_path.glob("kv/*/*.cpu"))
     for file in files:
         os.truncate(file, file.stat().st_size - 1)
     with LLM(**SMALL, **settings) as llm:
         reasons = reasons_of(llm)
-        assert serve(llm) == wanted
+        assert serve(llm) == expected
         assert counts(llm)["prefix_cache_hits"] == 0
         assert counts(llm)[REFUSED + "torn"] > 0
-        assert any(isinstance(one, LostBlocks) for one in reasons)
+        assert any(isinstance(reason, LostBlocks) for reason in reasons)
     with LLM(**SMALL, **settings) as llm:  # they were stored again
-        assert serve(llm) == wanted
+        assert serve(llm) == expected
         assert counts(llm)["prefix_cache_hits"] == FULL
     with LLM(**SMALL, **{**settings, "kv_disk_secret": "another's"}) as llm:
-        assert serve(llm) == wanted
+        assert serve(llm) == expected
         assert counts(llm)["prefix_cache_hits"] == 0
         assert counts(llm)[REFUSED + "foreign"] > 0
 
@@ -141,14 +147,14 @@ def test_a_full_disk_ends_stores_and_nothing_else(
 
     with LLM(**SMALL, **disk(tmp_path)) as llm:
         monkeypatch.setattr(os, "writev", refuse)
-        wanted = serve(llm)
-        assert serve(llm) == wanted
-        until = time.monotonic() + 20
+        expected = serve(llm)
+        assert serve(llm) == expected
+        deadline = time.monotonic() + 20
         while not counts(llm)[DROPPED]:
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
     assert not list(tmp_path.glob("*/*"))
-    with LLM(**SMALL, **disk(tmp_path)) as again:  # as after the death of an engine
-        assert serve(again) == wanted
+    with LLM(**SMALL, **disk(tmp_path)) as second:  # as after the death of an engine
+        assert serve(second) == expected
 
 
 @pytest.mark.parametrize("blocks", [2, 13])
@@ -173,27 +179,27 @@ def test_blocks_that_another_engine_removes_at_the_start_stop_nothing(
 
 def test_a_reset_outlives_the_engine(tmp_path: Path) -> None:
     settings = disk(tmp_path)
-    with LLM(**SMALL, **settings) as llm, LLM(**SMALL, **settings) as other:
-        wanted = serve(llm)
+    with LLM(**SMALL, **settings) as llm, LLM(**SMALL, **settings) as second:
+        expected = serve(llm)
         settle(llm, 8)
         llm.reset_prefix_cache()
-        assert serve(other) == wanted
-        assert counts(other)["prefix_cache_hits"] == 0
-        settle(other, 8)
-        assert serve(llm) == wanted
+        assert serve(second) == expected
+        assert counts(second)["prefix_cache_hits"] == 0
+        settle(second, 8)
+        assert serve(llm) == expected
         assert counts(llm)["prefix_cache_hits"] == FULL  # what the other has stored since
-    with LLM(**SMALL, **settings) as again:
-        assert serve(again) == wanted
-        assert counts(again)["prefix_cache_hits"] == FULL
-        again.reset_prefix_cache()
+    with LLM(**SMALL, **settings) as third:
+        assert serve(third) == expected
+        assert counts(third)["prefix_cache_hits"] == FULL
+        third.reset_prefix_cache()
     with LLM(**SMALL, **settings) as last:
-        assert serve(last) == wanted
+        assert serve(last) == expected
         assert counts(last)["prefix_cache_hits"] == 0
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    some = EngineArgs(device="cpu", kv_disk=tmp_path / "kv", kv_disk_size=1 << 30)
-    for changes, why in (
+    args = EngineArgs(device="cpu", kv_disk=tmp_path / "kv", kv_disk_size=1 << 30)
+    for changes, message in (
         ({"kv_disk_size": 1 << 13}, "give it several blocks"),
         ({"kv_disk_size": 1 << 60}, "file system of .* make it smaller"),
         ({"enable_prefix_caching": False}, "switched off"),
@@ -210,8 +216,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             "beside a draft model",
         ),
     ):
-        with pytest.raises(ConfigError, match=why):
-            prepare(evolve(some, **changes))
+        with pytest.raises(ConfigError, match=message):
+            prepare(evolve(args, **changes))
     with pytest.raises(ConfigError, match="kv_disk_choice must be"):
         EngineArgs(kv_disk_choice="maybe")
     file = tmp_path / "file"
@@ -225,8 +231,8 @@ def test_the_plan_says_what_the_disk_holds(
 ) -> None:
     """And makes no folder."""
     folder = tmp_path / "new" / "kv"
-    some = ["--kv-disk", str(folder), "--kv-disk-size", "64M"]
-    assert main(["plan", "--device", "cpu", *some]) == 0
+    options = ["--kv-disk", str(folder), "--kv-disk-size", "64M"]
+    assert main(["plan", "--device", "cpu", *options]) == 0
     assert re.search(
         r"KV on disk +64.00 MiB in .*/kv: \d+ blocks", capsys.readouterr().out
     )

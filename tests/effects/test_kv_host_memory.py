@@ -54,67 +54,67 @@ def prompts(count: int, length: int, vocab: int = 160) -> list[list[int]]:
 
 def reasons_of(llm: LLM) -> list[object]:
     """The reasons of all turns from now on."""
-    found, driver = list[object](), llm.worker.driver
+    reasons, driver = list[object](), llm.worker.driver
     turn = driver.turn
 
     def noted(before: Callable[[Transition], None] | None = None) -> Transition:
         transition = turn(before)
-        found.extend(transition.reasons)
+        reasons.extend(transition.reasons)
         return transition
 
     driver.turn = noted  # type: ignore[method-assign]
-    return found
+    return reasons
 
 
 def served(**settings: Any) -> tuple[list[tuple[int, ...]], list[object]]:
     """Prompts one by one, more than the pool holds, and the first of them again."""
-    first, *others = prompts(4, 70)
+    first, *other_prompts = prompts(4, 70)
     with LLM(**SMALL, **settings) as llm:
         reasons = reasons_of(llm)
-        made = [
-            llm.generate([one], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-            for one in (first, *others, first)
+        outputs = [
+            llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt in (first, *other_prompts, first)
         ]
-        return [tuple(one) for one in made], reasons
+        return [tuple(tokens) for tokens in outputs], reasons
 
 
 @pytest.mark.parametrize("name", [AUTO, "fp8", "int8_per_token_head"])
 def test_what_is_loaded_is_what_was_computed(name: str) -> None:
     same = {"num_gpu_blocks_override": 13, "kv_cache_dtype": name}
-    wanted, _ = served(**same)
+    expected, _ = served(**same)
     tokens, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="load")
-    assert tokens == wanted
+    assert tokens == expected
     assert tokens[-1] == tokens[0]
-    [load] = [one for one in reasons if isinstance(one, Loading)]
+    [load] = [reason for reason in reasons if isinstance(reason, Loading)]
     assert (load.blocks, load.hit) == (8, 0)
     _, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="recompute")
-    assert any(isinstance(one, Recomputing) for one in reasons)
+    assert any(isinstance(reason, Recomputing) for reason in reasons)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", FAMILIES, ids=lambda key: key[0])
 def test_every_kind_of_cache_is_moved(key: tuple[str, str], tmp_path: Path) -> None:
     save(str(tmp_path), key[0], VARIANTS[key])
-    least = prepare(EngineArgs(model=str(tmp_path), **SMALL)).config
-    few = least.most_pages(12) * 3 // 2
-    same = {"model": str(tmp_path), "num_gpu_blocks_override": few}
-    wanted, _ = served(**same)
+    config = prepare(EngineArgs(model=str(tmp_path), **SMALL)).config
+    num_blocks = config.most_pages(12) * 3 // 2
+    same = {"model": str(tmp_path), "num_gpu_blocks_override": num_blocks}
+    expected, _ = served(**same)
     tokens, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="load")
-    assert tokens == wanted
-    assert any(isinstance(one, Loading) for one in reasons)
+    assert tokens == expected
+    assert any(isinstance(reason, Loading) for reason in reasons)
 
 
 @pytest.mark.parametrize("choice", ["load", "recompute"])
 def test_preempted_requests_have_the_same_tokens(choice: str) -> None:
     params = evolve(GREEDY, max_tokens=40)
-    wanted = made(prompts(3, 40), params)
-    found = list[object]()
-    few = {"num_gpu_blocks_override": 16, "kv_host_memory": 1 << 24}
-    tokens = made(prompts(3, 40), params, found, **few, kv_host_choice=choice)
-    assert tokens == wanted
-    assert any(isinstance(one, Preempted) for one in found)
+    expected = made(prompts(3, 40), params)
+    reasons = list[object]()
+    small_pool = {"num_gpu_blocks_override": 16, "kv_host_memory": 1 << 24}
+    tokens = made(prompts(3, 40), params, reasons, **small_pool, kv_host_choice=choice)
+    assert tokens == expected
+    assert any(isinstance(reason, Preempted) for reason in reasons)
     kind = Loading if choice == "load" else Recomputing
-    assert any(isinstance(one, kind) for one in found)
+    assert any(isinstance(reason, kind) for reason in reasons)
 
 
 def made(
@@ -129,7 +129,7 @@ def made(
         outputs = llm.generate(texts, params, use_tqdm=False)
         if reasons is not None:
             reasons += noted
-        return [tuple(one.outputs[0].token_ids) for one in outputs]
+        return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 
 def test_costs_are_measured() -> None:
@@ -150,12 +150,12 @@ def test_what_cannot_be_is_refused(
         prepare(
             EngineArgs(device="cpu", kv_host_memory=1 << 20, enable_prefix_caching=False)
         )
-    some = EngineArgs(device="cpu", kv_host_memory=1 << 24)
+    args = EngineArgs(device="cpu", kv_host_memory=1 << 24)
     with pytest.raises(ConfigError, match="does not cover"):
-        prepare(evolve(some, journal=str(tmp_path), journal_redact=True))
+        prepare(evolve(args, journal=str(tmp_path), journal_redact=True))
     draft = {"method": "draft_model", "num_speculative_tokens": 3}
     with pytest.raises(ConfigError, match="beside a draft model"):
-        prepare(evolve(some, speculative_config=draft))
+        prepare(evolve(args, speculative_config=draft))
     with pytest.raises(ConfigError, match="kv_host_choice must be"):
         EngineArgs(kv_host_choice="maybe")
     monkeypatch.setattr(tiers, "memory_limit", lambda: 1 << 21)
@@ -171,8 +171,10 @@ def test_buffers_of_copies_are_planned(
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda *_: gpu)
     neither = evolve(args, kv_host_memory=None)
-    both = evolve(args, kv_disk=tmp_path, kv_disk_size=1 << 26)
-    planned = [prepare(one).memory.activations for one in (neither, args, both)]
+    with_disk = evolve(args, kv_disk=tmp_path, kv_disk_size=1 << 26)
+    planned = [
+        prepare(settings).memory.activations for settings in (neither, args, with_disk)
+    ]
     assert (
         planned[1] - planned[0]
         == planned[2] - planned[1]
@@ -193,9 +195,9 @@ def test_an_engine_closes_while_blocks_are_copied(
     """The last blocks are stored when a request ends."""
     copy = paged_tensors.Track.copy
 
-    def slow(*given: Any, **how: Any) -> None:
+    def slow(*arguments: Any, **options: Any) -> None:
         time.sleep(0.3)
-        copy(*given, **how)
+        copy(*arguments, **options)
 
     monkeypatch.setattr(paged_tensors.Track, "copy", slow)
     llm = LLM(**SMALL, kv_host_memory=1 << 24)
@@ -227,4 +229,4 @@ def test_memory_that_cannot_be_had_ends_the_start(
     monkeypatch.setattr(HostPages, "grow", refuse)
     with pytest.raises(NotEnoughMemoryError, match=r"host memory.*no more"):
         LLM(**SMALL, kv_host_memory=1 << 24)
-    assert not [one for one in threading.enumerate() if "minfer-kv" in one.name]
+    assert not [thread for thread in threading.enumerate() if "minfer-kv" in thread.name]

@@ -19,7 +19,7 @@ READMES: Final = [
 CARD: Final = ROOT / "effects" / "bundled" / "README.md"  # names a script of the past
 PATH: Final = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./]+)`")
 MINFER: Final = "minfer "
-LONGEST: Final = 150  # lines of the first one
+MAX_FIRST_LINES: Final = 150  # lines of the first one
 
 
 def shown(path: Path) -> str:
@@ -34,20 +34,23 @@ def blocks(text: str, kind: str) -> list[str]:
 def marked(text: str, which: str) -> str:
     """What .ci/run runs: the code after a mark."""
     pattern = rf"^<!-- {which} command -->\n```sh\n(.*?)\n```$"
-    found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
-    assert found, f"README.md has no {which} command after its mark"
-    return found[1]
+    match = re.search(pattern, text, re.MULTILINE | re.DOTALL)
+    assert match, f"README.md has no {which} command after its mark"
+    return match[1]
 
 
 def titles(path: Path) -> set[str]:
     """The headings of a README, as links name them."""
     lines = path.read_text("utf-8").splitlines()
     words = (line.lstrip("# ").lower() for line in lines if line.startswith("#"))
-    return {re.sub(r"[^a-z0-9 -]", "", each).replace(" ", "-") for each in words}
+    return {
+        re.sub(r"[^a-z0-9 -]", "", words_of_title).replace(" ", "-")
+        for words_of_title in words
+    }
 
 
 def test_the_first_one_is_short() -> None:
-    assert len(FIRST.read_text("utf-8").splitlines()) <= LONGEST
+    assert len(FIRST.read_text("utf-8").splitlines()) <= MAX_FIRST_LINES
 
 
 @pytest.mark.parametrize("which", ["first", "second"])

@@ -19,14 +19,16 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 def tokens(**settings: Any) -> list[tuple[int, ...]]:
     params = SamplingParams(temperature=0, max_tokens=24)
     with LLM(dtype="float32", device="cpu", max_model_len=256, **settings) as llm:
-        found = [llm.generate(TEXTS, params, use_tqdm=False) for _ in range(2)]
-    return [tuple(one.outputs[0].token_ids) for made in found for one in made]
+        passes = [llm.generate(TEXTS, params, use_tqdm=False) for _ in range(2)]
+    return [
+        tuple(output.outputs[0].token_ids) for outputs in passes for output in outputs
+    ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", ["int8", "int4-g32", "fp8"])
 def test_answers_do_not_depend_on_the_engine(level: str) -> None:
-    wanted = tokens(quantization=level, enable_prefix_caching=False)
+    expected = tokens(quantization=level, enable_prefix_caching=False)
     small = {"block_size": 8, "max_num_batched_tokens": 16, "max_num_seqs": 4}
     for settings in (
         small,
@@ -35,7 +37,7 @@ def test_answers_do_not_depend_on_the_engine(level: str) -> None:
         {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
         small | {"num_gpu_blocks_override": 33},
     ):
-        assert tokens(quantization=level, **settings) == wanted
+        assert tokens(quantization=level, **settings) == expected
 
 
 @pytest.mark.long
@@ -47,6 +49,6 @@ def test_a_scheme_means_what_transformers_computes_with_it(
     """Where tokens differ, as rounding went the other way, their logits hardly do."""
     assert key in CASES
     prompts = [[5, 9, 100, 3], [*range(7, 47)]]
-    found = compare(key, level, prompts, 24)
-    assert found["different_tokens"] > 10
-    assert abs(found["largest_gap"]) <= GAPS.get(level, 0.0)
+    figures = compare(key, level, prompts, 24)
+    assert figures["different_tokens"] > 10
+    assert abs(figures["largest_gap"]) <= GAPS.get(level, 0.0)

@@ -203,13 +203,13 @@ VARIANTS, OTHERS = (
 def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     """Write a random checkpoint; returns transformers' model of it."""
     torch.manual_seed(0)
-    made = class_of(family)(**config)
-    model = getattr(transformers, f"{family}ForCausalLM")(made).eval()
+    config_of_family = class_of(family)(**config)
+    model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
     # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
-    ones = family != "Gemma3"
-    for name, made in (*model.named_parameters(), *model.named_buffers()):
-        if any(part in name for part in ("bias", "norm", "sinks")):
-            torch.nn.init.normal_(made, float(ones and "norm" in name), 0.3)
+    norms_near_one = family != "Gemma3"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if any(kind in name for kind in ("bias", "norm", "sinks")):
+            torch.nn.init.normal_(tensor, float(norms_near_one and "norm" in name), 0.3)
     model.save_pretrained(folder)
     return model
 
@@ -222,11 +222,11 @@ def class_of(family: str) -> Any:
 
 def written(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that transformers writes of a config."""
-    made: dict[str, Any] = class_of(family)(**config).to_dict()
-    return made | {"architectures": [f"{family}ForCausalLM"]}
+    config_written: dict[str, Any] = class_of(family)(**config).to_dict()
+    return config_written | {"architectures": [f"{family}ForCausalLM"]}
 
 
 def config_of(family: str = "Llama", **changes: Any) -> dict[str, Any]:
     """A config as transformers writes it, with `changes`; ... removes a key."""
-    made = written(family, SIZES) | changes
-    return {key: value for key, value in made.items() if value is not ...}
+    config_made = written(family, SIZES) | changes
+    return {key: value for key, value in config_made.items() if value is not ...}

@@ -49,8 +49,8 @@ class BesideTheirs:
     def logits(self, ids: list[int]) -> Tensor:
         """What transformers' model says after each token: [tokens, vocab]."""
         with torch.inference_mode():
-            found: Tensor = self.theirs(torch.tensor([ids])).logits[0]
-        return found
+            logits: Tensor = self.theirs(torch.tensor([ids])).logits[0]
+        return logits
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
@@ -73,7 +73,8 @@ def width_of(spec: ModelSpec) -> int:
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """The spec with other attention, in all layers."""
     layers = (
-        evolve(one, attention=evolve(one.attention, **changes)) for one in spec.layers
+        evolve(layer, attention=evolve(layer.attention, **changes))
+        for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))
 
@@ -81,8 +82,8 @@ def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
 def with_feed_forward(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """The spec with another feed-forward, in all layers."""
     layers = (
-        evolve(one, feed_forward=evolve(one.feed_forward, **changes))
-        for one in spec.layers
+        evolve(layer, feed_forward=evolve(layer.feed_forward, **changes))
+        for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))
 
@@ -98,8 +99,8 @@ def with_windows(spec: ModelSpec, *windows: int | None) -> ModelSpec:
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a model."""
-    parts = named_parts(spec, empty_weights(spec, "float32", "meta"))
-    return {name: tuple(part.shape) for name, part in parts}
+    tensors = named_parts(spec, empty_weights(spec, "float32", "meta"))
+    return {name: tuple(tensor.shape) for name, tensor in tensors}
 
 
 def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: Any) -> Path:
@@ -109,7 +110,7 @@ def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: Any) ->
     (folder / "config.json").write_text(json.dumps(config))
     spec = parse_spec(config)
     weights = random_weights(spec, "float32", seed=1)
-    tensors = {name: part.contiguous() for name, part in named_parts(spec, weights)}
+    tensors = {name: tensor.contiguous() for name, tensor in named_parts(spec, weights)}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     if tokenizer:
         write_tokenizer(folder)
@@ -119,11 +120,11 @@ def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: Any) ->
 def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer with one token for each byte, and an end of sequence."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("<|end|>", special=True)])
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
     names = {"eos_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
@@ -136,8 +137,8 @@ def decode_batch(
     """
     needs = (positions // block_size + 1).tolist()
     rows = [
-        BatchRow([token], at, line[:need].tolist())
-        for token, at, line, need in zip(
+        BatchRow([token], position, line[:need].tolist())
+        for token, position, line, need in zip(
             tokens.tolist(), positions.tolist(), table, needs, strict=True
         )
     ]

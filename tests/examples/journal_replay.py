@@ -9,13 +9,13 @@ from minfer import LLM, SamplingParams
 
 def minfer(*arguments: str) -> None:
     """Run a command of minfer's; its output is shown."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "minfer", *arguments],
         check=True,
         capture_output=True,
         text=True,
     )
-    print(done.stdout)
+    print(result.stdout)
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -16,10 +16,10 @@ async def main() -> None:
         model = (await client.models.list()).data[0].id
 
         async def completed(prompt: str) -> str:
-            done = await client.completions.create(
+            completion = await client.completions.create(
                 model=model, prompt=prompt, max_tokens=96, temperature=0
             )
-            return prompt + done.choices[0].text
+            return prompt + completion.choices[0].text
 
         for text in await asyncio.gather(*map(completed, PROMPTS)):
             print(text, "\n")

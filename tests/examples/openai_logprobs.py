@@ -19,6 +19,7 @@ with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
     scores = done.choices[0].logprobs
     for token in scores.content or [] if scores else []:
         others = (
-            f"{one.token!r} {math.exp(one.logprob):.0%}" for one in token.top_logprobs
+            f"{candidate.token!r} {math.exp(candidate.logprob):.0%}"
+            for candidate in token.top_logprobs
         )
         print(f"{token.token!r:12} of", ", ".join(others))

@@ -15,20 +15,20 @@ with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
 
     def answer(question: str) -> str:
         """What the model says to a question, greedily."""
-        done = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": question}],
             temperature=0,
             max_tokens=16,
         )
-        return done.choices[0].message.content or ""
+        return completion.choices[0].message.content or ""
 
     def drawn(seed: int) -> str:
         """How a text goes on by chance, but by that of its seed alone."""
-        done = client.completions.create(
+        completion = client.completions.create(
             model=model, prompt="class ", temperature=1, seed=seed, max_tokens=16
         )
-        return done.choices[0].text
+        return completion.choices[0].text
 
     total = answer("What is 17 + 25?")
     assert total == answer("What is 17 + 25?")

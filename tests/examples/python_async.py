@@ -11,8 +11,8 @@ async def main() -> None:
 
         async def written(prompt: str) -> str:
             params = SamplingParams(temperature=0, max_tokens=96)
-            parts = [news.outputs[0].text async for news in llm.generate(prompt, params)]
-            return prompt + "".join(parts)
+            texts = [news.outputs[0].text async for news in llm.generate(prompt, params)]
+            return prompt + "".join(texts)
 
         for text in await asyncio.gather(
             written("def gcd(a, b):\n"), written("class Queue:\n")

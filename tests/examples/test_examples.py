@@ -23,7 +23,7 @@ PROGRAMS: Final = sorted(
     for path in (*HERE.glob("*.py"), *HERE.glob("*.sh"))
     if path.name not in ("__init__.py", APPLICATION) and not path.name.startswith("test_")
 )
-LONGEST: Final = 44  # lines
+MAX_LINES: Final = 44  # lines
 
 
 @frozen
@@ -70,8 +70,8 @@ EXAMPLES: Final = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving(names=("bundled",), num_gpu_blocks_override=128) as made:
-        yield made
+    with serving(names=("bundled",), num_gpu_blocks_override=128) as running:
+        yield running
 
 
 @pytest.mark.long
@@ -84,8 +84,8 @@ def test_an_example(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     example = EXAMPLES[name]
-    if why := lacking(example.needs):
-        pytest.skip(why)
+    if reason := lacking(example.needs):
+        pytest.skip(reason)
     if name.endswith(".sh"):
         emitted = in_shell(HERE / name, server.url)
     else:
@@ -100,10 +100,10 @@ def in_shell(path: Path, url: str) -> str:
     if shutil.which("curl") is None:
         pytest.skip("curl is not there")
     env = {**os.environ, "MINFER_URL": url}
-    done = subprocess.run(
+    result = subprocess.run(
         ["sh", str(path)], check=True, capture_output=True, text=True, env=env, timeout=60
     )
-    return done.stdout
+    return result.stdout
 
 
 def test_each_has_its_expectation_and_is_named_in_the_readme() -> None:
@@ -113,9 +113,11 @@ def test_each_has_its_expectation_and_is_named_in_the_readme() -> None:
         assert f"[{name}]({name})" in readme
 
 
-@pytest.mark.parametrize("name", [one for one in PROGRAMS if one.endswith(".py")])
+@pytest.mark.parametrize(
+    "name", [program for program in PROGRAMS if program.endswith(".py")]
+)
 def test_it_is_short_and_says_what_it_shows(name: str) -> None:
     text = (HERE / name).read_text("utf-8")
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= MAX_LINES
     first = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
     assert first.endswith(".")

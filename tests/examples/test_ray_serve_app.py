@@ -15,7 +15,7 @@ import pytest
 from minfer import LLM, SamplingParams
 
 PATH: Final = Path(__file__).with_name("ray_serve_app.py")
-LONGEST: Final = 200  # lines
+MAX_LINES: Final = 200  # lines
 MEMORY: Final = 80 * 2**20  # bytes of Ray's object store: nothing is in it
 ENGINE: Final = '{"dtype": "float32", "num_gpu_blocks_override": 128}'
 PROMPTS: Final = ("Hello!", "What is 6 times 7?", "Count to five.", "Write a function.")
@@ -24,7 +24,7 @@ TOKENS: Final = 24  # of each answer
 
 def test_it_is_short_and_uses_public_names_alone() -> None:
     text = PATH.read_text("utf-8")
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= MAX_LINES
     names: list[str] = []
     for node in ast.walk(ast.parse(text)):
         match node:
@@ -89,9 +89,9 @@ async def streamed(url: str) -> list[str]:
                 temperature=0,
                 stream=True,
             )
-            parts = [part async for part in stream]
-            assert len(parts) > 2
-            return "".join(part.choices[0].delta.content or "" for part in parts)
+            chunks = [chunk async for chunk in stream]
+            assert len(chunks) > 2
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
         return list(await asyncio.gather(*map(answer, PROMPTS)))
 
@@ -101,4 +101,4 @@ def alone() -> list[str]:
     params = SamplingParams(max_tokens=TOKENS, temperature=0)
     with LLM(dtype="float32", num_gpu_blocks_override=128) as llm:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-        return [done.outputs[0].text for done in llm.chat(chats, params)]
+        return [output.outputs[0].text for output in llm.chat(chats, params)]

@@ -32,10 +32,10 @@ def _wrong(x):  # type: ignore[no-untyped-def]  # as kernels are
 
 
 def launch(*sizes: int) -> None:
-    """What a step of so many tokens launches, of that which compiles fast."""
+    """Launch the kernels of steps of these sizes that compile fast."""
     for size in sizes:
-        at = torch.ones(size, dtype=torch.int32)
-        rows.scatter(at, torch.ones(2 * size, dtype=torch.int32))
+        places = torch.ones(size, dtype=torch.int32)
+        rows.scatter(places, torch.ones(2 * size, dtype=torch.int32))
         gated = activation.gated_mul(torch.ones(size, 2048, dtype=torch.bfloat16))
         assert not gated.any(), "it did not run, and what it would write is zero"
 
@@ -49,7 +49,7 @@ def forget(loaded: list[str]) -> None:
 
 def main(folder: Path) -> dict[str, Any]:
     knobs.cache.dir = str(folder)
-    progress, run, found = list[int](), JITFunction.run, dict[str, Any]()
+    progress, run, report = list[int](), JITFunction.run, dict[str, Any]()
     loaded = list[str]()
 
     def load(kernel: Any) -> None:
@@ -64,8 +64,13 @@ def main(folder: Path) -> dict[str, Any]:
     ):
         for name in ("first", "second"):
             forget(loaded)
-            made = compile_launches(lambda: launch(4, 4, 70), progress.append)
-            found[name] = [made.requested, made.compiled, made.failed, sorted(loaded)]
+            counts = compile_launches(lambda: launch(4, 4, 70), progress.append)
+            report[name] = [
+                counts.requested,
+                counts.compiled,
+                counts.failed,
+                sorted(loaded),
+            ]
         forget(loaded)
         x = torch.zeros(4)
 
@@ -73,10 +78,10 @@ def main(folder: Path) -> dict[str, Any]:
             _wrong[(1,)](x)
             launch(5)
 
-        made = compile_launches(launch_wrong, progress.append)
-        found["wrong"] = [made.requested, sorted(loaded), made.failed]
+        counts = compile_launches(launch_wrong, progress.append)
+        report["wrong"] = [counts.requested, sorted(loaded), counts.failed]
     assert JITFunction.run is run
-    return found | {"progress": progress}
+    return report | {"progress": progress}
 
 
 if __name__ == "__main__":

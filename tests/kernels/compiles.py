@@ -76,17 +76,21 @@ class Hopper:
         return device
 
 
-def compiled(kernel: Any, *of: Any, grid: Any, warmup: bool, **more: Any) -> Any:
+def compiled(
+    kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any
+) -> Any:
     """Instead of a launch."""
     del warmup
-    began, more["launch_pdl"] = time.perf_counter(), True
-    made = run(kernel, *of, grid=grid, warmup=True, **more)
-    assert made.metadata.shared <= SHARED, f"{kernel.__name__}: {made.metadata.shared}"
-    if made.hash not in seen:
-        seen.add(made.hash)
-        where = kernel.__module__.rpartition(".")[2]
-        print(f"{time.perf_counter() - began:.2f} {where}.{kernel.__name__}", flush=True)
-    return made
+    began, options["launch_pdl"] = time.perf_counter(), True
+    binary = run(kernel, *arguments, grid=grid, warmup=True, **options)
+    assert binary.metadata.shared <= SHARED, (
+        f"{kernel.__name__}: {binary.metadata.shared}"
+    )
+    if binary.hash not in seen:
+        seen.add(binary.hash)
+        module = kernel.__module__.rpartition(".")[2]
+        print(f"{time.perf_counter() - began:.2f} {module}.{kernel.__name__}", flush=True)
+    return binary
 
 
 def half(*shape: int) -> Tensor:
@@ -94,8 +98,8 @@ def half(*shape: int) -> Tensor:
 
 
 def matrix(outputs: int, inputs: int, bias: bool = False) -> Linear:
-    more = half(outputs) if bias else None
-    return Linear(weight=half(outputs, inputs), bias=more, parts=(outputs,))
+    bias_vector = half(outputs) if bias else None
+    return Linear(weight=half(outputs, inputs), bias=bias_vector, parts=(outputs,))
 
 
 def ints(*shape: int) -> Tensor:
@@ -107,31 +111,38 @@ def cache() -> tuple[Tensor, Tensor]:
 
 
 def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
-    """What so many rows launch in a step, or one chunk of so many inputs."""
-    at, slots, table, one = ints(tokens), ints(tokens).long(), ints(9, 32), ints(1)
-    given = ints(3, tokens) if chunk else None
-    state = RowTensors(at, at, table[None], 8)
-    inputs = StepInputs(at, at, at, slots[None])
-    rows.gather(at[: 0 if chunk else tokens], given, state, BLOCK, inputs)
-    x, scale, turns, kept = (
+    """Launch what a step of `tokens` rows does, or one chunk of `tokens` inputs."""
+    indices, slots, table, single = (
+        ints(tokens),
+        ints(tokens).long(),
+        ints(9, 32),
+        ints(1),
+    )
+    chunk_inputs = ints(3, tokens) if chunk else None
+    state = RowTensors(indices, indices, table[None], 8)
+    inputs = StepInputs(indices, indices, indices, slots[None])
+    rows.gather(indices[: 0 if chunk else tokens], chunk_inputs, state, BLOCK, inputs)
+    x, scale, turns, caches = (
         half(tokens, HIDDEN),
         Norm(half(HIDDEN), 1e-6),
         torch.empty(99, DIM),
         cache(),
     )
     qkv = fused_linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
-    rope.rope_and_cache(qkv, turns, at, slots, *kept, HEADS, KV_HEADS)
+    rope.rope_and_cache(qkv, turns, indices, slots, *caches, HEADS, KV_HEADS)
     q = qkv.view(tokens, -1, DIM)[:, :HEADS]
     if chunk:
         attention.prefill_attention(
-            q, *kept, table, one, one, one, one, 0.1, max_count=tokens
+            q, *caches, table, single, single, single, single, 0.1, max_count=tokens
         )
     else:
-        attention.decode_attention(q, *kept, table, at, at, 0.1, splits=splits)
+        attention.decode_attention(
+            q, *caches, table, indices, indices, 0.1, splits=splits
+        )
     fused_linear.linear_add(x, half(tokens, HIDDEN), matrix(HIDDEN, HIDDEN))
     fused_linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
     fused_linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
-    rows.advance(at, at, at, at, state, at)
+    rows.advance(indices, indices, indices, indices, state, indices)
 
 
 def peer_sums() -> None:
@@ -146,28 +157,28 @@ def peer_sums() -> None:
 
 def sink_tokens(splits: int) -> None:
     """Attention of a window beside sink tokens: a decode step, and a chunk."""
-    at, one, table = ints(8), ints(1), ints(9, 32)
+    indices, single, table = ints(8), ints(1), ints(9, 32)
     reads: dict[str, Any] = {"window": 1024, "sink_tokens": 4, "splits": splits}
     q = half(64, HEADS, DIM)
-    attention.decode_attention(q[:8], *cache(), table, at, at, 0.1, **reads)
-    chunk = one, one, one, one
+    attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
+    chunk = single, single, single, single
     attention.prefill_attention(q, *cache(), table, *chunk, 0.1, max_count=64, **reads)
 
 
-def eight_bits(few: bool) -> None:
+def eight_bits(skip_slow: bool) -> None:
     """Caches in 8 bits: what writes them, and attention of rows, drafts and a chunk."""
-    at, table = ints(4), ints(9, 32)
+    indices, table = ints(4), ints(9, 32)
     for dtype in (FP8, INT8):
-        keys, values = (one.to(dtype) for one in cache())
+        keys, values = (cache_part.to(dtype) for cache_part in cache())
         scale = torch.zeros(keys.shape[:3])
         scales = CacheScales(scale, scale) if dtype is INT8 else None
         for tokens in (4, 999):
-            qkv, turns, many = half(tokens, QKV), torch.empty(9, DIM), ints(tokens)
+            qkv, turns, positions = half(tokens, QKV), torch.empty(9, DIM), ints(tokens)
             rope.rope_and_cache(
-                *(qkv, turns, many, many.long(), keys, values, HEADS, KV_HEADS),
+                *(qkv, turns, positions, positions.long(), keys, values, HEADS, KV_HEADS),
                 scales=scales,
             )
-        work = DequantizedWork.of(at, at, at, 32, 9, BLOCK)
+        work = DequantizedWork.of(indices, indices, indices, 32, 9, BLOCK)
         for window, sink_tokens in ((0, 0), (64, 4)):
             dequantized_contexts.dequantize_contexts(
                 *(work, table, keys, values, scales, torch.bfloat16),
@@ -175,33 +186,37 @@ def eight_bits(few: bool) -> None:
                 sink_tokens=sink_tokens,
             )
         q = half(512, HEADS, DIM)
-        for splits in () if few else (1, 8):
+        for splits in () if skip_slow else (1, 8):
             attention.decode_attention(
-                *(q[:4], keys, values, table, at, at, 0.1), scales=scales, splits=splits
+                *(q[:4], keys, values, table, indices, indices, 0.1),
+                scales=scales,
+                splits=splits,
             )
         for count, layout in (
-            () if few else ((512, None), (5, attention.DraftLayout(4, 4)))
+            () if skip_slow else ((512, None), (5, attention.DraftLayout(4, 4)))
         ):
             attention.prefill_attention(
-                *(q, keys, values, table, at, at, at, at, 0.1),
+                *(q, keys, values, table, indices, indices, indices, indices, 0.1),
                 scales=scales,
                 max_count=count,
                 draft_layout=layout,
             )
     latent, norm = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
-    kept, turns = half(32, BLOCK, LATENT + ROTATED).to(FP8), torch.empty(9, ROTATED)
+    latents, turns = half(32, BLOCK, LATENT + ROTATED).to(FP8), torch.empty(9, ROTATED)
     latent_cache.write_latent(
-        *(latent, norm, turns, at, at.long(), kept, half(4, 16, ROTATED)),
+        *(latent, norm, turns, indices, indices.long(), latents, half(4, 16, ROTATED)),
         interleaved=False,
     )
-    if not few:
+    if not skip_slow:
         q = half(4, 16, LATENT + ROTATED)
-        mla.latent_decode(*(q, kept, table, at, at, 0.1), value_dim=LATENT, splits=8)
+        mla.latent_decode(
+            *(q, latents, table, indices, indices, 0.1), value_dim=LATENT, splits=8
+        )
 
 
 def drafts_to_verify(splits: int) -> None:
     """Attention of two rows with four drafts each, beside another row."""
-    q, at, draft_layout = (
+    q, indices, draft_layout = (
         half(11, HEADS, DIM),
         ints(2),
         attention.DraftLayout(skip=3, stride=2),
@@ -210,7 +225,7 @@ def drafts_to_verify(splits: int) -> None:
         q,
         *cache(),
         ints(9, 32),
-        *(at, at, at, at),
+        *(indices, indices, indices, indices),
         0.1,
         max_count=5,
         splits=splits,
@@ -244,15 +259,19 @@ def routers() -> None:
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
-    x, real, ones = half(4, HIDDEN), torch.ones(4, dtype=torch.bool), torch.ones(256)
+    x, real, correction = (
+        half(4, HIDDEN),
+        torch.ones(4, dtype=torch.bool),
+        torch.ones(256),
+    )
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
-    wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=ones, rule=rule)
+    wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
 
 
 def latents(heads: int) -> None:
     """MLA's attention: of four rows, cut and not, of their drafts, and of a chunk."""
-    at, one, table, kept = (
+    indices, single, table, cache_of_latents = (
         ints(4),
         ints(1),
         ints(9, 32),
@@ -262,18 +281,22 @@ def latents(heads: int) -> None:
     drafts = attention.DraftLayout(skip=4, stride=4)
     for splits in (1, 8):
         mla.latent_decode(
-            *(q[:4], kept, table, at, at, 0.1), value_dim=LATENT, splits=splits
+            *(q[:4], cache_of_latents, table, indices, indices, 0.1),
+            value_dim=LATENT,
+            splits=splits,
         )
         for count in (2, 4):
             mla.latent_attention(
-                *(q, kept, table, at, at, at, at, 0.1),
+                *(q, cache_of_latents, table, indices, indices, indices, indices, 0.1),
                 value_dim=LATENT,
                 max_count=count,
                 splits=splits,
                 draft_layout=drafts,
             )
     mla.latent_attention(
-        *(q, kept, table, one, one, one, one, 0.1), value_dim=LATENT, max_count=512
+        *(q, cache_of_latents, table, single, single, single, single, 0.1),
+        value_dim=LATENT,
+        max_count=512,
     )
 
 
@@ -294,14 +317,14 @@ def expanded() -> None:
     expanded_latents.merge_piece(torch.zeros(512, 16, 128), sums, out, sums)
 
 
-def main(few: bool) -> None:
+def main(skip_slow: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
     torch.nn.functional.linear = lambda x, weight, *_: x.new_empty(
         len(x), len(weight)
     )  # cuBLAS'
-    if not few:
+    if not skip_slow:
         step(1, splits=32)
         step(8, splits=4)
         step(256)
@@ -320,42 +343,54 @@ def main(few: bool) -> None:
     peer_sums()
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
     activation.gated_mul(half(512, 2 * INNER))
-    at, ones, turns, norms = (
+    indices, ones, turns, norms = (
         ints(4),
         torch.ones(4),
         torch.empty(9, DIM),
         Norm(half(DIM), 1e-6),
     )
     rope.rope_and_cache(
-        half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, norms, norms
+        half(4, QKV),
+        turns,
+        indices,
+        indices.long(),
+        *cache(),
+        HEADS,
+        KV_HEADS,
+        norms,
+        norms,
     )
-    eight_bits(few)
+    eight_bits(skip_slow)
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
     latent_cache.write_latent(
         *latent,
         torch.empty(9, ROTATED),
-        *(at, at.long()),
+        *(indices, indices.long()),
         half(32, BLOCK, LATENT + ROTATED),
         half(4, 16, ROTATED),
     )
-    values = SamplingValues(ones, at, ones, ones, ones)
-    for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
-        draws = logits, at, values, at.long(), at
+    values = SamplingValues(ones, indices, ones, ones, ones)
+    for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not skip_slow)):
+        draws = logits, indices, values, indices.long(), indices
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
-    draws = half(4, sample.SIZES.chunk), at, values, at.long(), at
-    sample.sample_divided(*draws, vocab=VOCAB, first=0, exchange=lambda own: own)
-    masked_logits.mask_logits(half(9, VOCAB), at, ints(4, VOCAB // 32))
-    masked_logits.store_logits(half(8, VOCAB), at, half(9, VOCAB), 8)
-    kept = shape.ShapingState.make(9, VOCAB, at.device)
+    draws = half(4, sample.SIZES.chunk), indices, values, indices.long(), indices
+    sample.sample_divided(*draws, vocab=VOCAB, first=0, exchange=lambda part: part)
+    masked_logits.mask_logits(half(9, VOCAB), indices, ints(4, VOCAB // 32))
+    masked_logits.store_logits(half(8, VOCAB), indices, half(9, VOCAB), 8)
+    shaping = shape.ShapingState.make(9, VOCAB, indices.device)
     penalties = Penalties(ones, ones, ones)
-    shape.shape(half(4, VOCAB), at, at, penalties, kept)
-    shape.count(at, at, at, at, kept)
-    logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
-    state = RowTensors(at, at, ints(1, 9, 32), 8)
-    verify_drafts.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), state, ints(3, 12))
-    verify_drafts.accept_drafts(at, at, at, state, 0, at, at, at)
+    shape.shape(half(4, VOCAB), indices, indices, penalties, shaping)
+    shape.count(indices, indices, indices, indices, shaping)
+    logprobs.logprobs(half(4, VOCAB), indices, indices, indices, ints(4, 2, 21))
+    state = RowTensors(indices, indices, ints(1, 9, 32), 8)
+    verify_drafts.write_draft_inputs(
+        indices, indices, ints(3, 4), ints(3, 4), state, ints(3, 12)
+    )
+    verify_drafts.accept_drafts(
+        indices, indices, indices, state, 0, indices, indices, indices
+    )
 
 
 if __name__ == "__main__":
-    main(few="--few" in sys.argv)
+    main(skip_slow="--few" in sys.argv)

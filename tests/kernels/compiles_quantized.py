@@ -83,14 +83,14 @@ def multiplied(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     return x.new_empty(len(x), len(weight))
 
 
-def main(few: bool) -> None:
+def main(skip_slow: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
     setattr(torch.nn.functional, "linear", multiplied)  # noqa: B010  # of another type
     for scheme in SCHEMES:
         dequantized(leaf(scheme, QKV, HIDDEN), half(1, HIDDEN))
-        if few:
+        if skip_slow:
             continue
         for tokens in (1, 16, 33):
             products(scheme, tokens)
@@ -103,4 +103,4 @@ def main(few: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(few="--few" in sys.argv)
+    main(skip_slow="--few" in sys.argv)

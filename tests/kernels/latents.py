@@ -65,12 +65,12 @@ def make(contexts: list[int], shape: Shape = SMALL, seed: int = 0) -> Case:
     rows = torch.randperm(height, generator=draw)[: len(contexts)].to(torch.int32)
     latents = []
     for row, context, need in zip(rows.tolist(), contexts, needs, strict=True):
-        mine = torch.tensor([ids.pop() for _ in range(need)], dtype=torch.int64)
-        table[row, :need] = mine.int()
+        blocks = torch.tensor([ids.pop() for _ in range(need)], dtype=torch.int64)
+        table[row, :need] = blocks.int()
         drawn = torch.randn(context, size, generator=draw).to(shape.dtype)
         latents.append(drawn.double())
         tokens = torch.arange(context)
-        pool[mine[tokens // block_size], 1, tokens % block_size] = drawn
+        pool[blocks[tokens // block_size], 1, tokens % block_size] = drawn
     weights = torch.randn(shape.heads, NOPE + VALUE, shape.latent, generator=draw)
     weights = weights.double() / shape.latent**0.5
     return Case(
@@ -106,24 +106,26 @@ def queries(tokens: int, case: Case, seed: int = 1) -> Queries:
     return Queries(nope, turned, wide.to(case.cache)[:, :heads])
 
 
-def naive(case: Case, q: Queries, here: list[int], latents: Tensor, start: int) -> Tensor:
-    """[queries, heads, VALUE]: attention of queries `here`, at positions start on, over
+def naive(
+    case: Case, q: Queries, tokens: list[int], latents: Tensor, start: int
+) -> Tensor:
+    """[queries, heads, VALUE]: attention of queries `tokens`, at positions start on, over
     expanded keys and values.
     """
     latent, turned = latents[:, : case.latent], latents[:, case.latent :]
     keys = torch.einsum("cl,hnl->chn", latent, case.key)
     values = torch.einsum("cl,hvl->chv", latent, case.value)
-    scores = torch.einsum("qhn,chn->hqc", q.nope[here], keys)
-    scores += torch.einsum("qhr,cr->hqc", q.rotated[here], turned)
-    positions = torch.arange(start, start + len(here))[:, None]
+    scores = torch.einsum("qhn,chn->hqc", q.nope[tokens], keys)
+    scores += torch.einsum("qhr,cr->hqc", q.rotated[tokens], turned)
+    positions = torch.arange(start, start + len(tokens))[:, None]
     unseen = torch.arange(len(latents)) > positions
     weights = (scores * case.scale).masked_fill(unseen, -math.inf).softmax(-1)
     return torch.einsum("hqc,chv->qhv", weights, values)
 
 
 def close(case: Case, out: Tensor, expected: Tensor) -> None:
-    found = torch.einsum("thl,hvl->thv", out.double().cpu(), case.value)
-    error = (found - expected).norm() / expected.norm().clamp(min=1e-9)
+    values = torch.einsum("thl,hvl->thv", out.double().cpu(), case.value)
+    error = (values - expected).norm() / expected.norm().clamp(min=1e-9)
     assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
@@ -175,8 +177,8 @@ def attend(
     """`latent_attention` of chunks (start, count) into poisoned memory."""
     out = room(case, q)
     starts, counts, places = (
-        torch.tensor(part, dtype=torch.int32, device=DEVICE)
-        for part in (*zip(*chunks, strict=True), offsets)
+        torch.tensor(values, dtype=torch.int32, device=DEVICE)
+        for values in (*zip(*chunks, strict=True), offsets)
     )
     result = latent_attention(
         q.absorbed,
@@ -213,13 +215,13 @@ def check_chunks(
         offsets.append(end)
         end += count + 1
     q = queries(end, case)
-    most = max(count for _, count in chunks) + slack
-    out = attend(case, q, chunks, offsets, max_count=most, **options)
+    max_count = max(count for _, count in chunks) + slack
+    out = attend(case, q, chunks, offsets, max_count=max_count, **options)
     untouched = torch.ones(end, dtype=torch.bool)
     for (start, count), offset, latents in zip(
         chunks, offsets, case.latents, strict=True
     ):
-        here = [*range(offset, offset + count)]
-        untouched[here] = False
-        close(case, out[here], naive(case, q, here, latents, start))
+        tokens = [*range(offset, offset + count)]
+        untouched[tokens] = False
+        close(case, out[tokens], naive(case, q, tokens, latents, start))
     assert out[untouched.to(DEVICE)].isnan().all()

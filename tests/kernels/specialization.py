@@ -43,15 +43,17 @@ class Specialization(NamedTuple):
         """What is known of arguments when the kernel is compiled."""
         names = [*self.signature]
         keys, values = self._part("constant_keys"), self._part("constant_vals")
-        return {names[at]: value for (at, *_), value in zip(keys, values, strict=True)}
+        return {
+            names[index]: value for (index, *_), value in zip(keys, values, strict=True)
+        }
 
     @property
     def divisible(self) -> frozenset[str]:
         """Arguments that 16 divides."""
         names = [*self.signature]
-        known = self.constants
-        found = {names[at] for at, *_ in self._part("attrs_keys")}
-        return frozenset(found.difference(known))
+        constants = self.constants
+        divisible = {names[index] for index, *_ in self._part("attrs_keys")}
+        return frozenset(divisible.difference(constants))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -104,19 +106,21 @@ def recorded(capability: Capability) -> Iterator[list[Specialization]]:
     """What is launched in here is noted instead: each specialization once, in the order
     in which they are first needed.
     """
-    found = dict[Specialization, None]()
+    specializations = dict[Specialization, None]()
     run = JITFunction.run
 
     def note(**event: Any) -> Any:
         """Instead of compiling."""
         kernel = event["fn"].jit_function
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
-        found[Specialization(name, event["compile"]["specialization_data"])] = None
+        specializations[Specialization(name, event["compile"]["specialization_data"])] = (
+            None
+        )
         return True
 
-    def noted(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
+    def noted(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> Any:
         del warmup
-        return run(kernel, *of, warmup=True, **how)
+        return run(kernel, *arguments, warmup=True, **options)
 
     noticed = list[Specialization]()
     with (
@@ -125,4 +129,4 @@ def recorded(capability: Capability) -> Iterator[list[Specialization]]:
         patch.object(knobs.runtime, "jit_cache_hook", note),
     ):
         yield noticed
-    noticed += found
+    noticed += specializations

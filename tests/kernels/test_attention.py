@@ -63,13 +63,13 @@ def make(
     dtype: torch.dtype = torch.float32,
     lost: list[int] | None = None,
     seed: int = 0,
-    kept: int = 0,
+    num_kept: int = 0,
 ) -> Case:
     """Random contents in shuffled blocks. What no sequence may read is NaN, and its id
     garbage.
 
     `lost[i]` tokens at sequence i's start are out of every window: whole blocks of them
-    have no id. But the first `kept` of them can be read.
+    have no id. But the first `num_kept` of them can be read.
     """
     draw = torch.Generator().manual_seed(seed)
     lost = lost or [0] * len(contexts)
@@ -88,22 +88,24 @@ def make(
     )
     rows = torch.randperm(height, generator=draw)[: len(contexts)].to(torch.int32)
     keys, values = [], []
-    for row, context, need, gone in zip(
+    for row, context, need, num_lost in zip(
         rows.tolist(), contexts, needs, lost, strict=True
     ):
-        mine = [ids.pop() for _ in range(need)]
-        gone_blocks = gone // block_size
-        table[row, gone_blocks:need] = torch.tensor(mine[gone_blocks:], dtype=torch.int32)
-        first = min(-(-kept // block_size), need)
-        table[row, :first] = torch.tensor(mine[:first], dtype=torch.int32)
-        both = torch.randn(2, context, kv_heads, dim, generator=draw).to(dtype)
-        keys.append(both[0].double())
-        values.append(both[1].double())
-        for token in {*range(gone, context), *range(min(kept, context))}:
-            place = pool[1, :, mine[token // block_size], token % block_size]
-            place.copy_(both[:, token])
+        blocks = [ids.pop() for _ in range(need)]
+        gone_blocks = num_lost // block_size
+        table[row, gone_blocks:need] = torch.tensor(
+            blocks[gone_blocks:], dtype=torch.int32
+        )
+        first = min(-(-num_kept // block_size), need)
+        table[row, :first] = torch.tensor(blocks[:first], dtype=torch.int32)
+        drawn = torch.randn(2, context, kv_heads, dim, generator=draw).to(dtype)
+        keys.append(drawn[0].double())
+        values.append(drawn[1].double())
+        for token in {*range(num_lost, context), *range(min(num_kept, context))}:
+            place = pool[1, :, blocks[token // block_size], token % block_size]
+            place.copy_(drawn[:, token])
     pool = pool.to(DEVICE)
-    where = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
+    context_lengths = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
     return Case(
         keys,
         values,
@@ -111,7 +113,7 @@ def make(
         pool[1, 1],
         table.to(DEVICE),
         rows.to(DEVICE),
-        where,
+        context_lengths,
         lost,
     )
 
@@ -144,8 +146,8 @@ def written_out(
     scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
     distance = torch.arange(start, start + count)[:, None] - torch.arange(len(keys))
     near = (distance < (window or math.inf)) | (torch.arange(len(keys)) < sink_tokens)
-    seen = (distance >= 0) & near
-    weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)
+    is_visible = (distance >= 0) & near
+    weights = scores.masked_fill(~is_visible[:, None, None], -math.inf).softmax(-1)
     return torch.einsum("qhgk,khd->qhgd", weights, values).reshape(count, heads, dim)
 
 
@@ -349,8 +351,8 @@ def chunk_tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The starts, counts and offsets of chunks (start, count)."""
     starts, counts, places = (
-        torch.tensor(part, dtype=torch.int32, device=DEVICE)
-        for part in (*zip(*chunks, strict=True), offsets)
+        torch.tensor(values, dtype=torch.int32, device=DEVICE)
+        for values in (*zip(*chunks, strict=True), offsets)
     )
     return starts, counts, places
 
@@ -403,17 +405,24 @@ def check_prefill(
         offsets.append(end)
         end += count + 1
     q = queries(end, kv_heads * group, case)
-    most = max(count for _, count in chunks) + slack
+    max_count = max(count for _, count in chunks) + slack
     out = prefill(
-        case, q, chunks, offsets, max_count=most, window=window, splits=splits, tune=tune
+        case,
+        q,
+        chunks,
+        offsets,
+        max_count=max_count,
+        window=window,
+        splits=splits,
+        tune=tune,
     )
     untouched = torch.ones(end, dtype=torch.bool)
     for (start, count), offset, key, value in zip(
         chunks, offsets, case.keys, case.values, strict=True
     ):
-        here = slice(offset, offset + count)
-        untouched[here] = False
-        close(out[here], written_out(q[here], key, value, start, dim**-0.5, window))
+        tokens = slice(offset, offset + count)
+        untouched[tokens] = False
+        close(out[tokens], written_out(q[tokens], key, value, start, dim**-0.5, window))
     assert out[untouched.to(DEVICE)].isnan().all()
 
 
@@ -459,12 +468,12 @@ def test_queries_with_gaps(
     """As of rows with drafts: a line of first queries, among others, then a line of rows
     for each place.
     """
-    chunks, most, solo = [(40, 3), (0, 1), (63, 5), (17, 2), (200, 4)], 6, 8
+    chunks, max_count, solo = [(40, 3), (0, 1), (63, 5), (17, 2), (200, 4)], 6, 8
     lost = [max(0, start - window + 1) if window else 0 for start, _ in chunks]
     contexts = [start + count for start, count in chunks]
     case = make(contexts, 2, dim, 16, dtype, lost)
     lines = [
-        [i, *range(solo + i, solo + i + len(chunks) * (most - 1), len(chunks))]
+        [i, *range(solo + i, solo + i + len(chunks) * (max_count - 1), len(chunks))]
         for i in range(len(chunks))
     ]
     q = queries(1 + max(map(max, lines)), 2 * group, case)
@@ -473,7 +482,7 @@ def test_queries_with_gaps(
         q,
         chunks,
         [*range(len(chunks))],
-        max_count=most,
+        max_count=max_count,
         window=window,
         splits=splits,
         draft_layout=DraftLayout(skip=solo, stride=len(chunks)),
@@ -482,8 +491,8 @@ def test_queries_with_gaps(
     for (start, count), line, key, value in zip(
         chunks, lines, case.keys, case.values, strict=True
     ):
-        here = line[:count]
-        close(out[here], written_out(q[here], key, value, start, dim**-0.5, window))
+        tokens = line[:count]
+        close(out[tokens], written_out(q[tokens], key, value, start, dim**-0.5, window))
         assert out[line[count:]].isfinite().all()
         untouched[line] = False
     assert out[untouched.to(DEVICE)].isnan().all()
@@ -505,8 +514,8 @@ def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
         case, q, [(start, 4)], [0], max_count=4, splits=splits, draft_layout=draft_layout
     )
     before = slice(0, bad - start)
-    known = case.keys[0][:bad], case.values[0][:bad]
-    close(out[before], written_out(q[before], *known, start, 64**-0.5, 0))
+    finite = case.keys[0][:bad], case.values[0][:bad]
+    close(out[before], written_out(q[before], *finite, start, 64**-0.5, 0))
     assert key == key or out[bad - start :].isnan().all()
 
 
@@ -603,10 +612,10 @@ def test_blocks_far_from_each_other() -> None:
 @pytest.mark.skipif(not CUDA, reason="CUDA graphs")
 @pytest.mark.parametrize("splits", [1, 9])
 def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
-    case, other = make([700, 20, 0], seed=1), make([5, 513, 64], seed=2)
-    wide = max(case.table.shape[1], other.table.shape[1])
+    case, second = make([700, 20, 0], seed=1), make([5, 513, 64], seed=2)
+    wide = max(case.table.shape[1], second.table.shape[1])
     table = torch.full((case.table.shape[0], wide), -1, dtype=torch.int32, device=DEVICE)
-    blocks = max(len(case.k_cache), len(other.k_cache))
+    blocks = max(len(case.k_cache), len(second.k_cache))
     pool = case.k_cache.new_empty(2, blocks, *case.k_cache.shape[1:])
     live = replace(
         case,
@@ -623,7 +632,7 @@ def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = decode_attention(q, *arguments(live), 0.125, splits=splits)
-    for now in (case, other, other):
+    for now in (case, second, second):
         live.k_cache[: len(now.k_cache)].copy_(now.k_cache)
         live.v_cache[: len(now.v_cache)].copy_(now.v_cache)
         live.table[:, : now.table.shape[1]].copy_(now.table)
@@ -653,10 +662,10 @@ def test_the_last_round_of_programs_is_as_full_as_can_be(
         attention._launch,
     )
 
-    def noted(*of: Any, **how: Any) -> Tensor:
-        stages_used.append(how["stages"])
+    def noted(*arguments: Any, **options: Any) -> Tensor:
+        stages_used.append(options["stages"])
         # The interpreter has no rounds, and takes half a minute.
-        return launch(*of, **how) if CUDA else how["out"].zero_()
+        return launch(*arguments, **options) if CUDA else options["out"].zero_()
 
     monkeypatch.setattr(attention, "_launch", noted)
     out = decode(case, q, splits=1)
@@ -729,7 +738,7 @@ def test_sinks_take_their_share_of_the_softmax_once(splits: int, window: int) ->
         sinks=sinks,
         splits=splits,
     )
-    ones = torch.ones_like(case.contexts)
+    counts = torch.ones_like(case.contexts)
     chunked = prefill_attention(
         q,
         case.k_cache,
@@ -737,7 +746,7 @@ def test_sinks_take_their_share_of_the_softmax_once(splits: int, window: int) ->
         case.table,
         case.rows,
         case.contexts - 1,
-        ones * (case.contexts > 0),
+        counts * (case.contexts > 0),
         torch.arange(len(contexts), device=DEVICE),
         0.2,
         window=window,
@@ -747,11 +756,11 @@ def test_sinks_take_their_share_of_the_softmax_once(splits: int, window: int) ->
     )
     for i, context in enumerate(contexts):
         first = max(0, context - window) if window else 0
-        keys, values = (kept[i][first:] for kept in (case.keys, case.values))
+        keys, values = (tensors[i][first:] for tensors in (case.keys, case.values))
         for head in range(heads):
             scores = keys[:, head // 2] @ q[i, head].double().cpu() * 0.2
             weights = torch.cat((scores, sinks[head, None].double().cpu())).softmax(0)
             want = weights[:-1] @ values[:, head // 2]
-            for found in (decoded, chunked)[: 1 + (context > 0)]:
-                own = found[i, head].double().cpu()
-                torch.testing.assert_close(own, want, rtol=1e-5, atol=1e-6)
+            for out in (decoded, chunked)[: 1 + (context > 0)]:
+                head_out = out[i, head].double().cpu()
+                torch.testing.assert_close(head_out, want, rtol=1e-5, atol=1e-6)

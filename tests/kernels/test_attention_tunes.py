@@ -16,13 +16,13 @@ from minfer.kernels.attention_tunes import (
 
 
 def test_the_widest_heads_where_shared_memory_is_small() -> None:
-    widest, others = HeadSize(2, 256), HeadSize(2, 128)
+    widest, narrower = HeadSize(2, 256), HeadSize(2, 128)
     for capability, expected in (
         ((8, 6), PrefillTune(64, 32, 2)),
         ((9, 0), PREFILL[widest]),
     ):
         assert prefill_tune(widest, capability) == expected
-        assert prefill_tune(others, capability) == PREFILL[others]
+        assert prefill_tune(narrower, capability) == PREFILL[narrower]
 
 
 def test_kinds_are_rows_of_the_tables() -> None:

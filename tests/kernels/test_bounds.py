@@ -20,7 +20,9 @@ from .test_sample import check_edges, tensors
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_000
-MOST = VOCAB // 10  # tokens that may be listed of a row, even where nearly all are kept
+MAX_LISTED_TOKENS = (
+    VOCAB // 10
+)  # tokens that may be listed of a row, even where nearly all are kept
 SIZES = ProgramSizes(
     chunk=2048,
     group=64,
@@ -50,7 +52,7 @@ class RecordedKernel:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how",
+    "filters",
     [
         {"top_p": 0.9},
         {"top_p": 0.99},
@@ -61,7 +63,7 @@ class RecordedKernel:
     ids=str,
 )
 def test_few_tokens_are_left(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "SIZES", SIZES)
     finish = RecordedKernel(sample_kernels.finish)
@@ -69,21 +71,21 @@ def test_few_tokens_are_left(
     spreads = torch.tensor([[0.02], [3.0], [6.0]])
     generator = torch.Generator().manual_seed(2)
     logits = spreads * torch.randn(len(spreads), VOCAB, generator=generator)
-    row = SamplingParams(**how), 1, 0, 5
+    row = SamplingParams(**filters), 1, 0, 5
     arguments = tensors([row] * len(spreads), DEVICE)
     tokens, _ = kernels.sample(logits.to(DEVICE), *arguments)
     expected, _ = kernels.reference(logits.to(DEVICE), *arguments)
     assert torch.equal(tokens, expected)
-    assert max(finish.last["counts"].tolist()) < MOST
+    assert max(finish.last["counts"].tolist()) < MAX_LISTED_TOKENS
 
 
 HOW = [{"top_p": 0.6}, {"top_p": 0.9, "min_p": 1e-3}, {"top_k": 900, "top_p": 0.9}]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("filters", HOW, ids=str)
 def test_the_edge_is_where_it_was_guessed(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = SIZES._replace(
         chunk=512, span=512, block=256, tile=64, samples=1024, max_unguessed=20
@@ -92,7 +94,7 @@ def test_the_edge_is_where_it_was_guessed(
     finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
     line = 0.5 * torch.randn(5000, generator=torch.Generator().manual_seed(4))
-    check_edges(line, [SamplingParams(**how)], DEVICE)
+    check_edges(line, [SamplingParams(**filters)], DEVICE)
     limits, lowered = finish.last["bounds"][:2, (3, 5)].T
     assert lowered.tolist() == [1, 1]
     assert limits.max() < 5
@@ -100,7 +102,7 @@ def test_the_edge_is_where_it_was_guessed(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("how", "off"),
+    ("filters", "off"),
     [
         *zip(HOW, cycle([-1.0, 1.0])),
         *claimed(zip(HOW, cycle([1.0, -1.0]))),
@@ -108,21 +110,21 @@ def test_the_edge_is_where_it_was_guessed(
     ids=str,
 )
 def test_a_wrong_guess_changes_no_result(
-    how: dict[str, Any], off: float, monkeypatch: pytest.MonkeyPatch
+    filters: dict[str, Any], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that are looked at have other logits than all others."""
     sizes = SIZES._replace(chunk=512, span=512, samples=512, max_unguessed=20)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = 0.1 * torch.randn(4096, generator=torch.Generator().manual_seed(4))
     line[::8] += off
-    check_edges(line, [SamplingParams(**how)], DEVICE)
+    check_edges(line, [SamplingParams(**filters)], DEVICE)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("waits", [24, 0.01])
-@pytest.mark.parametrize("how", [{"top_p": 0.9}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"min_p": 0.5}], ids=str)
 def test_only_listed_tokens_win(
-    how: dict[str, Any], waits: float, monkeypatch: pytest.MonkeyPatch
+    filters: dict[str, Any], waits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few of those that are kept for sure are listed, or none of them."""
     sizes = SIZES._replace(
@@ -132,7 +134,7 @@ def test_only_listed_tokens_win(
     finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
     logits = 0.1 * torch.randn(4, 4096, generator=torch.Generator().manual_seed(4))
-    rows = [(SamplingParams(**how), seed, 0, 5) for seed in range(4)]
+    rows = [(SamplingParams(**filters), seed, 0, 5) for seed in range(4)]
     arguments = tensors(rows, DEVICE)
     tokens, _ = kernels.sample(logits.to(DEVICE), *arguments)
     assert torch.equal(tokens, kernels.reference(logits.to(DEVICE), *arguments)[0])

@@ -43,11 +43,11 @@ def test_fp8_is_the_nearest_number_and_saturates() -> None:
     x = torch.cat((torch.linspace(-500, 500, 20_001), torch.randn(5000) * 0.02))
     numbers, scales = quantize(x, FP8)
     assert scales is None
-    found = dequantize(numbers, None, torch.float64)
+    values = dequantize(numbers, None, torch.float64)
     wide = x.double().abs().clamp(max=448)
     best = (wide[:, None] - table).abs().min(1).values
-    assert torch.equal((found.abs() - wide).abs(), best)
-    assert torch.equal(found.sign(), x.double().sign() * (found != 0))
+    assert torch.equal((values.abs() - wide).abs(), best)
+    assert torch.equal(values.sign(), x.double().sign() * (values != 0))
     middle = (table[1:] + table[:-1]) / 2  # halfway: the number whose last bit is 0
     halfway = quantize(middle.float(), FP8)[0].view(torch.uint8)
     assert not (halfway & 1).any()
@@ -66,18 +66,18 @@ def flushing() -> Iterator[None]:
 
 
 def test_all_numbers_of_fp8_are_dequantized() -> None:
-    every = torch.arange(256, dtype=torch.uint8).view(FP8)
-    found = dequantize(every, None, torch.float32)
-    assert found.isnan().equal(every.float().isnan())
-    assert found.nan_to_num(0.0).equal(every.float().nan_to_num(0.0))
-    assert found.isnan().sum() == 2
+    all_numbers = torch.arange(256, dtype=torch.uint8).view(FP8)
+    values = dequantize(all_numbers, None, torch.float32)
+    assert values.isnan().equal(all_numbers.float().isnan())
+    assert values.nan_to_num(0.0).equal(all_numbers.float().nan_to_num(0.0))
+    assert values.isnan().sum() == 2
 
 
 @pytest.mark.usefixtures("flushing")
 def test_small_numbers_of_fp8_are_kept_where_float32_flushes_subnormal_ones() -> None:
     table = e4m3()
-    found = dequantize(table.to(FP8), None, torch.float32)
-    assert found.double().equal(table)
+    values = dequantize(table.to(FP8), None, torch.float32)
+    assert values.double().equal(table)
 
 
 def test_int8_is_within_half_a_step_of_each_head() -> None:
@@ -87,21 +87,21 @@ def test_int8_is_within_half_a_step_of_each_head() -> None:
     assert scales is not None
     assert scales.shape == (50, 3)
     step = x.double().abs().amax(-1, keepdim=True) / 127
-    found = dequantize(numbers, scales, torch.float64)
-    assert ((found - x.double()).abs() <= step * (0.5 + 1e-5)).all()
+    values = dequantize(numbers, scales, torch.float64)
+    assert ((values - x.double()).abs() <= step * (0.5 + 1e-5)).all()
     assert (numbers.abs().amax(-1) == 127)[[*range(7), *range(8, 50)]].all()
     assert not numbers[7].any()
     broken = quantize(torch.tensor([1.0, math.nan]), INT8)
     assert dequantize(*broken, torch.float32).isnan().all()
 
 
-def differing(ours: Tensor, theirs: Tensor) -> float:
+def differing(numbers: Tensor, reference: Tensor) -> float:
     """The share of bytes that differ. Triton's interpreter (3.9) loses the carry when it
     rounds up to a power of two in FP8: there such numbers are left out.
     """
-    differ = as_bytes(ours) != as_bytes(theirs)
-    if DEVICE == "cpu" and ours.dtype is FP8:
-        differ &= (as_bytes(theirs) & 7) != 0
+    differ = as_bytes(numbers) != as_bytes(reference)
+    if DEVICE == "cpu" and numbers.dtype is FP8:
+        differ &= (as_bytes(reference) & 7) != 0
     return differ.float().mean().item()
 
 
@@ -114,11 +114,13 @@ def in_8_bits(
         numbers, of_cache = quantize(cache, dtype)
         caches.append(numbers)
         scales.append(of_cache)
-    for kept in (case.keys, case.values):
-        kept[:] = [dequantize(*quantize(one, dtype), torch.float64) for one in kept]
+    for contexts in (case.keys, case.values):
+        contexts[:] = [
+            dequantize(*quantize(context, dtype), torch.float64) for context in contexts
+        ]
     keys, values = scales
-    both = None if keys is None or values is None else CacheScales(keys, values)
-    return caches[0], caches[1], both
+    both_scales = None if keys is None or values is None else CacheScales(keys, values)
+    return caches[0], caches[1], both_scales
 
 
 @pytest.mark.parametrize(("dtype", "half"), KINDS, ids=str)
@@ -130,15 +132,15 @@ def test_decode_reads_8_bits(
     case = make(contexts, dtype=half)
     keys, values, scales = in_8_bits(case, dtype)
     q = queries(3, 4, case)
-    found = decode_attention(
+    out = decode_attention(
         *(q, keys, values, case.table, case.rows, case.contexts, 0.3),
         window=window,
         scales=scales,
         splits=splits,
     )
     for i, context in enumerate(contexts):
-        at = q[i : i + 1], case.keys[i], case.values[i], context - 1, 0.3, window
-        assert (found[i].cpu() - written_out(*at)[0]).abs().max() < LIMIT[half]
+        arguments = q[i : i + 1], case.keys[i], case.values[i], context - 1, 0.3, window
+        assert (out[i].cpu() - written_out(*arguments)[0]).abs().max() < LIMIT[half]
 
 
 @pytest.mark.parametrize(("dtype", "half"), KINDS, ids=str)
@@ -150,15 +152,15 @@ def test_chunks_and_drafts_read_8_bits(dtype: torch.dtype, half: torch.dtype) ->
     starts = torch.tensor([0, 49], device=DEVICE)
     sizes = torch.tensor(counts, device=DEVICE)
     offsets = torch.tensor([0, 33], device=DEVICE)
-    found = prefill_attention(
+    out = prefill_attention(
         *(q, keys, values, case.table, case.rows, starts, sizes, offsets, 0.3),
         scales=scales,
         max_count=33,
     )
     first = slice(0, 1)
-    of = case.rows[first], starts[first], sizes[first] - 8, offsets[first]
+    chunk = case.rows[first], starts[first], sizes[first] - 8, offsets[first]
     drafted = prefill_attention(
-        *(q, keys, values, case.table, *of, 0.3),
+        *(q, keys, values, case.table, *chunk, 0.3),
         scales=scales,
         max_count=33,
         draft_layout=DraftLayout(1, 1),
@@ -168,7 +170,7 @@ def test_chunks_and_drafts_read_8_bits(dtype: torch.dtype, half: torch.dtype) ->
     ):
         rows = slice(offset, offset + count)
         want = written_out(q[rows], case.keys[i], case.values[i], context - count, 0.3)
-        assert (found[rows].cpu() - want).abs().max() < LIMIT[half]
+        assert (out[rows].cpu() - want).abs().max() < LIMIT[half]
         if not i:
             assert (drafted[: count - 8].cpu() - want[:-8]).abs().max() < LIMIT[half]
 
@@ -184,25 +186,27 @@ def test_keys_and_values_are_written_in_8_bits(
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE).to(HALF)
     qkv[0] = 0
     angles = torch.randn(99, dim, device=DEVICE)
-    at = torch.randint(0, 99, (tokens,), device=DEVICE, dtype=torch.int32)
+    positions = torch.randint(0, 99, (tokens,), device=DEVICE, dtype=torch.int32)
     slots = torch.randperm(blocks * block, device=DEVICE)[:tokens]
     slots[1] = -1
     norm = Norm(torch.rand(dim, device=DEVICE).to(HALF), 1e-6)
-    found = []
+    results = []
     monkeypatch.setattr(rope, "rms_norm", plain.rms_norm)  # of the reference
     kernels: tuple[Any, ...] = (rope.rope_and_cache, rope._reference)
     for write in kernels:
         shape = 2, blocks, block, kv_heads, dim
         data = torch.zeros(shape, device=DEVICE, dtype=torch.uint8).view(dtype)
-        kept = torch.zeros(shape[:-1], device=DEVICE)
-        scales = CacheScales(*kept) if dtype is INT8 else None
-        mine = qkv.clone()
-        write(mine, angles, at, slots, *data, heads, kv_heads, norm, norm, scales)
-        found.append((mine, data, kept))
-    (ours, data, scale), (theirs, wanted, wanted_scale) = found
-    torch.testing.assert_close(ours, theirs, atol=LIMIT[HALF], rtol=LIMIT[HALF])
-    torch.testing.assert_close(scale, wanted_scale, atol=0, rtol=LIMIT[HALF])
-    assert differing(data, wanted) < 0.02
+        scale_pair = torch.zeros(shape[:-1], device=DEVICE)
+        scales = CacheScales(*scale_pair) if dtype is INT8 else None
+        qkv_copy = qkv.clone()
+        write(
+            qkv_copy, angles, positions, slots, *data, heads, kv_heads, norm, norm, scales
+        )
+        results.append((qkv_copy, data, scale_pair))
+    (rotated, data, scale), (expected, expected_data, expected_scale) = results
+    torch.testing.assert_close(rotated, expected, atol=LIMIT[HALF], rtol=LIMIT[HALF])
+    torch.testing.assert_close(scale, expected_scale, atol=0, rtol=LIMIT[HALF])
+    assert differing(data, expected_data) < 0.02
     untouched = torch.ones(blocks * block, dtype=torch.bool, device=DEVICE)
     untouched[slots[slots >= 0]] = False
     assert not as_bytes(data).flatten(1, 2)[:, untouched].any()
@@ -213,7 +217,7 @@ def test_latents_in_fp8_are_written_and_read() -> None:
     kv = torch.randn(40, latent + rotated, device=DEVICE).to(HALF)
     norm = Norm(torch.rand(latent, device=DEVICE).to(HALF) + 0.5, 1e-6)
     angles = torch.randn(99, rotated, device=DEVICE)
-    at = torch.arange(40, device=DEVICE, dtype=torch.int32)
+    positions = torch.arange(40, device=DEVICE, dtype=torch.int32)
     q = torch.randn(40, heads, latent + rotated, device=DEVICE).to(HALF)
     caches = []
     for kernel in (True, False):
@@ -222,31 +226,42 @@ def test_latents_in_fp8_are_written_and_read() -> None:
         turned = q[..., latent:].clone()
         if kernel:
             write_latent(
-                *(kv, norm, angles, at, at.long(), cache, turned), interleaved=False
+                *(kv, norm, angles, positions, positions.long(), cache, turned),
+                interleaved=False,
             )
         else:
             _write_reference(
-                *(kv, norm, angles, at, at.long(), cache, turned, turned, False)
+                *(
+                    kv,
+                    norm,
+                    angles,
+                    positions,
+                    positions.long(),
+                    cache,
+                    turned,
+                    turned,
+                    False,
+                )
             )
         caches.append(cache)
-    ours, theirs = caches
-    assert differing(ours, theirs) < 0.01
+    written, reference = caches
+    assert differing(written, reference) < 0.01
     table = torch.tensor([[0, 1, 2]], device=DEVICE, dtype=torch.int32)
-    one = torch.zeros(1, device=DEVICE, dtype=torch.int32)
-    found = latent_decode(
-        *(q[39:], ours, table, one, one + 40, 0.1), value_dim=latent, splits=2
+    zero = torch.zeros(1, device=DEVICE, dtype=torch.int32)
+    out = latent_decode(
+        *(q[39:], written, table, zero, zero + 40, 0.1), value_dim=latent, splits=2
     )
-    keys = ours.double().flatten(0, 1)[:40, None].cpu()
+    keys = written.double().flatten(0, 1)[:40, None].cpu()
     want = written_out(q[39:], keys, keys, 39, 0.1)[..., :latent]
-    assert (found.cpu() - want).abs().max() < LIMIT[HALF]
+    assert (out.cpu() - want).abs().max() < LIMIT[HALF]
 
 
 def test_scales_belong_to_int8_alone() -> None:
     case = make([5], dtype=HALF)
     keys, values, scales = in_8_bits(case, INT8)
     q = queries(1, 4, case)
-    of = case.table, case.rows, case.contexts, 0.3
+    arguments = case.table, case.rows, case.contexts, 0.3
     with pytest.raises(ValueError, match="INT8 has scales"):
-        decode_attention(q, keys, values, *of)
+        decode_attention(q, keys, values, *arguments)
     with pytest.raises(ValueError, match="INT8 has scales"):
-        decode_attention(q, case.k_cache, case.v_cache, *of, scales=scales)
+        decode_attention(q, case.k_cache, case.v_cache, *arguments, scales=scales)

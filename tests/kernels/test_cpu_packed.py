@@ -67,7 +67,7 @@ def test_int8_products_are_the_references(
         assert quantized.linear(x, packed).equal(quantized.linear(x, stored))
 
 
-@pytest.mark.parametrize("scheme", [INT8, int4(32)], ids=lambda one: one.name)
+@pytest.mark.parametrize("scheme", [INT8, int4(32)], ids=lambda scheme: scheme.name)
 def test_a_row_is_independent_of_the_others(scheme: Scheme) -> None:
     packed = quantized.prepare(leaf(scheme, 96, 256, torch.bfloat16))
     x = rows_of(64, 256, torch.bfloat16)
@@ -108,14 +108,14 @@ def test_a_slow_route_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("route", cpu_int8.ROUTES, ids=lambda one: one.name)
+@pytest.mark.parametrize("route", cpu_int8.ROUTES, ids=lambda route: route.name)
 def test_a_route_is_chosen_only_if_it_is_exact(
     route: cpu_int8.Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(numbers: Tensor, packed: object) -> Tensor:
-        found = route.sums(numbers, packed)
-        found[-1, -1] += len(numbers) == 64  # of many rows only
-        return found
+        sums = route.sums(numbers, packed)
+        sums[-1, -1] += len(numbers) == 64  # of many rows only
+        return sums
 
     def absent(_: Tensor) -> object:
         raise NotImplementedError("there is no such library")
@@ -136,9 +136,9 @@ def test_a_route_is_chosen_only_if_it_is_exact(
     assert cpu_int8.chosen_route().name in cpu_int8.description()
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("outputs", [16, 48, 128, 20])
+@pytest.mark.parametrize("outputs", [16, 128, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int4_products_are_those_of_the_dequantized_matrix(
     group: int, zeros: bool, outputs: int, dtype: torch.dtype
@@ -179,19 +179,21 @@ def test_matrices_that_no_library_multiplies_stay_as_they_are() -> None:
         assert quantized.prepare(stored) is stored
 
 
-@pytest.mark.parametrize("scheme", [INT8, int4(32), MXFP4], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "scheme", [INT8, int4(32), MXFP4], ids=lambda scheme: scheme.name
+)
 def test_experts_multiply_with_their_own_matrices(scheme: Scheme) -> None:
     dtype = torch.bfloat16
-    each = [leaf(scheme, 2 * 32, 64, dtype) for _ in range(4)]
+    gate_ups = [leaf(scheme, 2 * 32, 64, dtype) for _ in range(4)]
     down = [leaf(scheme, 64, 32, dtype) for _ in range(4)]
 
     def stacked(leaves: list[Linear]) -> Linear:
         def both(name: str) -> Tensor:
-            return torch.stack([getattr(one, name) for one in leaves])
+            return torch.stack([getattr(leaf, name) for leaf in leaves])
 
         return evolve(leaves[0], weight=both("weight"), scales=both("scales"))
 
-    stored = Experts(gate_up=stacked(each), down=stacked(down))
+    stored = Experts(gate_up=stacked(gate_ups), down=stacked(down))
     packed = Experts(
         gate_up=plain_experts.prepare(stored.gate_up),
         down=plain_experts.prepare(stored.down),
@@ -199,9 +201,11 @@ def test_experts_multiply_with_their_own_matrices(scheme: Scheme) -> None:
     x = rows_of(5, 64, dtype)
     ids = torch.tensor([[0, 1], [1, 3], [-1, -1], [3, 0], [1, 0]], dtype=torch.int32)
     choice = ChosenExperts(ids, torch.rand(5, 2))
-    found = []
+    residuals = []
     for experts in (stored, packed):
         residual = torch.zeros(5, 64)
         plain_experts.add_experts(residual, x, experts, choice)
-        found.append(residual)
-    torch.testing.assert_close(*found, rtol=0.05, atol=0.05 * found[0].abs().max().item())
+        residuals.append(residual)
+    torch.testing.assert_close(
+        *residuals, rtol=0.05, atol=0.05 * residuals[0].abs().max().item()
+    )

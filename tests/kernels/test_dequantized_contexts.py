@@ -31,10 +31,11 @@ def test_attention_over_the_workspace(
     starts, counts = zip(*CHUNKS, strict=True)
     lost = [max(0, start - window + 1) if window else 0 for start in starts]
     contexts = [start + count for start, count in CHUNKS]
-    case = make(contexts, dtype=HALF, lost=lost, kept=sinks)
+    case = make(contexts, dtype=HALF, lost=lost, num_kept=sinks)
     keys, values, scales = in_8_bits(case, dtype)
     begins, sizes = (
-        torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (starts, counts)
+        torch.tensor(column, dtype=torch.int32, device=DEVICE)
+        for column in (starts, counts)
     )
     blocks = sum(contexts) // 16 + len(CHUNKS)
     width = case.table.shape[1]
@@ -47,7 +48,7 @@ def test_attention_over_the_workspace(
     )
     monkeypatch.undo()
     q, offsets = queries(sum(counts), 4, case), torch.tensor([0, 37, 42, 62])
-    found = prefill_attention(
+    out = prefill_attention(
         q,
         keys,
         values,
@@ -62,9 +63,9 @@ def test_attention_over_the_workspace(
         **reads,
     )
     for i, (start, count) in enumerate(CHUNKS[:3]):
-        here = slice(int(offsets[i]), int(offsets[i]) + count)
-        of = q[here], case.keys[i], case.values[i], start, 0.3, window, sinks
-        assert (found[here].cpu() - written_out(*of)).abs().max() < LIMIT[HALF]
+        tokens = slice(int(offsets[i]), int(offsets[i]) + count)
+        arguments = q[tokens], case.keys[i], case.values[i], start, 0.3, window, sinks
+        assert (out[tokens].cpu() - written_out(*arguments)).abs().max() < LIMIT[HALF]
 
 
 def test_a_step_without_contexts_copies_nothing() -> None:

@@ -46,21 +46,25 @@ class Case:
 
     def expected(self) -> list[Tensor]:
         """A chunk: [count, heads, value] float64."""
-        found, at = [], 0
+        results, offset = [], 0
         for (start, count), rows, turned in zip(
             self.chunks, self.expanded, self.rotated, strict=True
         ):
-            q, rows, turned = self.q[at : at + count].double(), rows.double(), turned
+            q, rows, turned = (
+                self.q[offset : offset + count].double(),
+                rows.double(),
+                turned,
+            )
             plain = q.shape[2] - turned.shape[1]
             scores = torch.einsum("qhd,khd->qhk", q[..., :plain], rows[..., :plain])
             scores += torch.einsum("qhd,kd->qhk", q[..., plain:], turned.double())
             later = torch.arange(start + count) > start + torch.arange(count)[:, None]
             scores = (scores * SCALE).masked_fill(later[:, None].to(DEVICE), -math.inf)
-            found.append(
+            results.append(
                 torch.einsum("qhk,khv->qhv", scores.softmax(-1), rows[..., plain:])
             )
-            at += count
-        return found
+            offset += count
+        return results
 
 
 def bounds_of(counts: list[int]) -> Tensor:
@@ -96,51 +100,55 @@ def attended(
     shape = len(case.q), case.q.shape[1], value
     merge = merge_reference if reference else merge_piece
 
-    def over(parts: list[tuple[Tensor, Tensor]], bounds: Tensor, causal: bool) -> Tensor:
+    def over(pieces: list[tuple[Tensor, Tensor]], bounds: Tensor, causal: bool) -> Tensor:
         """Between other sequences' keys, which are not finite."""
-        nan = [torch.full_like(tensor[:1], math.nan) for tensor in parts[0]]
+        nan = [torch.full_like(tensor[:1], math.nan) for tensor in pieces[0]]
         rows, turned = (
-            torch.cat([*(part[i] for part in parts), nan[i]]) for i in range(2)
+            torch.cat([*(piece[i] for piece in pieces), nan[i]]) for i in range(2)
         )
         out = torch.full(shape, math.nan, dtype=case.q.dtype, device=DEVICE)
         sums = torch.full(shape[:2], -math.inf, device=DEVICE)
-        given = case.q, rows, turned, bounds_of(counts), bounds, SCALE
+        arguments = case.q, rows, turned, bounds_of(counts), bounds, SCALE
         if reference:
-            piece_reference(*given, causal, out, sums)
+            piece_reference(*arguments, causal, out, sums)
         else:
             longest = max(counts) + slack
-            piece_attention(*given, longest=longest, causal=causal, out=out, sums=sums)
-        found.append((out, sums))
+            piece_attention(
+                *arguments, longest=longest, causal=causal, out=out, sums=sums
+            )
+        results.append((out, sums))
         return out
 
-    found = list[tuple[Tensor, Tensor]]()
-    own = [
+    results = list[tuple[Tensor, Tensor]]()
+    own_keys = [
         (rows[start:], turned[start:])
         for rows, turned, start in zip(case.expanded, case.rotated, starts, strict=True)
     ]
-    over(own, bounds_of(counts), True)
-    total, sums = found[0][0].float(), found[0][1]
+    over(own_keys, bounds_of(counts), True)
+    total, sums = results[0][0].float(), results[0][1]
     history = bounds_of(starts)
     before = [
-        torch.cat([one[:start] for one, start in zip(kept, starts, strict=True)])
-        for kept in (case.expanded, case.rotated)
+        torch.cat([tensor[:start] for tensor, start in zip(tensors, starts, strict=True)])
+        for tensors in (case.expanded, case.rotated)
     ]
-    for at in range(0, sum(starts), piece):
-        some = [(before[0][at : at + piece], before[1][at : at + piece])]
-        over(some, history.clamp(at, at + piece) - at, False)
-        merge(total, sums, *found[-1])
+    for offset in range(0, sum(starts), piece):
+        history_piece = [
+            (before[0][offset : offset + piece], before[1][offset : offset + piece])
+        ]
+        over(history_piece, history.clamp(offset, offset + piece) - offset, False)
+        merge(total, sums, *results[-1])
     return total
 
 
-def check(case: Case, piece: int, **how: bool | int) -> None:
-    found = attended(case, piece, **how)  # type: ignore[arg-type]  # by its callee
+def check(case: Case, piece: int, **options: bool | int) -> None:
+    out = attended(case, piece, **options)  # type: ignore[arg-type]  # by its callee
     limit = LIMIT[case.q.dtype] * (1 if case.q.dtype == torch.float32 else 2)
-    at = 0
+    offset = 0
     for (_, count), expected in zip(case.chunks, case.expected(), strict=True):
-        got = found[at : at + count].double()
+        chunk_out = out[offset : offset + count].double()
         if count:
-            assert (got - expected).norm() / expected.norm() < limit
-        at += count
+            assert (chunk_out - expected).norm() / expected.norm() < limit
+        offset += count
 
 
 CHUNKS = [(21, 9), (0, 5), (3, 1), (40, 18), (7, 0)]
@@ -182,10 +190,10 @@ def test_a_piece_without_keys_changes_nothing(reference: bool) -> None:
     merge(total, sums, torch.full_like(total, math.nan), nothing)
     torch.testing.assert_close(total, before)
     torch.testing.assert_close(sums, at_first)
-    part = torch.rand_like(total)
+    piece_out = torch.rand_like(total)
     sums.fill_(-math.inf)
-    merge(total, sums, part, at_first)
-    torch.testing.assert_close(total, part)
+    merge(total, sums, piece_out, at_first)
+    torch.testing.assert_close(total, piece_out)
     merge(total, sums, torch.full_like(total, math.nan), torch.full_like(sums, math.nan))
     assert total.isnan().all()  # of a request whose own numbers are not finite
 
@@ -200,17 +208,17 @@ def test_where_the_latents_of_histories_are(
     table = torch.tensor([[draw.randrange(99) for _ in range(6)] for _ in range(7)])
     tables = torch.stack((table, table + 100)).int()
     rows = torch.tensor([3, 6, 0, 2], dtype=torch.int32)
-    given = rows, torch.tensor(starts).int(), torch.tensor(counts).int(), tables
-    for more in (0, 9):  # a host may know no more than a limit
-        work = ExpandedWork.of(*given, 3, sum(starts) + more, size)
+    arguments = rows, torch.tensor(starts).int(), torch.tensor(counts).int(), tables
+    for slack in (0, 9):  # a host may know no more than a limit
+        work = ExpandedWork.of(*arguments, 3, sum(starts) + slack, size)
         assert work.bounds.tolist() == [0, 2, 5, 6, 6]
         assert work.slots[:, : sum(starts)].tolist() == [
             [
-                int(one[row, at // size]) * size + at % size
+                int(layer_table[row, token // size]) * size + token % size
                 for row, start in zip(rows.tolist(), starts, strict=True)
-                for at in range(start)
+                for token in range(start)
             ]
-            for one in tables
+            for layer_table in tables
         ]
         assert not work.slots[:, sum(starts) :].any()  # of any page that exists
         for first in (0, 4, 11):

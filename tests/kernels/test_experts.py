@@ -101,8 +101,8 @@ class Case:
 
     def expected(self) -> Tensor:
         """The sum without the residual, in float32."""
-        given = self.experts
-        wide = evolve(given, gate_up=widened(given.gate_up), down=widened(given.down))
+        layer = self.experts
+        wide = evolve(layer, gate_up=widened(layer.gate_up), down=widened(layer.down))
         out = torch.zeros_like(self.residual, dtype=torch.float32)
         plain_experts.add_experts(out, self.x.float(), wide, self.choice)
         return out
@@ -133,9 +133,9 @@ class Case:
             self.experts.down.weight[expert] = torch.nan
 
 
-def widened(by: Linear) -> Linear:
-    bias = None if by.bias is None else by.bias.float()
-    return evolve(by, weight=by.weight.float(), bias=bias)
+def widened(leaf: Linear) -> Linear:
+    bias = None if leaf.bias is None else leaf.bias.float()
+    return evolve(leaf, weight=leaf.weight.float(), bias=bias)
 
 
 @both
@@ -170,13 +170,13 @@ def test_padding_and_experts_that_are_not_hit_are_not_read(tune: ExpertsTune) ->
 def test_a_tokens_bits_depend_on_no_other_token(tune: ExpertsTune) -> None:
     """Among the same, in another order, and among others that choose other experts."""
     case = Case(9, 5, 2, 32, 16)
-    whole, order = case.made(tune), torch.arange(8, -1, -1, device=DEVICE)
+    together, order = case.made(tune), torch.arange(8, -1, -1, device=DEVICE)
     turned = Case(9, 5, 2, 32, 16)
     turned.x, turned.residual = case.x[order], case.residual[order]
     turned.choice = ChosenExperts(case.choice.ids[order], case.choice.weights[order])
-    assert torch.equal(turned.made(tune)[order], whole)
+    assert torch.equal(turned.made(tune)[order], together)
     case.pad(0, 1, 2, 3)
-    assert torch.equal(case.made(tune)[4:], whole[4:])
+    assert torch.equal(case.made(tune)[4:], together[4:])
 
 
 def choices() -> Iterator[tuple[int, list[list[int]]]]:
@@ -200,22 +200,27 @@ def test_tiles_hold_the_pairs_of_experts_that_are_hit_and_no_others(
     choice = ChosenExperts(
         torch.tensor(ids, dtype=torch.int32, device=DEVICE), torch.empty(0)
     )
-    made = module._Tiles(choice, experts, rows)
-    lists, (count, *rest) = made.lists.tolist(), made.tiles.tolist()
-    assert made.max_tiles == max_tile_count(choice.ids.numel(), experts, rows) >= count
-    tiles = [rest[i * made.max_tiles : i * made.max_tiles + count] for i in range(3)]
-    found = dict[int, list[int]]()
+    result = module._Tiles(choice, experts, rows)
+    lists, (count, *fields) = result.lists.tolist(), result.tiles.tolist()
+    assert result.max_tiles == max_tile_count(choice.ids.numel(), experts, rows) >= count
+    tiles = [
+        fields[i * result.max_tiles : i * result.max_tiles + count] for i in range(3)
+    ]
+    pairs_of = dict[int, list[int]]()
     for expert, first, left in zip(*tiles, strict=True):
-        assert first == len(found.setdefault(expert, []))
-        found[expert] += lists[expert][first : first + left]
+        assert first == len(pairs_of.setdefault(expert, []))
+        pairs_of[expert] += lists[expert][first : first + left]
     pairs = choice.ids.flatten().tolist()
-    wanted = {one: {i for i, own in enumerate(pairs) if own == one} for one in {*pairs}}
-    wanted.pop(-1, None)
-    assert {one: {*own} for one, own in found.items()} == wanted
-    assert sum(map(len, found.values())) == sum(map(len, wanted.values()))
-    assert count == sum(-(-len(own) // rows) for own in wanted.values())
-    assert int(experts_hit(choice)) == len(wanted)
-    assert not arrivals(made.lists.device, 1 + experts).any()
+    expected = {
+        expert: {i for i, chosen in enumerate(pairs) if chosen == expert}
+        for expert in {*pairs}
+    }
+    expected.pop(-1, None)
+    assert {expert: {*indices} for expert, indices in pairs_of.items()} == expected
+    assert sum(map(len, pairs_of.values())) == sum(map(len, expected.values()))
+    assert count == sum(-(-len(indices) // rows) for indices in expected.values())
+    assert int(experts_hit(choice)) == len(expected)
+    assert not arrivals(result.lists.device, 1 + experts).any()
 
 
 @pytest.mark.parametrize("experts", [8, 60, 128])
@@ -227,12 +232,12 @@ def test_constants_by_shape(experts: int) -> None:
         )
         for dtype in (torch.bfloat16, torch.float32)
     )
-    few = FEW_TOKENS_TABLE[0].tune
-    assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == few
-    taken = [tune_of(tokens, 4, layer) for tokens in range(1, 64 * experts, 3)]
-    order = [few, *(row.tune for row in GROUPED_TABLE)]
-    assert [*dict.fromkeys(taken)] == order
-    assert taken == sorted(taken, key=order.index)
+    few_tokens = FEW_TOKENS_TABLE[0].tune
+    assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == few_tokens
+    tunes = [tune_of(tokens, 4, layer) for tokens in range(1, 64 * experts, 3)]
+    order = [few_tokens, *(row.tune for row in GROUPED_TABLE)]
+    assert [*dict.fromkeys(tunes)] == order
+    assert tunes == sorted(tunes, key=order.index)
     assert tune_of(experts, 1, wide) == FLOAT32_TUNE
     down = Linear(weight=torch.empty(experts, 1, 9999), parts=(1,))
     long = Experts(gate_up=layer.gate_up, down=down)

@@ -42,9 +42,9 @@ def stand_in(
     """flash-attn's meaning: chunk i ends at its context's end, and is masked
     from there.
     """
-    for given in (cu_seqlens_q, seqused_k, page_table):
-        assert given.dtype == torch.int32
-        assert given.is_contiguous()
+    for tensor in (cu_seqlens_q, seqused_k, page_table):
+        assert tensor.dtype == torch.int32
+        assert tensor.is_contiguous()
     assert len(page_table) == len(seqused_k) == len(cu_seqlens_q) - 1
     counts = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
     assert causal
@@ -104,11 +104,13 @@ def test_a_piece_of_expanded_latents(
 
     count, keys = 40, 40 if causal else 150
     q, expanded, rotated = normal(count, 2, 192), normal(keys, 2, 256), normal(keys, 64)
-    whole = torch.cat((expanded[..., :128], rotated[:, None].expand(-1, 2, -1)), 2)
+    keys_with_rope = torch.cat(
+        (expanded[..., :128], rotated[:, None].expand(-1, 2, -1)), 2
+    )
     out, expected = torch.zeros(2, count, 2, 128, dtype=q.dtype, device=DEVICE)
     sums = torch.zeros(2, count, device=DEVICE).t()
     values, scale = expanded[..., 128:], 0.1
-    flash_piece(q, whole, values, scale, causal=causal, out=out, sums=sums)
+    flash_piece(q, keys_with_rope, values, scale, causal=causal, out=out, sums=sums)
     bounds = torch.tensor([0, count]), torch.tensor([0, keys])
     logs = torch.zeros_like(sums)
     piece_reference(q, expanded, rotated, *bounds, scale, causal, expected, logs)
@@ -131,21 +133,25 @@ def test_chunks_and_rows_of_one_token(
     contexts = [start + count for start, count in zip(starts, counts, strict=True)]
     case = make(contexts, 2, 64, block_size, torch.float16)
     k_cache, v_cache = case.k_cache, case.v_cache  # NaN behind every context
-    both = queries(sum(counts) + 3, 14, case)
-    q, out = both[3:], torch.full(both.shape, math.nan, dtype=both.dtype, device=DEVICE)
-    given = [
-        torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (starts, counts)
+    padded = queries(sum(counts) + 3, 14, case)
+    q, out = (
+        padded[3:],
+        torch.full(padded.shape, math.nan, dtype=padded.dtype, device=DEVICE),
+    )
+    bounds = [
+        torch.tensor(values, dtype=torch.int32, device=DEVICE)
+        for values in (starts, counts)
     ]
     tables = torch.stack((torch.full_like(case.table, -1), case.table))
-    work = FlashWork.of(case.rows, given[0], given[1], tables, max(counts))
+    work = FlashWork.of(case.rows, bounds[0], bounds[1], tables, max(counts))
     flash_attention(work, 1, q, k_cache, v_cache, 0.1, out[3:])
-    at = 3
+    offset = 3
     for start, count, key, value in zip(
         starts, counts, case.keys, case.values, strict=True
     ):
-        here = slice(at, at + count)
-        close(out[here], written_out(both[here], key, value, start, 0.1))
-        at += count
+        tokens = slice(offset, offset + count)
+        close(out[tokens], written_out(padded[tokens], key, value, start, 0.1))
+        offset += count
     assert out[:3].isnan().all()
 
 

@@ -55,12 +55,12 @@ def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None
 
 
 @types
-@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize("min_rows", [1, 1000])
 def test_rms_norm_of_the_sum(
-    device: str, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, min_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        norm, "MIN_SHARED_PROGRAM_ROWS", many
+        norm, "MIN_SHARED_PROGRAM_ROWS", min_rows
     )  # 1: several rows of a program, the last one partly
     monkeypatch.setattr(norm, "TILE_ELEMENTS", 512)
     wide = randn(7, 200, dtype=dtype, device=device)
@@ -97,9 +97,9 @@ def test_gated_mul(device: str, dtype: torch.dtype, size: int) -> None:
     out = gated_mul(x)
     assert out.shape == (3, size)
     assert error(out, gate * gate.sigmoid() * up) < 2 * LIMIT[dtype]
-    given = torch.full_like(out, math.nan)
-    assert gated_mul(x, out=given) is given
-    assert torch.equal(given, out)
+    buffer = torch.full_like(out, math.nan)
+    assert gated_mul(x, out=buffer) is buffer
+    assert torch.equal(buffer, out)
 
 
 def test_silu_of_large_values(device: str) -> None:
@@ -124,7 +124,7 @@ class Rope:
         angles = torch.outer(torch.arange(12.0), 0.3 ** torch.arange(dim // 2))
         self.table = 1.1 * torch.cat((angles.cos(), angles.sin()), -1).to(device)
         factors = (randn(dim, dtype=dtype, device=device, seed=s) for s in (1, 2))
-        self.norms = [Norm(one, 1e-5) for one in factors]
+        self.norms = [Norm(factor, 1e-5) for factor in factors]
 
     def run(self, q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
         rope_and_cache(
@@ -140,8 +140,8 @@ class Rope:
             k_norm,
         )
 
-    def expected(self, part: Tensor, norm: Norm | None) -> Tensor:
-        x = part.double() if norm is None else normed(part.double(), norm.weight, 1e-5)
+    def expected(self, heads: Tensor, norm: Norm | None) -> Tensor:
+        x = heads.double() if norm is None else normed(heads.double(), norm.weight, 1e-5)
         first, second = x.chunk(2, -1)
         cos, sin = self.table[self.positions, None].double().chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -180,15 +180,15 @@ def test_rope_and_cache(
     assert error(after[:, :heads], step.expected(query, q_norm)) < 2 * LIMIT[dtype]
     assert torch.equal(after[:, heads:], before[:, heads:])
     keys, values = step.k_cache.flatten(0, 1), step.v_cache.flatten(0, 1)
-    kept = step.slots >= 0
-    slots = step.slots[kept]
-    assert error(keys[slots], step.expected(key, k_norm)[kept]) < 2 * LIMIT[dtype]
-    assert torch.equal(values[slots], value[kept])
-    others = torch.ones(len(keys), dtype=torch.bool, device=device)
-    others[slots] = False
+    is_stored = step.slots >= 0
+    slots = step.slots[is_stored]
+    assert error(keys[slots], step.expected(key, k_norm)[is_stored]) < 2 * LIMIT[dtype]
+    assert torch.equal(values[slots], value[is_stored])
+    is_other = torch.ones(len(keys), dtype=torch.bool, device=device)
+    is_other[slots] = False
     assert (step.pool[0] == 7).all()
-    assert (keys[others] == 7).all()
-    assert (values[others] == 7).all()
+    assert (keys[is_other] == 7).all()
+    assert (values[is_other] == 7).all()
 
 
 @pytest.mark.long

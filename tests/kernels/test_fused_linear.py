@@ -78,8 +78,8 @@ class Case:
             torch.cuda.synchronize()
 
     def leaf(self, bias: bool = False) -> Linear:
-        more = self.bias if bias else None
-        return Linear(weight=self.weight, bias=more, parts=(len(self.weight),))
+        bias_vector = self.bias if bias else None
+        return Linear(weight=self.weight, bias=bias_vector, parts=(len(self.weight),))
 
     def expected(self, normed: bool, bias: bool) -> Tensor:
         x = self.x.double()
@@ -167,14 +167,14 @@ def test_constants_of_the_table(name: Product, tokens: int) -> None:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What the kernel came to, of each call that it took."""
-    launch, seen = fused_linear.launch, list[Tensor]()
+    launch, results = fused_linear.launch, list[Tensor]()
 
-    def spy(*arguments: Any, **how: Any) -> Tensor:
-        seen.append(launch(*arguments, **how))
-        return seen[-1]
+    def spy(*arguments: Any, **options: Any) -> Tensor:
+        results.append(launch(*arguments, **options))
+        return results[-1]
 
     monkeypatch.setattr(fused_linear, "launch", spy)
-    return seen
+    return results
 
 
 @pytest.mark.long
@@ -223,8 +223,8 @@ def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""
-    more = TuneEntry(16, 999, LinearTune(16, 16, 64, 1, 4, 3))
-    monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], more])
+    entry = TuneEntry(16, 999, LinearTune(16, 16, 64, 1, 4, 3))
+    monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], entry])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
     case.norm.weight.mul_(30)
     case.weight /= 30

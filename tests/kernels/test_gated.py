@@ -52,13 +52,13 @@ def test_gate_times_up(tokens: int, hidden: int, inter: int, dtype: torch.dtype)
     x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
     weight = (torch.randn(2 * inter, hidden, device=DEVICE) * 0.3).to(dtype)
     gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
-    expected, found = (
+    expected, out = (
         F.silu(gate) * up,
         gated(x, Linear(weight=weight, parts=(inter, inter))),
     )
-    assert found.dtype is dtype
+    assert out.dtype is dtype
     near = 2e-3 if dtype is torch.float16 else 1e-2
-    assert (found - expected).norm() <= near * expected.norm()
+    assert (out - expected).norm() <= near * expected.norm()
 
 
 @pytest.mark.long
@@ -76,13 +76,13 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
         fused_linear, "is_gated_faster", lambda tokens, inter: (tokens, inter) >= (20, 16)
     )
     weight, norm = torch.randn(32, 16).half(), Norm(torch.ones(16).half(), 1e-6)
-    none, more = None, torch.ones(32).half()
+    no_bias, bias_vector = None, torch.ones(32).half()
     for tokens, fused, bias in (
-        (20, False, none),
-        (19, True, none),
-        (20, True, more),
-        (20, True, none),
-        (21, True, none),
+        (20, False, no_bias),
+        (19, True, no_bias),
+        (20, True, bias_vector),
+        (20, True, no_bias),
+        (21, True, no_bias),
     ):
         leaf = Linear(weight=weight, bias=bias, parts=(16, 16))
         norm_gated(torch.randn(tokens, 16).half(), norm, leaf, fused=fused)

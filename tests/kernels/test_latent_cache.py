@@ -62,9 +62,9 @@ def written(
     )
 
 
-def rotated(x: Tensor, given: Written, interleaved: bool) -> Tensor:
+def rotated(x: Tensor, inputs: Written, interleaved: bool) -> Tensor:
     """x [tokens, heads, rotated] as complex numbers, times those of the angles."""
-    cos, sin = given.cos_sin.double().cpu()[given.positions.cpu(), None].chunk(2, -1)
+    cos, sin = inputs.cos_sin.double().cpu()[inputs.positions.cpu(), None].chunk(2, -1)
     wide = x.double().cpu()
     if not interleaved:
         wide = torch.stack(wide.chunk(2, -1), -1).flatten(-2)
@@ -76,41 +76,41 @@ def rotated(x: Tensor, given: Written, interleaved: bool) -> Tensor:
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("apart", [True, False])
 def test_what_is_written(device: str, interleaved: bool, apart: bool) -> None:
-    given = written(device)
-    kv, q = given.kv.clone(), given.q.clone()
+    inputs = written(device)
+    kv, q = inputs.kv.clone(), inputs.q.clone()
     out = torch.full_like(q, math.nan) if apart else None
-    given.write(out=out, interleaved=interleaved)
-    assert torch.equal(given.kv, kv)
-    found = given.q if out is None else out
-    assert (found.cpu() - rotated(q, given, interleaved)).abs().max() < 1e-6
-    assert out is None or torch.equal(given.q, q)
+    inputs.write(out=out, interleaved=interleaved)
+    assert torch.equal(inputs.kv, kv)
+    query = inputs.q if out is None else out
+    assert (query.cpu() - rotated(q, inputs, interleaved)).abs().max() < 1e-6
+    assert out is None or torch.equal(inputs.q, q)
     latent = kv[:, :32].double().cpu()
-    size = latent.square().mean(1, keepdim=True).add(given.norm.eps).sqrt()
-    normed = latent / size * given.norm.weight.double().cpu()
-    turned = rotated(kv[:, None, 32:], given, interleaved)[:, 0]
-    whole = torch.cat((normed, turned), 1)
-    kept = given.cache.flatten(0, 1).cpu()  # a copy
-    slots = given.slots.cpu()
-    there = slots >= 0
-    assert (kept[slots[there]] - whole[there]).abs().max() < 2e-6
-    kept[slots[there]] = math.nan
-    assert kept.isnan().all()
+    size = latent.square().mean(1, keepdim=True).add(inputs.norm.eps).sqrt()
+    normed = latent / size * inputs.norm.weight.double().cpu()
+    turned = rotated(kv[:, None, 32:], inputs, interleaved)[:, 0]
+    expected = torch.cat((normed, turned), 1)
+    stored = inputs.cache.flatten(0, 1).cpu()  # a copy
+    slots = inputs.slots.cpu()
+    has_slot = slots >= 0
+    assert (stored[slots[has_slot]] - expected[has_slot]).abs().max() < 2e-6
+    stored[slots[has_slot]] = math.nan
+    assert stored.isnan().all()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("heads", "latent", "turned"), [(20, 48, 24), (16, 512, 64)])
 def test_what_is_written_at_other_shapes(heads: int, latent: int, turned: int) -> None:
-    given, same = (written(DEVICE, HALF_TYPE, heads, latent, turned) for _ in range(2))
-    given.write()
+    inputs, same = (written(DEVICE, HALF_TYPE, heads, latent, turned) for _ in range(2))
+    inputs.write()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minfer.kernels.latent_cache.on_triton", lambda _: False)
         patch.setattr("minfer.kernels.norm.on_triton", lambda _: False)
         same.write()
-    for found, expected in ((given.q, same.q), (given.cache, same.cache)):
-        torch.testing.assert_close(found, expected, atol=0, rtol=8e-3, equal_nan=True)
+    for actual, expected in ((inputs.q, same.q), (inputs.cache, same.cache)):
+        torch.testing.assert_close(actual, expected, atol=0, rtol=8e-3, equal_nan=True)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    given = written(DEVICE)
+    inputs = written(DEVICE)
     with pytest.raises(ValueError, match="do not fit together"):
-        replace(given, q=given.q[..., 1:]).write()
+        replace(inputs, q=inputs.q[..., 1:]).write()

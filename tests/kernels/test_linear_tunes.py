@@ -15,19 +15,19 @@ def test_the_first_row_that_fits_serves(product: Product) -> None:
     for row in TABLE[product]:
         x = torch.empty(row.tokens, row.above + 64, dtype=torch.bfloat16)
         fitting = (
-            one.tune
-            for one in TABLE[product]
-            if one.tokens >= row.tokens
-            and one.millions >= row.millions
-            and one.above <= row.above
+            entry.tune
+            for entry in TABLE[product]
+            if entry.tokens >= row.tokens
+            and entry.millions >= row.millions
+            and entry.above <= row.above
         )
         assert tune_of(product, x, weights(row.millions)) == next(fitting)
 
 
 def test_wide_inputs_have_rows_of_their_own() -> None:
     narrow, wide = (torch.empty(1, n, dtype=torch.bfloat16) for n in (4096, 4097))
-    found = [tune_of("norm_gated", x, weights(140)) for x in (narrow, wide)]
-    assert found == [LinearTune(1, 2, 4096, 1, 8, 1), LinearTune(1, 2, 1024, 1, 4, 4)]
+    tunes = [tune_of("norm_gated", x, weights(140)) for x in (narrow, wide)]
+    assert tunes == [LinearTune(1, 2, 4096, 1, 8, 1), LinearTune(1, 2, 1024, 1, 4, 4)]
 
 
 def test_no_row_is_for_more_tokens() -> None:

@@ -18,8 +18,8 @@ def kept(rows: int, vocab: int, dtype: torch.dtype) -> torch.Tensor:
 def words(rows: int, vocab: int) -> torch.Tensor:
     gen = torch.Generator().manual_seed(rows)
     count = -(-vocab // masked_logits.BITS)
-    made = torch.randint(-(2**31), 2**31, (rows, count), generator=gen)
-    return made.to(DEVICE, torch.int32)
+    bits = torch.randint(-(2**31), 2**31, (rows, count), generator=gen)
+    return bits.to(DEVICE, torch.int32)
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100, 257])
@@ -29,18 +29,18 @@ def test_kernel_and_reference_are_the_same(
 ) -> None:
     # so small that there are several programs
     monkeypatch.setattr(masked_logits, "CHUNK", 64)
-    logits, some = kept(5, vocab, dtype), words(4, vocab)
-    some[1], some[2] = -1, 0
+    logits, masks = kept(5, vocab, dtype), words(4, vocab)
+    masks[1], masks[2] = -1, 0
     device_rows = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
-    made = masked_logits.mask_logits(logits, device_rows, some)
-    assert torch.equal(made, plain.mask_logits(logits, device_rows, some))
-    assert torch.equal(made[1], logits[0])
-    assert bool((made[2] == -torch.inf).all())
+    masked = masked_logits.mask_logits(logits, device_rows, masks)
+    assert torch.equal(masked, plain.mask_logits(logits, device_rows, masks))
+    assert torch.equal(masked[1], logits[0])
+    assert bool((masked[2] == -torch.inf).all())
     for draw, row in ((0, 3), (3, 3)):
         for token in range(vocab):
-            bit = int(some[draw, token // 32]) >> (token % 32) & 1
+            bit = int(masks[draw, token // 32]) >> (token % 32) & 1
             value = logits[row, token] if bit else -torch.inf
-            assert made[draw, token] == value
+            assert masked[draw, token] == value
 
 
 @pytest.mark.parametrize("vocab", [1, 33, 257])
@@ -56,20 +56,22 @@ def test_logits_are_kept_of_all_rows_but_the_scratch_row(
     masked_logits.store_logits(logits, device_rows, new, scratch)
     plain.store_logits(logits, device_rows, same, scratch)
     assert torch.equal(new, same)
-    to = {4: 0, 0: 2, 5: 3, 1: 5}
+    source_of = {4: 0, 0: 2, 5: 3, 1: 5}
     for line in range(10):
-        assert torch.equal(new[line], logits[to[line]] if line in to else old[line])
+        assert torch.equal(
+            new[line], logits[source_of[line]] if line in source_of else old[line]
+        )
 
 
 @pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")
 @pytest.mark.parametrize("vocab", [151_936, 128_256, 50_257])
 def test_real_vocabularies(vocab: int) -> None:
-    logits, some = kept(200, vocab, torch.bfloat16), words(130, vocab)
+    logits, masks = kept(200, vocab, torch.bfloat16), words(130, vocab)
     device_rows = torch.randperm(200, device="cuda")[:130].int()
-    made = masked_logits.mask_logits(logits, device_rows, some)
-    assert torch.equal(made, plain.mask_logits(logits, device_rows, some))
-    out, again = torch.zeros_like(logits), torch.zeros_like(logits)
+    masked = masked_logits.mask_logits(logits, device_rows, masks)
+    assert torch.equal(masked, plain.mask_logits(logits, device_rows, masks))
+    out, reference = torch.zeros_like(logits), torch.zeros_like(logits)
     device_rows[::3] = 199
     masked_logits.store_logits(logits[:130], device_rows, out, 199)
-    plain.store_logits(logits[:130], device_rows, again, 199)
-    assert torch.equal(out, again)
+    plain.store_logits(logits[:130], device_rows, reference, 199)
+    assert torch.equal(out, reference)

@@ -125,19 +125,21 @@ def test_decode_again_and_among_others_gives_the_same_bits() -> None:
         out = decode(case, q, splits=splits, tune=LARGE_TILE)
         assert torch.equal(out, decode(case, q, splits=splits, tune=LARGE_TILE))
         for i in range(2):
-            one = slice(i, i + 1)
-            case_i = replace(case, rows=case.rows[one], contexts=case.contexts[one])
-            q_i = Queries(q.nope[one], q.rotated[one], q.absorbed[one])
-            alone = decode(case_i, q_i, splits=splits, tune=LARGE_TILE)
-            assert torch.equal(alone, out[one])
+            row = slice(i, i + 1)
+            case_i = replace(case, rows=case.rows[row], contexts=case.contexts[row])
+            q_i = Queries(q.nope[row], q.rotated[row], q.absorbed[row])
+            out_alone = decode(case_i, q_i, splits=splits, tune=LARGE_TILE)
+            assert torch.equal(out_alone, out[row])
 
 
 @pytest.mark.long
 def test_decode_makes_its_own_room_and_takes_long_positions() -> None:
     case = make([70, 3])
     q = queries(2, case)
-    more = case.table, case.rows.long(), case.contexts.long(), case.scale
-    out = latent_decode(q.absorbed, case.cache, *more, value_dim=case.latent, splits=2)
+    arguments = case.table, case.rows.long(), case.contexts.long(), case.scale
+    out = latent_decode(
+        q.absorbed, case.cache, *arguments, value_dim=case.latent, splits=2
+    )
     assert out.is_contiguous()
     for i, (latents, context) in enumerate(zip(case.latents, (70, 3), strict=True)):
         close(case, out[[i]], naive(case, q, [i], latents, context - 1))
@@ -148,20 +150,25 @@ def test_decode_makes_its_own_room_and_takes_long_positions() -> None:
 @pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE, TUNES_16_BIT[64]])
 def test_drafts_to_verify(splits: int, tune: LatentTune) -> None:
     """A line of first queries, among others, then a line of rows for each place."""
-    chunks, most, alone = [(0, 1), (63, 5), (17, 2)], 6, 8
+    chunks, max_count, num_solo = [(0, 1), (63, 5), (17, 2)], 6, 8
     case = make([start + count for start, count in chunks], Shape(heads=3))
     lines = [
-        [i, *range(alone + i, alone + i + len(chunks) * (most - 1), len(chunks))]
+        [
+            i,
+            *range(
+                num_solo + i, num_solo + i + len(chunks) * (max_count - 1), len(chunks)
+            ),
+        ]
         for i in range(len(chunks))
     ]
     q = queries(1 + max(map(max, lines)), case)
-    layout = DraftLayout(skip=alone, stride=len(chunks))
+    layout = DraftLayout(skip=num_solo, stride=len(chunks))
     out = attend(
         case,
         q,
         chunks,
         [*range(len(chunks))],
-        max_count=most,
+        max_count=max_count,
         splits=splits,
         draft_layout=layout,
         tune=tune,
@@ -197,8 +204,8 @@ def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
         draft_layout=layout,
         tune=tune,
     )
-    known = case.latents[0][:broken]
-    close(case, out[:2], naive(case, q, [0, 1], known, start))
+    finite = case.latents[0][:broken]
+    close(case, out[:2], naive(case, q, [0, 1], finite, start))
     assert out[2:4].isnan().all()
     assert out[4].isfinite().all() or place == 40
 
@@ -296,9 +303,9 @@ def test_a_captured_call_follows_contexts(splits: int) -> None:
     out = room(case, q)
 
     def call() -> None:
-        more = case.table, case.rows, case.contexts, case.scale
+        arguments = case.table, case.rows, case.contexts, case.scale
         latent_decode(
-            q.absorbed, case.cache, *more, value_dim=512, splits=splits, out=out
+            q.absorbed, case.cache, *arguments, value_dim=512, splits=splits, out=out
         )
 
     call()  # compiled before the capture
@@ -311,7 +318,7 @@ def test_a_captured_call_follows_contexts(splits: int) -> None:
         graph.replay()
         for i, context in enumerate(contexts):
             if context:
-                known = case.latents[i][:context]
-                close(case, out[[i]], naive(case, q, [i], known, context - 1))
+                latents = case.latents[i][:context]
+                close(case, out[[i]], naive(case, q, [i], latents, context - 1))
             else:
                 assert not out[i].any()

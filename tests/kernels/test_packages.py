@@ -29,8 +29,8 @@ def test_why_a_package_cannot_serve(
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
     assert "not installed" in missing(package, kind, gpu)
     folder = tmp_path / "site-packages" / "package"
-    found = SimpleNamespace(submodule_search_locations=[str(folder)])
-    monkeypatch.setattr(packages, "find_spec", lambda _: found)
+    spec = SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(packages, "find_spec", lambda _: spec)
     # Another package of this name, or an older one.
     assert "not installed" in missing(package, kind, gpu)
     (folder / holds).parent.mkdir(parents=True)

@@ -46,16 +46,18 @@ def drawn(seed: int, rows: int, columns: int) -> Tensor:
 
 def work(folder: str, rank: int, ranks: int, rounds: int) -> None:
     """What one rank does: calls, with pauses, each beside the reference."""
-    sizes, kind = {"flags": flag_bytes(ranks) // 8, "half": 2 * HALF}, torch.float32
-    names = [f"{folder}/{of}" for of in range(ranks)]
+    sizes, float_type = {"flags": flag_bytes(ranks) // 8, "half": 2 * HALF}, torch.float32
+    names = [f"{folder}/{peer}" for peer in range(ranks)]
     flags, halves = (
-        [torch.from_file(f"{name}.{what}", True, size, dtype=dtype) for name in names]
-        for (what, size), dtype in zip(sizes.items(), (torch.int64, kind), strict=True)
+        [torch.from_file(f"{name}.{kind}", True, size, dtype=dtype) for name in names]
+        for (kind, size), dtype in zip(
+            sizes.items(), (torch.int64, float_type), strict=True
+        )
     )
     buffer = PeerBuffer(
         rank=rank,
         halves=tuple(halves),
-        flags=torch.tensor([one.data_ptr() for one in flags]),
+        flags=torch.tensor([tensor.data_ptr() for tensor in flags]),
         calls=torch.zeros(PROGRAMS, dtype=torch.int64),
     )
     dice = random.Random(rank)
@@ -68,12 +70,12 @@ def work(folder: str, rank: int, ranks: int, rounds: int) -> None:
     InterpreterBuilder.create_barrier = pause
     for number in range(rounds):
         rows, columns, two, adds = CALLS[number % len(CALLS)]
-        parts = [drawn(number * 9 + of, rows, columns) for of in range(ranks)]
+        addends = [drawn(number * 9 + peer, rows, columns) for peer in range(ranks)]
         residual = drawn(number * 9 + 8, rows, columns) if adds else None
-        wanted = reference(parts, residual)
-        out = parts[rank] if residual is None else residual
-        peer_sum(parts[rank], buffer, residual, two)
-        assert torch.equal(out, wanted), f"rank {rank}, call {number}"
+        expected = reference(addends, residual)
+        out = addends[rank] if residual is None else residual
+        peer_sum(addends[rank], buffer, residual, two)
+        assert torch.equal(out, expected), f"rank {rank}, call {number}"
 
 
 @pytest.mark.skipif(CUDA, reason="bench/peer_sums_gpu.py has several GPUs")
@@ -90,10 +92,10 @@ def test_all_ranks_have_the_sum_in_rank_order(
         for rank in range(ranks)
     ]
     try:
-        assert [one.wait(60) for one in processes] == [0] * ranks
+        assert [process.wait(60) for process in processes] == [0] * ranks
     finally:
-        for one in processes:
-            one.kill()
+        for process in processes:
+            process.kill()
 
 
 def test_what_the_buffer_does_not_hold_is_refused() -> None:

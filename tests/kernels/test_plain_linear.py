@@ -9,7 +9,7 @@ from minfer.kernels.leaves import Linear
 OUTPUTS, INPUTS = 24, 40
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 20])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9])
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_the_matrix_times_each_row(
@@ -25,9 +25,9 @@ def test_products_are_the_matrix_times_each_row(
     want = x.double() @ weight.t().double()
     if leaf.bias is not None:
         want = want + leaf.bias.double()
-    got = plain.linear(x, leaf)
-    assert got.is_contiguous()
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    product = plain.linear(x, leaf)
+    assert product.is_contiguous()
+    torch.testing.assert_close(product.double(), want, rtol=1e-5, atol=1e-5)
     residual = torch.randn(rows, OUTPUTS)
     before = residual.double()
     plain.linear_add(residual, x, leaf)

@@ -42,25 +42,25 @@ pytestmark = [
 ]
 
 
-def stored(by: Linear, scheme: Scheme) -> Linear:
-    weight, scales, zeros = quantized.quantize(by.weight, scheme, by.weight.dtype)
-    return evolve(by, weight=weight, scales=scales, zeros=zeros, scheme=scheme)
+def stored(leaf: Linear, scheme: Scheme) -> Linear:
+    weight, scales, zeros = quantized.quantize(leaf.weight, scheme, leaf.weight.dtype)
+    return evolve(leaf, weight=weight, scales=scales, zeros=zeros, scheme=scheme)
 
 
-def widened(by: Linear) -> Linear:
-    bias = None if by.bias is None else by.bias.float()
-    weight = quantized.dequantize(by)
-    return evolve(by, weight=weight, scales=None, zeros=None, scheme=PLAIN, bias=bias)
+def widened(leaf: Linear) -> Linear:
+    bias = None if leaf.bias is None else leaf.bias.float()
+    weight = quantized.dequantize(leaf)
+    return evolve(leaf, weight=weight, scales=None, zeros=None, scheme=PLAIN, bias=bias)
 
 
 def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
-    given = case.experts
+    layer = case.experts
     case.experts = Experts(
-        gate_up=stored(given.gate_up, scheme),
-        down=stored(given.down, scheme),
-        activation=given.activation,
+        gate_up=stored(layer.gate_up, scheme),
+        down=stored(layer.down, scheme),
+        activation=layer.activation,
     )
-    made = case.made(tune)
+    out = case.made(tune)
     expected = case.residual.float()
     wide = evolve(
         case.experts,
@@ -68,8 +68,8 @@ def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
         down=widened(case.experts.down),
     )
     plain_experts.add_experts(expected, case.x.float(), wide, case.choice)
-    error = relative(made, expected.double())
-    assert error < LIMIT[made.dtype], f"relative error {error:.2e}"
+    error = relative(out, expected.double())
+    assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
 @pytest.mark.long
@@ -105,9 +105,9 @@ def test_padding_is_not_read(scheme: Scheme) -> None:
             gate_up=stored(case.experts.gate_up, scheme),
             down=stored(case.experts.down, scheme),
         )
-        made = case.made(tune)
-        assert torch.equal(made[0], case.residual[0])
-        assert made.isfinite().all()
+        out = case.made(tune)
+        assert torch.equal(out[0], case.residual[0])
+        assert out.isfinite().all()
 
 
 @pytest.mark.long
@@ -120,11 +120,11 @@ def test_constants_of_the_tables(scheme: Scheme, tokens: int) -> None:
 def test_constants_by_shape(scheme: Scheme) -> None:
     down = stored(Case(1, 8, 1, 64, 64).experts.down, scheme)
     layer = Experts(gate_up=down, down=down)
-    few = QUANTIZED_FEW_TOKENS[scheme.bits]
-    assert tune_of(1, 8, layer) == few
-    taken = [tune_of(tokens, 4, layer) for tokens in range(1, 512, 3)]
-    assert [*dict.fromkeys(taken)] == [
-        few,
+    few_tokens = QUANTIZED_FEW_TOKENS[scheme.bits]
+    assert tune_of(1, 8, layer) == few_tokens
+    tunes = [tune_of(tokens, 4, layer) for tokens in range(1, 512, 3)]
+    assert [*dict.fromkeys(tunes)] == [
+        few_tokens,
         *(row.tune for row in QUANTIZED_GROUPED_TABLE),
     ]
     assert tune_of(64, 4, layer, is_float32=True) == FLOAT32_TUNE

@@ -53,10 +53,10 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=[*SCHEMES])
 # rows, columns, depth, splits, warps, stages
 ONE = LinearTune(1, 16, 64, 1, 2, 1)
 ONE_SPLIT = LinearTune(1, 16, 128, 2, 2, 2)
-MANY = LinearTune(16, 16, 64, 1, 4, 2)
+MANY_TOKENS = LinearTune(16, 16, 64, 1, 4, 2)
 SPLIT = LinearTune(16, 32, 128, 2, 4, 2)
 SWAPPED = LinearTune(16, 16, 32, 1, 4, 2, swapped=True)
-TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY, SWAPPED]))]
+TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY_TOKENS, SWAPPED]))]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -169,8 +169,8 @@ def test_inputs_that_no_tile_divides(scheme: Scheme) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_dequantized(scheme: Scheme, dtype: torch.dtype) -> None:
     case = Case(scheme, 1, 192, 40, dtype)
-    made = dequantized(case.by, case.x)
-    assert torch.equal(made, quantized.dequantize(case.by).to(dtype))
+    matrix = dequantized(case.by, case.x)
+    assert torch.equal(matrix, quantized.dequantize(case.by).to(dtype))
 
 
 @pytest.mark.parametrize("scheme", [FP8, INT8], ids=["fp8", "int8"])
@@ -182,28 +182,28 @@ def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
     x, norm, activation = case.x, None, None
     if before == "norm":
         norm = case.norm
-        given = plain.rms_norm(x, norm)
+        unrounded = plain.rms_norm(x, norm)
     elif before:
         activation = CLAMPED if before == CLAMPED else SILU
         x = torch.cat([x, x.flip(0, 1) + 1], 1)
-        given = plain.gated_mul(x, activation)
+        unrounded = plain.gated_mul(x, activation)
     else:
-        given = x
+        unrounded = x
     numbers, scales = round_rows(x, case.by.weight.dtype, norm, activation)
-    rounded = quantized.round_activations(given, scheme)
+    rounded = quantized.round_activations(unrounded, scheme)
     assert rounded is not None
     torch.testing.assert_close(scales, rounded[1], rtol=1e-6, atol=0)
-    found, wanted = numbers.float() * scales, rounded[0].float() * rounded[1]
+    values, expected = numbers.float() * scales, rounded[0].float() * rounded[1]
     if scheme is FP8 and not CUDA:  # the interpreter's rounding to FP8 loses carries
         assert (numbers.float() == rounded[0].float()).float().mean() > 0.9
     elif before:  # another rounding before moves a number to its neighbour at times
-        assert relative(found, wanted.double()) < 5e-3
+        assert relative(values, expected.double()) < 5e-3
     else:
         assert torch.equal(numbers.float(), rounded[0].float())
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("tune", [MANY, *long(zip([SPLIT, SWAPPED]))], ids=str)
+@pytest.mark.parametrize("tune", [MANY_TOKENS, *long(zip([SPLIT, SWAPPED]))], ids=str)
 def test_products_of_rows_in_fp8(tune: LinearTune, gated: bool) -> None:
     """Both operands are exact in float32, so only the order of the sums differs."""
     case = Case(FP8, 37, 192, 64)
@@ -211,10 +211,10 @@ def test_products_of_rows_in_fp8(tune: LinearTune, gated: bool) -> None:
     assert rounded is not None
     numbers, scales = rounded
     case.x = numbers.float() * scales
-    made = launch(numbers, case.by, tune, gated=gated, scaled=(scales, torch.float32))
+    out = launch(numbers, case.by, tune, gated=gated, scaled=(scales, torch.float32))
     limit = 1e-3 if CUDA else 1e-5  # tensor cores sum FP8 in fewer bits
     expected = case.expected("linear")
-    assert relative(made, plain.gated_mul(expected) if gated else expected) < limit
+    assert relative(out, plain.gated_mul(expected) if gated else expected) < limit
 
 
 @pytest.mark.parametrize("scheme", [FP8, INT8, int4(64)], ids=["fp8", "int8", "int4"])
@@ -227,9 +227,9 @@ def test_a_feed_forward_is_its_products(
     first = Case(scheme, tokens, 128, 256, dtype)
     second = Case(scheme, tokens, 128, 64, dtype)
     second.x = first.made("norm_gated", None, activation)
-    wanted, out = second.made("linear_add", None), second.residual.clone()
+    expected, out = second.made("linear_add", None), second.residual.clone()
     module.feed(out, first.x, first.norm, first.by, second.by, activation, fused=True)
-    assert relative(out, wanted.double()) < (1e-2 if CUDA else 1e-6)
+    assert relative(out, expected.double()) < (1e-2 if CUDA else 1e-6)
 
 
 @pytest.mark.long
@@ -253,15 +253,15 @@ def test_constants_of_the_table(bits: int, gated: bool) -> None:
         assert all(row.tune.depth % group == 0 for group in (32, 64, 128))
         assert row.tune.rows == row.tokens == 1 or row.tune.rows >= 16
     scheme = INT8 if bits == 8 else int4(32)
-    by = Case(scheme, 1, 64, 32).by
-    for dtype, count, there in (
+    leaf_of_bits = Case(scheme, 1, 64, 32).by
+    for dtype, count, is_tuned in (
         (torch.bfloat16, 1, True),
         (torch.float16, 16, True),
         (torch.bfloat16, 65, False),
         (torch.float32, 1, False),
     ):
         x = torch.empty(count, 64, dtype=dtype)
-        assert (tune_of(x, by, gated=gated) is not None) == there
+        assert (tune_of(x, leaf_of_bits, gated=gated) is not None) == is_tuned
 
 
 def test_blocks_of_8_bits_stay_in_the_kernel() -> None:
@@ -274,8 +274,8 @@ def test_blocks_of_8_bits_stay_in_the_kernel() -> None:
 def test_other_activations() -> None:
     case, activation = Case(ZEROS, 1, 64, 32), CLAMPED
     for tune in (ONE, None):
-        made = case.made("norm_gated", tune, activation)
-        assert relative(made, case.expected("norm_gated", activation)) < 1e-5
+        out = case.made("norm_gated", tune, activation)
+        assert relative(out, case.expected("norm_gated", activation)) < 1e-5
 
 
 @pytest.mark.skipif(not CUDA, reason="the CPU's numbers are compared with the GPU's")
@@ -285,14 +285,14 @@ def test_matrices_are_rounded_alike_on_all_devices(
     scheme: Scheme, dtype: torch.dtype
 ) -> None:
     matrix = torch.randn(384, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
-    mine, its = (
-        quantized.quantize(one, scheme, dtype) for one in (matrix, matrix.cuda())
+    on_cpu, on_gpu = (
+        quantized.quantize(source, scheme, dtype) for source in (matrix, matrix.cuda())
     )
-    assert mine.weight.view(torch.uint8).equal(its.weight.cpu().view(torch.uint8))
-    assert mine.scales.equal(its.scales.cpu())
-    if mine.zeros is not None:
-        assert its.zeros is not None
-        assert mine.zeros.equal(its.zeros.cpu())
+    assert on_cpu.weight.view(torch.uint8).equal(on_gpu.weight.cpu().view(torch.uint8))
+    assert on_cpu.scales.equal(on_gpu.scales.cpu())
+    if on_cpu.zeros is not None:
+        assert on_gpu.zeros is not None
+        assert on_cpu.zeros.equal(on_gpu.zeros.cpu())
 
 
 @pytest.mark.skipif(not CUDA, reason="libraries of the GPU")
@@ -303,10 +303,10 @@ def test_libraries_in_8_bits(scheme: Scheme, tokens: int) -> None:
     exact, so results are equal but for the norm's rounding.
     """
     case = Case(scheme, tokens, 256, 96, torch.bfloat16)
-    made, wanted = module.linear(case.x, case.by), quantized.linear(case.x, case.by)
+    out, expected = module.linear(case.x, case.by), quantized.linear(case.x, case.by)
     if scheme is INT8:
-        assert torch.equal(made, wanted)
-    assert relative(made, wanted.double()) < 5e-3
+        assert torch.equal(out, expected)
+    assert relative(out, expected.double()) < 5e-3
     names: tuple[Name, ...] = ("norm_linear", "linear_add", "norm_gated")
     for name in names:
         assert relative(case.made(name, None), case.expected(name)) < 5e-2
@@ -314,11 +314,11 @@ def test_libraries_in_8_bits(scheme: Scheme, tokens: int) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_constants_for_rounded_rows(gated: bool) -> None:
-    by = Case(FP8, 1, 64, 32).by
-    for tokens, there in ((17, True), (64, True), (65, False)):
+    fp8_leaf = Case(FP8, 1, 64, 32).by
+    for tokens, is_tuned in ((17, True), (64, True), (65, False)):
         x = torch.empty(tokens, 64)
-        tune = rounded_tune_of(x, by, gated=gated)
-        assert (tune is not None) == there
+        tune = rounded_tune_of(x, fp8_leaf, gated=gated)
+        assert (tune is not None) == is_tuned
         assert tune is None or tune.rows >= min(tokens, 32)
     assert rounded_tune_of(x, Case(INT8, 1, 64, 32).by, gated=gated) is None
 

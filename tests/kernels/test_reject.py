@@ -53,15 +53,15 @@ class Case:
 
     @classmethod
     def make(
-        cls, rng: random.Random, how: SamplingParams, p: list[float], q: list[float]
+        cls, rng: random.Random, params: SamplingParams, p: list[float], q: list[float]
     ) -> "Case":
-        row = RowSampling.of(how, rng.getrandbits(64), rng.randrange(3))
-        position, given = rng.randrange(2**20), rng.random() < 0.5
+        row = RowSampling.of(params, rng.getrandbits(64), rng.randrange(3))
+        position, is_given = rng.randrange(2**20), rng.random() < 0.5
         streams = Streams.of(row.seed, row.sample)
         draft = sample_draft(q, row, [0] * position, position, streams).token
-        if given and rng.random() < 0.7:
+        if is_given and rng.random() < 0.7:
             draft = rng.randrange(len(p))
-        return cls(row, position, draft, p, q, given)
+        return cls(row, position, draft, p, q, is_given)
 
     @property
     def token(self) -> int:
@@ -82,7 +82,7 @@ def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]
 
     rows = [case.how for case in cases]
     streams = [Streams.of(row.seed, row.sample) for row in rows]
-    some = any(not case.given for case in cases)
+    any_by_model = any(not case.given for case in cases)
     tokens = reject.reject(
         torch.tensor([case.p for case in cases], device=device),
         SamplingValues(
@@ -93,19 +93,21 @@ def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]
             put([row.typical_p for row in rows], torch.float32),
         ),
         reject.RejectionNoise(
-            put([signed(one.picks) for one in streams], torch.int64),
-            put([signed(one.coins) for one in streams], torch.int64),
+            put([signed(stream.picks) for stream in streams], torch.int64),
+            put([signed(stream.coins) for stream in streams], torch.int64),
             put([case.position for case in cases], torch.int64),
         ),
         reject.RowDrafts(
             put([case.draft for case in cases], torch.int32),
             put([case.given for case in cases], torch.bool),
-            torch.tensor([case.q for case in cases], device=device) if some else None,
+            torch.tensor([case.q for case in cases], device=device)
+            if any_by_model
+            else None,
         ),
         filtered=filtered,
     )
-    found: list[int] = tokens[:, 0].tolist()
-    return found
+    token_ids: list[int] = tokens[:, 0].tolist()
+    return token_ids
 
 
 @pytest.mark.long
@@ -125,12 +127,12 @@ def test_as_the_pure_rule_says(
                 for two in zip(p, q, strict=True)
             ]
         cases = [
-            Case.make(rng, ways[i % len(ways)], *each)
-            for i, each in enumerate(zip(p, q, strict=True))
+            Case.make(rng, ways[i % len(ways)], *logits)
+            for i, logits in enumerate(zip(p, q, strict=True))
         ]
-        due = [case.token for case in cases]
-        assert rejected(cases, device, filtered=ways is WAYS) == due
-        stand = [case.draft == token for case, token in zip(cases, due, strict=True)]
+        expected = [case.token for case in cases]
+        assert rejected(cases, device, filtered=ways is WAYS) == expected
+        stand = [case.draft == token for case, token in zip(cases, expected, strict=True)]
         stood, changed = stood + sum(stand), changed + len(stand) - sum(stand)
     assert stood > count / 2
     assert changed > count / 2 or vocab < 3
@@ -143,8 +145,8 @@ def test_how_many_are_worked_on_at_once_does_not_matter(
     rng = random.Random(at_once)
     lines = torch.randn(24, 50, generator=torch.Generator().manual_seed(1)).tolist()
     cases = [
-        Case.make(rng, WAYS[i % len(WAYS)], *each)
-        for i, each in enumerate(zip(lines[:12], lines[12:], strict=True))
+        Case.make(rng, WAYS[i % len(WAYS)], *logits)
+        for i, logits in enumerate(zip(lines[:12], lines[12:], strict=True))
     ]
     monkeypatch.setattr(reject, "ROWS_AT_ONCE", at_once)
     assert rejected(cases, device, filtered=True) == [case.token for case in cases]
@@ -167,9 +169,9 @@ def test_a_draft_of_logits_that_are_not_finite_is_certain(
     """Token 0, as draws are there."""
     broken = [bad] * 4 if bad < 0 else [0.1, bad, 0.2, 0.3]
     case = Case(HOW, 9, 0, P, broken, given=False)
-    found = tokens_of(case, device)
-    assert found == tokens_of(evolve(case, given=True), device)
-    assert set(found) == {0, 1, 2, 3}
+    drawn_tokens = tokens_of(case, device)
+    assert drawn_tokens == tokens_of(evolve(case, given=True), device)
+    assert set(drawn_tokens) == {0, 1, 2, 3}
 
 
 def test_ids_that_the_draft_model_lacks_are_left_of_the_targets(device: str) -> None:
@@ -178,8 +180,8 @@ def test_ids_that_the_draft_model_lacks_are_left_of_the_targets(device: str) -> 
 
 
 def test_an_id_that_the_target_lacks_is_rejected(device: str) -> None:
-    found = tokens_of(Case(HOW, 9, len(P), P, P, given=True), device)
-    assert set(found) == {0, 1, 2, 3}
+    drawn_tokens = tokens_of(Case(HOW, 9, len(P), P, P, given=True), device)
+    assert set(drawn_tokens) == {0, 1, 2, 3}
 
 
 @pytest.mark.long
@@ -203,23 +205,25 @@ def test_where_nothing_is_left_the_targets_is_drawn_from(
     case = Case(HOW, 9, 3, [0.0] * 4, [1.0] * 4, given=False)
     streams = [Streams.of(seed, 0) for seed in range(300)]
     exact: Chances = dict(enumerate(p))
-    due = [accept_or_replace(3, exact, dict(enumerate(q)), one, 9) for one in streams]
-    assert tokens_of(case, device) == due
-    assert set(due) == {0, 1, 2}
+    expected = [
+        accept_or_replace(3, exact, dict(enumerate(q)), stream, 9) for stream in streams
+    ]
+    assert tokens_of(case, device) == expected
+    assert set(expected) == {0, 1, 2}
 
 
 def test_nothing_depends_on_values() -> None:
     """So it can be captured: what is nowhere has none."""
     empty = torch.empty(20, 1, device="meta")
     ids, logits = empty.long(), torch.empty(20, 33, device="meta")
-    found = reject._reject(
+    tokens = reject._reject(
         logits,
         SamplingValues(empty, ids.int(), empty, empty, empty),
         reject.RejectionNoise(ids, ids, ids),
         reject.RowDrafts(ids.int(), empty > 0, logits),
         filtered=True,
     )
-    assert (found.shape, found.dtype) == ((20, 1), torch.int32)
+    assert (tokens.shape, tokens.dtype) == ((20, 1), torch.int32)
 
 
 def test_the_memory_plan_knows_what_it_takes() -> None:
@@ -235,37 +239,45 @@ FAR, NEARER = (0.005, 0.9, 0.09, 0.005), (0.6, 0.2, 0.1, 0.1)
 def chi_of(
     device: str, count: int, drawn_from: tuple[float, ...], shared: str = ""
 ) -> float:
-    """Of what so many rows draw, each by its own seed and a draft of its own; `shared`
+    """Of what `count` rows draw, each by its own seed and a draft of its own; `shared`
     names two streams that are made one.
     """
     streams = [Streams.of(seed, 0) for seed in range(count)]
     if shared:
-        one, other = shared.split()
-        streams = [evolve(each, **{one: getattr(each, other)}) for each in streams]
+        replaced, source = shared.split()
+        streams = [
+            evolve(stream, **{replaced: getattr(stream, source)}) for stream in streams
+        ]
     noise = {
-        name: torch.tensor([signed(getattr(one, name)) for one in streams], device=device)
+        name: torch.tensor(
+            [signed(getattr(stream, name)) for stream in streams], device=device
+        )
         for name in ("draft", "picks", "coins")
     }
     p, q = (
-        torch.tensor(some, device=device).log().repeat(count, 1)
-        for some in (FLAT, drawn_from)
+        torch.tensor(shares, device=device).log().repeat(count, 1)
+        for shares in (FLAT, drawn_from)
     )
     rows = torch.arange(count, device=device, dtype=torch.int32)
-    ones, all_, at = torch.ones_like(p[:, 0]), torch.zeros_like(rows), rows * 0 + 77
-    far = ones * torch.inf
-    values = SamplingValues(ones, all_, ones, far, ones)
-    drafts, _ = reference(q, rows, values, noise["draft"], at)
-    found = reject.reject(
+    column, all_, positions = (
+        torch.ones_like(p[:, 0]),
+        torch.zeros_like(rows),
+        rows * 0 + 77,
+    )
+    far = column * torch.inf
+    values = SamplingValues(column, all_, column, far, column)
+    drafts, _ = reference(q, rows, values, noise["draft"], positions)
+    tokens = reject.reject(
         p,
         values.of_rows(rows.long()),
         reject.RejectionNoise(
-            noise["picks"][:, None], noise["coins"][:, None], at[:, None].long()
+            noise["picks"][:, None], noise["coins"][:, None], positions[:, None].long()
         ),
         reject.RowDrafts(drafts[:, None], rows[:, None] < 0, q),
         filtered=False,
     )
-    seen = found[:, 0].bincount(minlength=4).tolist()
-    return chi_square(seen, [count * share for share in FLAT])
+    counts = tokens[:, 0].bincount(minlength=4).tolist()
+    return chi_square(counts, [count * share for share in FLAT])
 
 
 @pytest.mark.parametrize("count", [6000, *claimed([200_000])])
@@ -305,10 +317,10 @@ def test_in_a_cuda_graph() -> None:
     reject.reject(p, ways, noise, drafts, filtered=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = reject.reject(p, ways, noise, drafts, filtered=True)
+        tokens = reject.reject(p, ways, noise, drafts, filtered=True)
     for _ in range(3):
         p.copy_(torch.randn(20, 5000))
         noise.positions.add_(1)
         graph.replay()
-        due = reject.reject(p, ways, noise, drafts, filtered=True)
-        assert torch.equal(found, due)
+        expected = reject.reject(p, ways, noise, drafts, filtered=True)
+        assert torch.equal(tokens, expected)

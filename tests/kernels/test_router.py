@@ -70,11 +70,11 @@ def tokens(count: int, hidden: int = 16, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(count, hidden, generator=draw).to(DEVICE, dtype)
 
 
-def same(made: ChosenExperts, expected: ChosenExperts) -> None:
-    assert made.ids.dtype == torch.int32
-    assert made.weights.dtype == torch.float32
-    assert torch.equal(made.ids, expected.ids)
-    torch.testing.assert_close(made.weights, expected.weights, rtol=2e-5, atol=1e-7)
+def same(choice: ChosenExperts, expected: ChosenExperts) -> None:
+    assert choice.ids.dtype == torch.int32
+    assert choice.weights.dtype == torch.float32
+    assert torch.equal(choice.ids, expected.ids)
+    torch.testing.assert_close(choice.weights, expected.weights, rtol=2e-5, atol=1e-7)
 
 
 @cases
@@ -93,26 +93,28 @@ def test_of_equal_scores_the_lower_id(
     weight = torch.randint(-1, 2, (experts, 2), generator=draw).to(DEVICE).float()
     correction = torch.zeros(experts, device=DEVICE) if corrected else None
     chooser = ExpertRouter(weight=weight, correction=correction, rule=rule)
-    made = route(x, chooser)
-    same(made, plain_experts.route(x, chooser))
+    choice = route(x, chooser)
+    same(choice, plain_experts.route(x, chooser))
     if rule.groups == 1:
-        for row, ids in enumerate(made.ids.tolist()):
+        for row, ids in enumerate(choice.ids.tolist()):
             order = sorted(
-                range(experts), key=lambda one: (-weight[one, row].item(), one)
+                range(experts), key=lambda expert: (-weight[expert, row].item(), expert)
             )
             assert ids == order[: rule.top_k]
 
 
-@pytest.mark.parametrize(("ranked_by", "kept"), [("best", [0, 0]), ("best_two", [0, 1])])
+@pytest.mark.parametrize(
+    ("ranked_by", "kept_groups"), [("best", [0, 0]), ("best_two", [0, 1])]
+)
 def test_what_ranks_a_group(
-    ranked_by: Literal["best", "best_two"], kept: list[int]
+    ranked_by: Literal["best", "best_two"], kept_groups: list[int]
 ) -> None:
     """A row whose best score is in the group of the best sum, and one where it is not."""
     shares = [[0.50, 0.01, 0.20, 0.20, 0.05, 0.04], [0.30, 0.02, 0.20, 0.25, 0.12, 0.11]]
     weight = torch.tensor(shares, device=DEVICE).log().t().contiguous()
     rule = RoutingRule(2, groups=3, kept_groups=1, ranked_by=ranked_by)
-    made = route(torch.eye(2, device=DEVICE), ExpertRouter(weight=weight, rule=rule))
-    assert [ids[0] // 2 for ids in made.ids.tolist()] == kept
+    choice = route(torch.eye(2, device=DEVICE), ExpertRouter(weight=weight, rule=rule))
+    assert [ids[0] // 2 for ids in choice.ids.tolist()] == kept_groups
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_what_ranks_a_group(
     ids=str,
 )
 def test_logits_are_of_the_weights_dtype(weight: torch.dtype, x: torch.dtype) -> None:
-    chooser, some = router(RoutingRule(3), 9, dtype=weight), tokens(2, dtype=x)
-    same(route(some, chooser), plain_experts.route(some, chooser))
+    chooser, rows = router(RoutingRule(3), 9, dtype=weight), tokens(2, dtype=x)
+    same(route(rows, chooser), plain_experts.route(rows, chooser))
 
 
 def test_padding_gets_no_expert() -> None:
@@ -130,11 +132,11 @@ def test_padding_gets_no_expert() -> None:
     x[1] = torch.nan
     x[3] = torch.inf
     real = torch.tensor([True, False, True, False], device=DEVICE)
-    made, expected = route(x, chooser, real), plain_experts.route(x, chooser, real)
-    assert torch.equal(made.ids, expected.ids)
-    assert made.ids[[1, 3]].eq(-1).all()
-    assert torch.equal(made.ids[::2], route(x[::2], chooser).ids)
-    torch.testing.assert_close(made.weights[::2], expected.weights[::2])
+    choice, expected = route(x, chooser, real), plain_experts.route(x, chooser, real)
+    assert torch.equal(choice.ids, expected.ids)
+    assert choice.ids[[1, 3]].eq(-1).all()
+    assert torch.equal(choice.ids[::2], route(x[::2], chooser).ids)
+    torch.testing.assert_close(choice.weights[::2], expected.weights[::2])
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_ids_exist_and_differ_even_if_logits_are_nan(rule: RoutingRule) -> None:
 
 
 def test_no_tokens() -> None:
-    made = route(tokens(0), router(RoutingRule(2), 4))
-    assert made.ids.shape == made.weights.shape == (0, 2)
+    choice = route(tokens(0), router(RoutingRule(2), 4))
+    assert choice.ids.shape == choice.weights.shape == (0, 2)
 
 
 def test_the_reference(device: str) -> None:
@@ -161,9 +163,9 @@ def test_the_reference(device: str) -> None:
 @cases
 def test_many_tokens(rule: RoutingRule, experts: int, corrected: bool) -> None:
     chooser, x = router(rule, experts, 64, corrected), tokens(3000, 64)
-    made, expected = route(x, chooser), plain_experts.route(x, chooser)
-    rows = (made.ids == expected.ids).all(1)  # scores may differ in the last place
+    choice, expected = route(x, chooser), plain_experts.route(x, chooser)
+    rows = (choice.ids == expected.ids).all(1)  # scores may differ in the last place
     assert rows.float().mean() > 0.999
     torch.testing.assert_close(
-        made.weights[rows], expected.weights[rows], rtol=1e-4, atol=1e-6
+        choice.weights[rows], expected.weights[rows], rtol=1e-4, atol=1e-6
     )

@@ -35,10 +35,10 @@ def test_gather(device: str, decode_rows: int, extra: int) -> None:
     last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
     table = drawn(1 << 20, 2, SCRATCH + 1, 6)
     rows, owners = drawn(SCRATCH, decode_rows), drawn(SCRATCH, extra)
-    given = torch.stack((drawn(1000, extra), drawn(90, extra), owners))
+    prefill = torch.stack((drawn(1000, extra), drawn(90, extra), owners))
     token, position = (
-        torch.cat((last[rows], given[0])),
-        torch.cat((next_[rows], given[1])),
+        torch.cat((last[rows], prefill[0])),
+        torch.cat((next_[rows], prefill[1])),
     )
     block = table[:, torch.cat((rows, owners)), position // BLOCK_SIZE]
     wide = torch.full((5, 3 * (decode_rows + extra)), UNWRITTEN)
@@ -46,7 +46,7 @@ def test_gather(device: str, decode_rows: int, extra: int) -> None:
     slots = wide[3:, : decode_rows + extra].to(device)
     gather(
         ints(rows, device),
-        ints(given, device) if extra else None,
+        ints(prefill, device) if extra else None,
         RowTensors(ints(last, device), ints(next_, device), ints(table, device), SCRATCH),
         BLOCK_SIZE,
         StepInputs(tokens, positions, ahead, slots),

@@ -92,11 +92,11 @@ def tensors(
     return (
         put(range(len(rows)), torch.int32),
         SamplingValues(
-            put([one.temperature for one in params], torch.float32),
-            put([max(one.top_k, 0) for one in params], torch.int32),
-            put([one.top_p for one in params], torch.float32),
-            put([-meaning.lowest(one.min_p) for one in params], torch.float32),
-            put([one.typical_p for one in params], torch.float32),
+            put([param.temperature for param in params], torch.float32),
+            put([max(param.top_k, 0) for param in params], torch.int32),
+            put([param.top_p for param in params], torch.float32),
+            put([-meaning.lowest(param.min_p) for param in params], torch.float32),
+            put([param.typical_p for param in params], torch.float32),
         ),
         put(streams, torch.int64),
         put([position for *_, position in rows], torch.int64).flip(0),
@@ -114,12 +114,12 @@ def rows_of(rng: random.Random, params: Sequence[SamplingParams]) -> list[Row]:
     far = [0, 1, 2**32, 2**40]
     return [
         (
-            one,
+            param,
             rng.randrange(-(2**63), 2**63),
             rng.randrange(3),
             rng.choice(far) + rng.randrange(99),
         )
-        for one in params
+        for param in params
     ]
 
 
@@ -176,29 +176,29 @@ def drawn_by_parts(
     chunk = kernels.SIZES.chunk
     width = -(-vocab // (ranks * chunk)) * chunk
     largest = logits.nan_to_num(0, 0, 0).amax(1, True)
-    whole = torch.cat((logits, largest.expand(count, ranks * width - vocab)), 1)
+    padded = torch.cat((logits, largest.expand(count, ranks * width - vocab)), 1)
     sent = list[Tensor]()
     arguments = tensors(rows, device)
 
     def on_rank(rank: int, exchange: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        found = kernels.sample_divided(
-            whole[:, rank * width : (rank + 1) * width].contiguous().to(device),
+        result = kernels.sample_divided(
+            padded[:, rank * width : (rank + 1) * width].contiguous().to(device),
             *arguments,
             vocab=vocab,
             first=rank * width,
             exchange=exchange,
         )
-        assert found is not None
-        return found
+        assert result is not None
+        return result
 
-    def send(own: Tensor) -> Tensor:
-        sent.append(own.clone())
-        return own
+    def send(part: Tensor) -> Tensor:
+        sent.append(part.clone())
+        return part
 
     for rank in range(ranks):
         on_rank(rank, send)
     # Columns of ranks need not be side by side in memory.
-    everything = torch.cat([one.t() for one in sent]).t()
+    everything = torch.cat([part.t() for part in sent]).t()
     return [on_rank(rank, lambda _: everything) for rank in range(ranks)]
 
 
@@ -215,10 +215,10 @@ def test_parts_of_ranks_draw_what_whole_logits_draw(
         params = [SamplingParams(temperature=t) for t in (0.0, 0.2, 1.0, 1.0, 1.0)]
         rows = rows_of(rng, params)
         arguments = tensors(rows, device)
-        wanted = kernels.sample(logits.to(device), *arguments, filtered=False)
+        expected = kernels.sample(logits.to(device), *arguments, filtered=False)
         for tokens, broken in drawn_by_parts(logits, rows, ranks, device):
-            assert tokens.equal(wanted[0])
-            assert broken.equal(wanted[1])
+            assert tokens.equal(expected[0])
+            assert broken.equal(expected[1])
             assert broken.tolist() == [0, 0, 0, 1, 1]
 
 
@@ -245,9 +245,9 @@ def test_parts_of_real_vocabularies(
         logits = (2 * torch.randn(300, vocab, device="cuda")).bfloat16()
         temperatures = [rng.choice([0.0, 0.6, 1.0]) for _ in range(300)]
         rows = rows_of(rng, [SamplingParams(temperature=t) for t in temperatures])
-        wanted, _ = kernels.sample(logits, *tensors(rows, "cuda"), filtered=False)
+        expected, _ = kernels.sample(logits, *tensors(rows, "cuda"), filtered=False)
         for tokens, _ in drawn_by_parts(logits.cpu(), rows, ranks, "cuda"):
-            assert tokens.equal(wanted)
+            assert tokens.equal(expected)
 
 
 def test_what_cannot_be_drawn_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_what_cannot_be_drawn_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             *tensors([(SamplingParams(), 0, 0, 0)], "cpu"),
             vocab=columns,
             first=0,
-            exchange=lambda own: own,
+            exchange=lambda part: part,
         )
 
     assert part(kernels.SIZES.chunk + 16) is None
@@ -271,7 +271,7 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
     """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
     for logits in some_logits(rng, 6, vocab):
         heat, k = rng.choice([0.3, 1.0, 4.0]), rng.choice([1, 2, 20, 1000])
-        p, least = (
+        p, min_p = (
             rng.choice([0.01, 0.5, 0.9, 0.999]),
             rng.choice([1e-9, 0.01, 0.2, 0.9, 1.0]),
         )
@@ -281,11 +281,11 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
             ),
             SamplingParams(temperature=heat, top_p=p),
             SamplingParams(temperature=heat),
-            SamplingParams(temperature=0.0, top_k=k, top_p=p, min_p=least),
-            SamplingParams(temperature=heat, min_p=least),
+            SamplingParams(temperature=0.0, top_k=k, top_p=p, min_p=min_p),
+            SamplingParams(temperature=heat, min_p=min_p),
             SamplingParams(
                 temperature=heat,
-                min_p=least,
+                min_p=min_p,
                 top_k=rng.choice([0, k]),
                 top_p=rng.choice([1.0, p]),
             ),
@@ -333,8 +333,8 @@ def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
     check(logits[: len(params)], rows_of(rng, params), device)
     level = torch.tensor([[0.0, -0.0] * 45] * len(params))
     check(level, rows_of(rng, params), device)
-    some = [SamplingParams(top_p=0.6)] * len(params)
-    check(-level, rows_of(rng, some), device)  # the maximum may be the negative zero
+    nucleus = [SamplingParams(top_p=0.6)] * len(params)
+    check(-level, rows_of(rng, nucleus), device)  # the maximum may be the negative zero
     scaled = torch.tensor(
         [[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0]]
     )  # equal once divided by 100
@@ -347,8 +347,8 @@ def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
     """
     scaled = (line - line.max()) / params.temperature
     falling = scaled.sort(descending=True, stable=True).indices.numpy().astype(np.uint32)
-    how = params.top_k, params.top_p, params.min_p
-    count = len(meaning.filter_tokens(scaled.tolist(), *how))
+    filters = params.top_k, params.top_p, params.min_p
+    count = len(meaning.filter_tokens(scaled.tolist(), *filters))
     keys: Any = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1 << 17))
     for ids in {
         count: falling[:count],
@@ -364,16 +364,16 @@ def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
 
 
 def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> None:
-    rows = [row for one in params for row in at_the_edge(line, one)]
+    rows = [row for param in params for row in at_the_edge(line, param)]
     check(line.expand(len(rows), -1), rows, device)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("order", "each"), [("mixed", 2), *claimed([("mixed", 1), ("sorted", 1)])]
+    ("order", "stride"), [("mixed", 2), *claimed([("mixed", 1), ("sorted", 1)])]
 )
 def test_the_last_token_kept_and_the_first_left_out(
-    device: str, order: str, each: int, monkeypatch: pytest.MonkeyPatch
+    device: str, order: str, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all ways to filter, or each second, which have every pair of values."""
     sizes = ProgramSizes(
@@ -389,12 +389,12 @@ def test_the_last_token_kept_and_the_first_left_out(
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = torch.randn(300, generator=torch.Generator().manual_seed(3))
     params = [
-        SamplingParams(top_k=k, top_p=p, min_p=least)
+        SamplingParams(top_k=k, top_p=p, min_p=min_p)
         for k in (0, 20, 250)
         for p in (1.0, 0.5, 0.9)
-        for least in (0.0, 0.01, 0.2)
+        for min_p in (0.0, 0.01, 0.2)
     ]
-    params = params[::each]
+    params = params[::stride]
     check_edges(line if order == "mixed" else line.sort().values, params, device)
 
 
@@ -468,12 +468,12 @@ def test_a_broken_row_is_reported_and_harms_no_other(
     plain = torch.randn(2, 150)
     lines = [plain[0], *(plain[0].clone() for _ in bad), plain[1]]
     lines[1][149], lines[2][70], lines[3][:] = bad
-    for how in (
+    for param in (
         SamplingParams(temperature=0.0),
         SamplingParams(),
         SamplingParams(top_k=3, top_p=0.9),
     ):
-        rows = rows_of(rng, [how] * 5)
+        rows = rows_of(rng, [param] * 5)
         tokens, broken = kernels.sample(
             torch.stack(lines).to(device), *tensors(rows, device)
         )
@@ -485,8 +485,8 @@ def test_a_broken_row_is_reported_and_harms_no_other(
 @pytest.mark.long
 def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random) -> None:
     logits = torch.randn(5, 170).to(device)
-    how = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.8)]
-    rows = rows_of(rng, [how[i % 3] for i in range(5)])
+    kinds = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.8)]
+    rows = rows_of(rng, [kinds[i % 3] for i in range(5)])
     together, _ = kernels.sample(logits, *tensors(rows, device))
     for i in (3, 1):
         solo, _ = kernels.sample(logits[i : i + 1], *tensors(rows[i : i + 1], device))
@@ -533,8 +533,8 @@ def test_real_vocabularies(
         arguments = tensors(rows_of(rng, params), "cuda")
         tokens, broken = kernels.sample(logits, *arguments)
         assert not broken.any()
-        again, _ = kernels.sample(logits, *arguments)
-        assert torch.equal(tokens, again), "a race shows"
+        tokens_again, _ = kernels.sample(logits, *arguments)
+        assert torch.equal(tokens, tokens_again), "a race shows"
         expected, _ = kernels.reference(logits, *arguments)
         wrong += int((tokens != expected).sum())
         total += 64

@@ -32,7 +32,7 @@ def made(
 ) -> Case:
     """Sequences of which is lost what no query from these starts on reads."""
     lost = [max(0, start - window + 1) for start in starts]
-    return make(contexts, 1, block_size=size, lost=lost, kept=sinks)
+    return make(contexts, 1, block_size=size, lost=lost, num_kept=sinks)
 
 
 def expected(case: Case, i: int, query: Tensor, start: int, *reads: int) -> Tensor:
@@ -65,8 +65,8 @@ def test_chunks(window: int, sinks: int, size: int, splits: int) -> None:
     reads = {"window": window, "sink_tokens": sinks, "splits": splits}
     out = prefill(case, q, chunks, offsets, max_count=30, tune=SMALL, **reads)
     for i, ((start, count), offset) in enumerate(zip(chunks, offsets, strict=True)):
-        where = slice(offset, offset + count)
-        close(out[where], expected(case, i, q[where], start, window, sinks))
+        tokens = slice(offset, offset + count)
+        close(out[tokens], expected(case, i, q[tokens], start, window, sinks))
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_reference_and_drafts_agree() -> None:
     out = prefill(
         case, q, chunks, offsets, max_count=4, draft_layout=layout, tune=SMALL, **reads
     )
-    wanted = attention_reference(
+    reference = attention_reference(
         q,
         case.k_cache,
         case.v_cache,
@@ -94,6 +94,6 @@ def test_reference_and_drafts_agree() -> None:
         **reads,
     )
     for i, (start, count) in enumerate(chunks):
-        at = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
-        close(out[at], wanted[at].double().cpu())
-        close(wanted[at], expected(case, i, q[at], start, window, sinks))
+        indices = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
+        close(out[indices], reference[indices].double().cpu())
+        close(reference[indices], expected(case, i, q[indices], start, window, sinks))

@@ -21,8 +21,8 @@ def state_of(last: Tensor, next_: Tensor, device: str) -> RowTensors:
 
 
 def drawn(below: int, *shape: int) -> Tensor:
-    made = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(below, shape, generator=made)
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(below, shape, generator=generator)
 
 
 @pytest.mark.parametrize("by_model", [False, True])
@@ -32,27 +32,27 @@ def test_write_draft_inputs(
 ) -> None:
     rows, next_ = drawn(SCRATCH, verified), drawn(90, SCRATCH + 1)
     counts = drawn(drafts + 1, verified)
-    given, proposed = drawn(1000, drafts, verified + 3), drawn(50, drafts, verified)
+    drafts_in, proposed = drawn(1000, drafts, verified + 3), drawn(50, drafts, verified)
     if by_model:
-        given[drawn(2, drafts, verified + 3) > 0] = MADE_BY_MODEL
+        drafts_in[drawn(2, drafts, verified + 3) > 0] = MADE_BY_MODEL
     out = torch.full((3, drafts * verified + 5), -9, dtype=torch.int32, device=device)
     write_draft_inputs(
         ints(rows, device),
         ints(counts, device),
-        ints(given, device)[:, :verified],
+        ints(drafts_in, device)[:, :verified],
         ints(proposed, device) if by_model else None,
         state_of(next_, next_, device),
         out[:, : drafts * verified],
     )
-    found = out[:, : drafts * verified].cpu().view(3, drafts, verified).long()
+    written = out[:, : drafts * verified].cpu().view(3, drafts, verified).long()
     for place in range(drafts):
         for v, row in enumerate(rows.tolist()):
-            token = int(given[place, v])
+            token = int(drafts_in[place, v])
             token = int(proposed[place, v]) if token == MADE_BY_MODEL else token
-            there = [token, int(next_[row]) + place + 1, row]
+            draft_input = [token, int(next_[row]) + place + 1, row]
             nothing = [0, 0, SCRATCH]
-            expected = there if place < counts[v] else nothing
-            assert found[:, place, v].tolist() == expected
+            expected = draft_input if place < counts[v] else nothing
+            assert written[:, place, v].tolist() == expected
     assert (out[:, drafts * verified :] == -9).all()
 
 
@@ -67,7 +67,7 @@ def test_accept_drafts(device: str, verified: int, place: int) -> None:
     drafts = drawn(3, verified)
     accepted = drawn(4, verified)
     next_rows, positions = torch.full((2, verified), -9, dtype=torch.int32, device=device)
-    kept = ints(accepted, device)
+    accepted_counts = ints(accepted, device)
     accept_drafts(
         ints(before, device),
         ints(drafts, device),
@@ -76,7 +76,7 @@ def test_accept_drafts(device: str, verified: int, place: int) -> None:
         place,
         next_rows,
         positions,
-        kept,
+        accepted_counts,
     )
     stood = 0
     for v, row in enumerate(rows.tolist()):
@@ -85,5 +85,5 @@ def test_accept_drafts(device: str, verified: int, place: int) -> None:
         assert next_rows[v] == (row if right else SCRATCH)
         assert positions[v] == (next_[row] + 1 if right else 1)
         unchanged = int(accepted[v]) if place else 0
-        assert kept[v] == (place + 1 if right else unchanged)
+        assert accepted_counts[v] == (place + 1 if right else unchanged)
     assert verified < 300 or 0 < stood < verified

@@ -65,28 +65,31 @@ def main() -> int:
     parser.add_argument("--result", metavar="NAME", help="write bench/results/NAME.json")
     args = parser.parse_args()
     wrong, reported = 0, dict[str, Any]()
-    every: list[tuple[Any, dict[str, float], bool]]
-    every = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in BROKEN)]
+    policies: list[tuple[Any, dict[str, float], bool]]
+    policies = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in BROKEN)]
     for policy, bounds, broken in (
-        *every,
-        *((one, bounds, False) for one, bounds in SOUND),
+        *policies,
+        *((policy, bounds, False) for policy, bounds in SOUND),
     ):
         begin, laws = time.perf_counter(), Counter[str]()
         for seed in range(args.seed, args.seed + args.runs):
             laws[tried(policy, seed, bounds)] += 1
-        found = args.runs - laws.pop("", 0)
-        wrong += found != (args.runs if broken else 0)
+        num_found = args.runs - laws.pop("", 0)
+        wrong += num_found != (args.runs if broken else 0)
         took = (time.perf_counter() - begin) / args.runs
         name = f"{type(policy).__name__:20}" if broken else f"{policy}"
         reported[name.strip()] = {
             "broken": broken,
-            "found": found,
+            "found": num_found,
             "laws": laws,
             "seconds": took,
         }
-        what = ", ".join(f"{law} {count}" for law, count in laws.most_common()) or "sound"
+        summary = (
+            ", ".join(f"{law} {count}" for law, count in laws.most_common()) or "sound"
+        )
         print(
-            f"{name} found {found}/{args.runs} in {took:.1f} s each: {what}", flush=True
+            f"{name} found {num_found}/{args.runs} in {took:.1f} s each: {summary}",
+            flush=True,
         )
     print(
         f"{wrong} policies are not as they should be" if wrong else "all as it should be"

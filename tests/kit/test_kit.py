@@ -65,14 +65,16 @@ LAWS = {
 
 # Of each kind the first; then others of its settings.
 OF_A_KIND = [
-    one for one in SOUND if one == next(s for s in SOUND if type(s[0]) is type(one[0]))
+    case
+    for case in SOUND
+    if case == next(s for s in SOUND if type(s[0]) is type(case[0]))
 ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "bounds"),
-    [*OF_A_KIND, *claimed(one for one in SOUND if one not in OF_A_KIND)],
+    [*OF_A_KIND, *claimed(case for case in SOUND if case not in OF_A_KIND)],
     ids=lambda value: type(value).__name__,  # a map prints in the order of its hashes
 )
 def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
@@ -97,11 +99,11 @@ def test_who_went_back_may_come_in_again_ahead_of_who_was_first() -> None:
         trial.tell(Submit(Request(id=name, prompt=tuple(range(5)), max_tokens=9)))
     while trial.state.requests or not trial.turns[1:]:
         trial.turn()
-    gone = [
-        [one.id for one in turn.transition.reasons if isinstance(one, Preempted)]
+    preempted = [
+        [reason.id for reason in turn.transition.reasons if isinstance(reason, Preempted)]
         for turn in trial.turns
     ]
-    assert ["r1", "r0"] in gone
+    assert ["r1", "r0"] in preempted
 
 
 @frozen
@@ -180,10 +182,10 @@ def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("given", [FirstCome, "fcfs", None])
-def test_what_is_no_policy_is_reported(given: Any) -> None:
+@pytest.mark.parametrize("value", [FirstCome, "fcfs", None])
+def test_what_is_no_policy_is_reported(value: Any) -> None:
     with pytest.raises(TypeError, match=r"takes a policy, such as FirstCome\(\), not "):
-        check_policy(given)
+        check_policy(value)
 
 
 @pytest.mark.long
@@ -223,15 +225,15 @@ def test_a_window_needs_as_much_time_as_it_gathers_for(hold: float) -> None:
 
 @pytest.mark.parametrize("patience", [10.0, 420.0])
 def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> None:
-    mine = Request(id="mine", prompt=(1,), max_tokens=20)
+    request = Request(id="mine", prompt=(1,), max_tokens=20)
     trial = Trial(evolve(ENGINE, policy=Shortest(20.0)), pace=5.0, patience=patience)
     if patience < 20 * 20:
         with pytest.raises(
             PolicyError, match="bounded starvation: mine waits while 9 later ones"
         ):
-            trial.compete(mine, short=True)
+            trial.compete(request, short=True)
     else:
-        trial.compete(mine, short=True)
+        trial.compete(request, short=True)
         trial.finish()
 
 
@@ -335,19 +337,19 @@ class Broken(PolicyMachine):
 
 @pytest.mark.long
 def test_the_machine_runs_a_policy_under_rules() -> None:
-    few = settings(max_examples=10, stateful_step_count=20, deadline=None)
-    run_state_machine_as_test(Machine, settings=few)
-    more = settings(few, max_examples=100, phases=[Phase.generate])
+    few_examples = settings(max_examples=10, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(Machine, settings=few_examples)
+    more_examples = settings(few_examples, max_examples=100, phases=[Phase.generate])
     with pytest.raises(PolicyError, match="requeue_rank"):
-        run_state_machine_as_test(Broken, settings=more)
+        run_state_machine_as_test(Broken, settings=more_examples)
 
 
 @examples(6)
 @given(states(Priority()), requests("new"))
 def test_states_are_reached_and_go_on(
-    found: tuple[EngineConfig, EngineState], request: Request
+    config_and_state: tuple[EngineConfig, EngineState], request: Request
 ) -> None:
-    config, state = found
+    config, state = config_and_state
     check(config, state)
     events = (Tick(state.time + 1), Submit(request))
     turn = step(config, state, events)
@@ -395,10 +397,12 @@ def test_stories_are_tight() -> None:
         reasons = [reason for turn in trial.turns for reason in turn.transition.reasons]
         preempted += any(isinstance(reason, Preempted) for reason in reasons)
         if config.speculation is not None:
-            each = (sample_drafts(t.before, t.events, t.transition) for t in trial.turns)
-            some = tally_of(chain.from_iterable(each))
+            judgements = (
+                sample_drafts(t.before, t.events, t.transition) for t in trial.turns
+            )
+            tally = tally_of(chain.from_iterable(judgements))
             drafter = config.speculation.drafter
-            drafted[drafter] = drafted[drafter].plus(some)
+            drafted[drafter] = drafted[drafter].plus(tally)
 
     lived()
     for drafts in drafted.values():
@@ -420,15 +424,15 @@ def test_the_sound_example_keeps_its_guarantee(
     """All are in line from the start, so both classes wait until one has nothing left."""
     policy, line = TwoClasses(share), []
     state = policy.start()
-    for number, (batch, prompt, most) in enumerate(wants):
+    for number, (batch, prompt, max_tokens) in enumerate(wants):
         request = Request(
-            id="r", prompt=(1,) * prompt, max_tokens=most, priority=int(batch)
+            id="r", prompt=(1,) * prompt, max_tokens=max_tokens, priority=int(batch)
         )
         rank, state = policy.rank(state, request, 0.0)
-        line.append((rank, number, batch, prompt + most))
+        line.append((rank, number, batch, prompt + max_tokens))
     had, left = (
         [0, 0],
-        [sum(batch is one for batch, _, _ in wants) for one in (False, True)],
+        [sum(batch is is_batch for batch, _, _ in wants) for is_batch in (False, True)],
     )
     for _, _, batch, cost in sorted(line):
         if not all(left):

@@ -15,5 +15,5 @@ A mutant's name is its file, its function, its operator and the text of the expr
 before and after, as the syntax tree spells it: reformatting changes no name.
 
     python -m tests.core.mutants              # all: half an hour on two cores
-    python -m tests.core.mutants --sample 30  # so many, chosen by --seed
+    python -m tests.core.mutants --sample 30  # 30, chosen by --seed
 """

@@ -27,7 +27,7 @@ FOLDERS: Final = (  # of the files that decide, beside those at the top
     "speculate",
     "routing",
 )
-EACH: Final = 1  # mutants of one kind in one function
+MUTANTS_PER_KIND: Final = 1  # mutants of one kind in one function
 KINDS: Final = {
     "comparison": "comparison",
     "offset": "sum",
@@ -67,10 +67,10 @@ class Mutant:
         change.
         """
         spot = self.spot
-        what = (
+        name = (
             f"{self.file} | {spot.function} | {spot.rule} | {spot.before} -> {spot.after}"
         )
-        return f"{what} | {self.number}" if self.number else what
+        return f"{name} | {self.number}" if self.number else name
 
     @property
     def place(self) -> int:
@@ -80,8 +80,8 @@ class Mutant:
 
 def files() -> list[str]:
     """The files of the core that decide something."""
-    found = [path for one in ("", *FOLDERS) for path in (CORE / one).glob("*.py")]
-    names = (path.relative_to(CORE).as_posix() for path in found)
+    paths = [path for folder in ("", *FOLDERS) for path in (CORE / folder).glob("*.py")]
+    names = (path.relative_to(CORE).as_posix() for path in paths)
     return sorted(
         name
         for name in names
@@ -103,30 +103,30 @@ def source_of(file: str) -> str:
 @cache
 def all_of(file: str) -> tuple[Mutant, ...]:
     """Every mutant that the rules make of a file."""
-    seen: Counter[tuple[str, str, str, str]] = Counter()
-    made = []
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    mutants = []
     for spot in spots(tree_of(file)):
         name = (spot.function, spot.rule, spot.before, spot.after)
-        made.append(Mutant(file, spot, seen[name]))
-        seen[name] += 1
-    return (*made,)
+        mutants.append(Mutant(file, spot, counts[name]))
+        counts[name] += 1
+    return (*mutants,)
 
 
-def chosen(names: Iterable[str], each: int = EACH) -> list[Mutant]:
-    """Of each kind in each function of the files, at most `each` mutants; in order of the
-    files.
+def chosen(names: Iterable[str], per_kind: int = MUTANTS_PER_KIND) -> list[Mutant]:
+    """Of each kind in each function of the files, at most `per_kind` mutants; in order of
+    the files.
     """
     out = []
     for file in names:
-        mine = all_of(file)
-        taken: Counter[tuple[str, str]] = Counter()
+        mutants = all_of(file)
+        counts: Counter[tuple[str, str]] = Counter()
         keep = set()
-        for mutant in sorted(mine, key=lambda one: one.place):
+        for mutant in sorted(mutants, key=lambda candidate: candidate.place):
             kind = (mutant.spot.function, KINDS[mutant.spot.rule])
-            if taken[kind] < each:
-                taken[kind] += 1
+            if counts[kind] < per_kind:
+                counts[kind] += 1
                 keep.add(mutant.key)
-        out += [mutant for mutant in mine if mutant.key in keep]
+        out += [mutant for mutant in mutants if mutant.key in keep]
     return out
 
 

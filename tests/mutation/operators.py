@@ -55,9 +55,9 @@ class Spot:
 def _comparison(node: Node) -> Iterator[Node]:
     """Each comparison a hair further, or its contrary."""
     if isinstance(node, ast.Compare):
-        for at, op in enumerate(node.ops):
+        for index, op in enumerate(node.ops):
             new = copy.deepcopy(node)
-            new.ops[at] = _EDGE[type(op)]()
+            new.ops[index] = _EDGE[type(op)]()
             yield new
 
 
@@ -82,12 +82,12 @@ def _swap(node: Node) -> Iterator[Node]:
         yield ast.BinOp(node.right, node.op, node.left)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
         name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-        other = {"min": "max", "max": "min", "any": "all", "all": "any"}.get(name)
-        if other and isinstance(node.func, ast.Name):
-            yield ast.Call(ast.Name(other, ast.Load()), node.args, node.keywords)
+        opposite = {"min": "max", "max": "min", "any": "all", "all": "any"}.get(name)
+        if opposite and isinstance(node.func, ast.Name):
+            yield ast.Call(ast.Name(opposite, ast.Load()), node.args, node.keywords)
         elif _alike(node.args):
-            first, second, *more = node.args
-            yield ast.Call(node.func, [second, first, *more], node.keywords)
+            first, second, *others = node.args
+            yield ast.Call(node.func, [second, first, *others], node.keywords)
 
 
 def _alike(args: list[ast.expr]) -> bool:
@@ -111,9 +111,9 @@ def _bound(node: Node) -> Iterator[Node]:
 def _condition(node: Node) -> Iterator[Node]:
     """Each condition taken for granted, or left out."""
     if isinstance(node, ast.BoolOp):
-        for at in range(len(node.values)):
-            rest = node.values[:at] + node.values[at + 1 :]
-            yield ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0]
+        for index in range(len(node.values)):
+            remaining = node.values[:index] + node.values[index + 1 :]
+            yield ast.BoolOp(node.op, remaining) if len(remaining) > 1 else remaining[0]
     elif isinstance(node, ast.IfExp):
         yield node.body
         yield node.orelse
@@ -123,35 +123,39 @@ def _condition(node: Node) -> Iterator[Node]:
     elif isinstance(node, ast.While):
         yield ast.While(ast.Constant(False), node.body, node.orelse)
     elif isinstance(node, ast.comprehension):
-        for at in range(len(node.ifs)):
-            rest = node.ifs[:at] + node.ifs[at + 1 :]
-            yield ast.comprehension(node.target, node.iter, rest, node.is_async)
+        for index in range(len(node.ifs)):
+            remaining = node.ifs[:index] + node.ifs[index + 1 :]
+            yield ast.comprehension(node.target, node.iter, remaining, node.is_async)
 
 
 def _negation(node: Node) -> Iterator[Node]:
     """No `not`; no rounding up by two minuses; no minus."""
     if isinstance(node, ast.UnaryOp):
-        inside = node.operand
+        operand = node.operand
         if (
             isinstance(node.op, ast.USub)
-            and isinstance(inside, ast.BinOp)
-            and isinstance(inside.left, ast.UnaryOp)
+            and isinstance(operand, ast.BinOp)
+            and isinstance(operand.left, ast.UnaryOp)
         ):
-            yield ast.BinOp(inside.left.operand, inside.op, inside.right)
-        elif isinstance(node.op, ast.Not) or not isinstance(inside, ast.Constant):
-            yield inside
+            yield ast.BinOp(operand.left.operand, operand.op, operand.right)
+        elif isinstance(node.op, ast.Not) or not isinstance(operand, ast.Constant):
+            yield operand
 
 
 def _slice(node: Node) -> Iterator[Node]:
     """Each end of a slice left out, or one further."""
     if isinstance(node, ast.Slice):
-        one = ast.Constant(1)
+        one_node = ast.Constant(1)
         if node.lower is not None:
             yield ast.Slice(None, node.upper, node.step)
-            yield ast.Slice(ast.BinOp(node.lower, ast.Add(), one), node.upper, node.step)
+            yield ast.Slice(
+                ast.BinOp(node.lower, ast.Add(), one_node), node.upper, node.step
+            )
         if node.upper is not None:
             yield ast.Slice(node.lower, None, node.step)
-            yield ast.Slice(node.lower, ast.BinOp(node.upper, ast.Add(), one), node.step)
+            yield ast.Slice(
+                node.lower, ast.BinOp(node.upper, ast.Add(), one_node), node.step
+            )
 
 
 def _update(node: Node) -> Iterator[Node]:
@@ -159,10 +163,14 @@ def _update(node: Node) -> Iterator[Node]:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return
     if node.func.id in _UPDATES and len(node.args) == 1:
-        for at, keyword in enumerate(node.keywords):
-            rest = node.keywords[:at] + node.keywords[at + 1 :]
+        for index, keyword in enumerate(node.keywords):
+            remaining = node.keywords[:index] + node.keywords[index + 1 :]
             if keyword.arg is not None:
-                yield ast.Call(node.func, node.args, rest) if rest else node.args[0]
+                yield (
+                    ast.Call(node.func, node.args, remaining)
+                    if remaining
+                    else node.args[0]
+                )
 
 
 def _statement(node: Node) -> Iterator[Node | None]:
@@ -176,9 +184,9 @@ def _statement(node: Node) -> Iterator[Node | None]:
         yield None
     elif isinstance(node, ast.AugAssign):
         yield None
-        other = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}.get(type(node.op))
-        if other is not None:
-            yield ast.AugAssign(node.target, other, node.value)
+        opposite = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}.get(type(node.op))
+        if opposite is not None:
+            yield ast.AugAssign(node.target, opposite, node.value)
 
 
 def _constant(node: Node) -> Iterator[Node]:
@@ -190,9 +198,11 @@ def _constant(node: Node) -> Iterator[Node]:
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
         members = node.comparators[0]
         if isinstance(members, ast.Tuple):
-            for at in range(len(members.elts)):
-                fewer = ast.Tuple(members.elts[:at] + members.elts[at + 1 :], ast.Load())
-                yield ast.Compare(node.left, node.ops, [fewer])
+            for index in range(len(members.elts)):
+                remaining = ast.Tuple(
+                    members.elts[:index] + members.elts[index + 1 :], ast.Load()
+                )
+                yield ast.Compare(node.left, node.ops, [remaining])
 
 
 RULES: Final[dict[str, Rule]] = {
@@ -216,8 +226,8 @@ def spots(tree: ast.Module) -> Iterator[Spot]:
     """
     for node, names, path in _functions(tree, (), ()):
         if not _is_overload(node):
-            for at, statement in enumerate(node.body):
-                yield from _inside(statement, (*path, ("body", at)), ".".join(names))
+            for index, statement in enumerate(node.body):
+                yield from _inside(statement, (*path, ("body", index)), ".".join(names))
 
 
 def _functions(
@@ -226,16 +236,19 @@ def _functions(
     """The functions of a module or class, with their qualified names and
     where they are.
     """
-    for at, one in enumerate(node.body):
-        if isinstance(one, ast.FunctionDef):
-            yield one, (*names, one.name), (*path, ("body", at))
-        elif isinstance(one, ast.ClassDef):
-            yield from _functions(one, (*names, one.name), (*path, ("body", at)))
+    for index, statement in enumerate(node.body):
+        if isinstance(statement, ast.FunctionDef):
+            yield statement, (*names, statement.name), (*path, ("body", index))
+        elif isinstance(statement, ast.ClassDef):
+            yield from _functions(
+                statement, (*names, statement.name), (*path, ("body", index))
+            )
 
 
 def _is_overload(node: ast.FunctionDef) -> bool:
     return any(
-        isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list
+        isinstance(decorator, ast.Name) and decorator.id == "overload"
+        for decorator in node.decorator_list
     )
 
 
@@ -252,14 +265,16 @@ def _inside(node: Node, path: tuple[Step, ...], function: str) -> Iterator[Spot]
         return
     for field, value in ast.iter_fields(node):
         if field not in _TYPES:
-            for at, child in _children(value):
-                yield from _inside(child, (*path, (field, at)), function)
+            for index, child in _children(value):
+                yield from _inside(child, (*path, (field, index)), function)
 
 
 def _children(value: object) -> Iterator[tuple[int | None, Node]]:
     if isinstance(value, list):
         yield from (
-            (at, child) for at, child in enumerate(value) if isinstance(child, ast.AST)
+            (index, child)
+            for index, child in enumerate(value)
+            if isinstance(child, ast.AST)
         )
     elif isinstance(value, ast.AST):
         yield None, value
@@ -279,13 +294,13 @@ def changed(tree: ast.Module, spot: Spot) -> ast.Module:
     """A copy of the tree in which the node at the spot is another one."""
     tree = copy.deepcopy(tree)
     node: Node = tree
-    *above, (field, at) = spot.path
+    *above, (field, index_in_field) = spot.path
     for name, index in above:
         value = getattr(node, name)
         node = value if index is None else value[index]
     new = copy.deepcopy(spot.new) or ast.Pass()
-    if at is None:
+    if index_in_field is None:
         setattr(node, field, new)
     else:
-        getattr(node, field)[at] = new
+        getattr(node, field)[index_in_field] = new
     return tree

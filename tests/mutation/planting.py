@@ -19,31 +19,35 @@ def planted(tree: ast.Module, function: str, old: str, new: str) -> ast.Module:
     TypeError.
     """
     name = function.partition(".")[0]
-    others = {id(one): one for one in tree.body if getattr(one, "name", "") != name}
-    tree = copy.deepcopy(tree, others)  # shares them: nothing is changed there
+    unchanged = {
+        id(statement): statement
+        for statement in tree.body
+        if getattr(statement, "name", "") != name
+    }
+    tree = copy.deepcopy(tree, unchanged)  # shares them: nothing is changed there
     body = _parsed(old)
     for_old, for_new = body[0], _parsed(new)
-    where = _function(tree, function)
-    found = 0
+    target = _function(tree, function)
+    num_found = 0
     if len(body) == 1 and isinstance(for_old, ast.Expr):
         value = for_new[0]
         if not isinstance(value, ast.Expr):
             raise LookupError(f"an expression does not become a statement: {new}")
         swap = _Swap(for_old.value, value.value)
-        swap.visit(where)
-        found = swap.found
+        swap.visit(target)
+        num_found = swap.found
     else:
         spots = [
-            (block, at)
-            for block in _blocks(where)
-            for at in range(len(block) - len(body) + 1)
-            if _same(block[at : at + len(body)], body)
+            (block, start)
+            for block in _blocks(target)
+            for start in range(len(block) - len(body) + 1)
+            if _same(block[start : start + len(body)], body)
         ]
-        found = len(spots)
-        for block, at in spots:
-            block[at : at + len(body)] = for_new or [ast.Pass()]
-    if found != 1:
-        raise LookupError(f"{found} times in {function}: {old}")
+        num_found = len(spots)
+        for block, start in spots:
+            block[start : start + len(body)] = for_new or [ast.Pass()]
+    if num_found != 1:
+        raise LookupError(f"{num_found} times in {function}: {old}")
     return tree
 
 
@@ -54,13 +58,15 @@ def _parsed(source: str) -> Body:
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef:
     """The function of that qualified name."""
     node: ast.AST = tree
-    for part in name.split("."):
-        inside = getattr(node, "body", [])
+    for name_part in name.split("."):
+        statements = getattr(node, "body", [])
         kinds = ast.FunctionDef | ast.ClassDef
-        one = next((x for x in inside if isinstance(x, kinds) and x.name == part), None)
-        if one is None:
+        match = next(
+            (x for x in statements if isinstance(x, kinds) and x.name == name_part), None
+        )
+        if match is None:
             raise LookupError(f"no function {name}")
-        node = one
+        node = match
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{name} is not a function")
     return node
@@ -76,7 +82,9 @@ def _blocks(node: ast.AST) -> Iterator[Body]:
 
 
 def _same(left: Body, right: Body) -> bool:
-    return [ast.dump(one) for one in left] == [ast.dump(one) for one in right]
+    return [ast.dump(statement) for statement in left] == [
+        ast.dump(statement) for statement in right
+    ]
 
 
 class _Swap(ast.NodeTransformer):

@@ -32,10 +32,10 @@ ENDLESS: Final = 77  # exit statuses beside pytest's own
 UNFINISHED: Final = 78
 
 
-def note(**what: object) -> None:
+def note(**fields: object) -> None:
     """Write down what happens, and after how many seconds of CPU."""
     with open(os.environ[NOTES], "a") as file:
-        file.write(json.dumps({**what, "cpu": round(time.process_time(), 3)}) + "\n")
+        file.write(json.dumps({**fields, "cpu": round(time.process_time(), 3)}) + "\n")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

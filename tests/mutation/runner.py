@@ -80,14 +80,14 @@ def imported(module: str) -> frozenset[str]:
         return frozenset()  # a name in a module
     names, tree = {module.rpartition(".")[0]}, ast.parse(path.read_text("utf-8"))
     tree.body = [
-        one for one in tree.body if not isinstance(one, ast.If)
+        statement for statement in tree.body if not isinstance(statement, ast.If)
     ]  # for type checkers
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update(
-                (node.module, *(f"{node.module}.{one.name}" for one in node.names))
+                (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
             )
     return frozenset(
         name for name in names if name.partition(".")[0] in ("minfer", "tests")
@@ -97,13 +97,13 @@ def imported(module: str) -> frozenset[str]:
 @cache
 def reached(module: str) -> frozenset[str]:
     """All modules that are imported with a module."""
-    seen: set[str] = set()
+    modules: set[str] = set()
     todo = [module]
     while todo:
-        new = imported(todo.pop()) - seen
-        seen |= new
+        new = imported(todo.pop()) - modules
+        modules |= new
         todo += new
-    return frozenset(seen)
+    return frozenset(modules)
 
 
 def test_files(file: str) -> list[str]:
@@ -114,20 +114,20 @@ def test_files(file: str) -> list[str]:
     """
     # Those of journals, analysis and simulation are of what follows, and are left out.
     folders = ("", *FOLDERS, "testing")
-    found = [path for one in folders for path in (TESTS / one).glob("test_*.py")]
+    paths = [path for folder in folders for path in (TESTS / folder).glob("test_*.py")]
     names = sorted(
-        path.relative_to(TESTS).as_posix() for path in found if path.name not in NOT_RUN
+        path.relative_to(TESTS).as_posix() for path in paths if path.name not in NOT_RUN
     )
-    stem, within = file.removesuffix(".py").replace("/", "."), "tests.core."
+    stem, prefix = file.removesuffix(".py").replace("/", "."), "tests.core."
     if file:
         names = [
             n
             for n in names
             if f"minfer.{stem}"
-            in reached(within + n.removesuffix(".py").replace("/", "."))
+            in reached(prefix + n.removesuffix(".py").replace("/", "."))
         ]
-    folder, slash, own = file.rpartition("/")
-    namesake = f"{folder}{slash}test_{own}"
+    folder, slash, file_name = file.rpartition("/")
+    namesake = f"{folder}{slash}test_{file_name}"
     first = [name for name in (*ALSO.get(file, ()), namesake) if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
@@ -140,7 +140,11 @@ def tests_digest() -> str:
     """A digest of the core and of the tests that mutants run."""
     digest = hashlib.sha256()
     inner = (*FOLDERS, "testing")
-    folders = [f"{top}/{one}" for top in ("minfer", "tests/core") for one in inner]
+    folders = [
+        f"{top}/{inner_folder}"
+        for top in ("minfer", "tests/core")
+        for inner_folder in inner
+    ]
     for folder in ("minfer", "tests/core", "tests/mutation", *folders):
         for path in sorted((ROOT / folder).glob("*.py")):
             if path.name not in NOT_RUN and path.name != "equivalents.py":
@@ -177,17 +181,24 @@ def run(mutant: Mutant | None, tests: str) -> Fate:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         record = [json.loads(line) for line in notes.read_text().splitlines()]
-    outcome, by = _judged(process.returncode, record)
+    outcome, failed_test = _judged(process.returncode, record)
     source = source_of(file) if mutant else ""
     return Fate(
-        key, source, tests, outcome, by, round(usage.ru_utime + usage.ru_stime, 2)
+        key,
+        source,
+        tests,
+        outcome,
+        failed_test,
+        round(usage.ru_utime + usage.ru_stime, 2),
     )
 
 
 def _judged(status: int, emitted: list[dict[str, object]]) -> tuple[str, str]:
     """What an exit status and notes mean: the outcome, and which test it was."""
-    test = next((str(one["test"]) for one in reversed(emitted) if "test" in one), "")
-    failed = next((str(one["failed"]) for one in emitted if "failed" in one), "")
+    test = next(
+        (str(entry["test"]) for entry in reversed(emitted) if "test" in entry), ""
+    )
+    failed = next((str(entry["failed"]) for entry in emitted if "failed" in entry), "")
     if status == 0:
         return "survived", ""
     if status == ENDLESS:
@@ -195,7 +206,9 @@ def _judged(status: int, emitted: list[dict[str, object]]) -> tuple[str, str]:
     if status == UNFINISHED or status < 0:
         # Killed from outside, deaf to signals: endless if it had been in one test for so
         # long.
-        began = next((one["cpu"] for one in reversed(emitted) if "test" in one), 0.0)
+        began = next(
+            (entry["cpu"] for entry in reversed(emitted) if "test" in entry), 0.0
+        )
         assert isinstance(began, float | int)
         long = status < 0 and RUN_CPU - began > TEST_CPU
         return ("endless" if long else "unfinished"), test

@@ -102,23 +102,27 @@ def test_names_do_not_depend_on_the_layout() -> None:
 def test_the_core_has_enough_mutants_each_of_its_own_name_and_each_compiles() -> None:
     chosen = catalogue.chosen(catalogue.files())
     assert len(chosen) >= 250
-    assert len({one.key for one in chosen}) == len(chosen)
-    for one in catalogue.chosen(["planning/admit.py", "records/waiting.py"]):
-        assert catalogue.named(one.key).key == one.key
-        compile(ast.fix_missing_locations(catalogue.tree(one)), one.file, "exec")
+    assert len({mutant.key for mutant in chosen}) == len(chosen)
+    for mutant in catalogue.chosen(["planning/admit.py", "records/waiting.py"]):
+        assert catalogue.named(mutant.key).key == mutant.key
+        compile(ast.fix_missing_locations(catalogue.tree(mutant)), mutant.file, "exec")
 
 
 def test_at_most_so_many_of_a_kind_in_a_function_and_others_do_not_matter() -> None:
     chosen = catalogue.chosen(["planning/admit.py", "blocks/ownership.py"])
-    kinds = [(one.file, one.spot.function, KINDS[one.spot.rule]) for one in chosen]
+    kinds = [
+        (mutant.file, mutant.spot.function, KINDS[mutant.spot.rule]) for mutant in chosen
+    ]
     assert len(set(kinds)) == len(kinds)
-    solo = [one.key for one in catalogue.chosen(["blocks/ownership.py"])]
-    assert solo == [one.key for one in chosen if one.file == "blocks/ownership.py"]
+    solo = [mutant.key for mutant in catalogue.chosen(["blocks/ownership.py"])]
+    assert solo == [
+        mutant.key for mutant in chosen if mutant.file == "blocks/ownership.py"
+    ]
 
 
 def test_every_file_of_the_core_is_mutated_or_left_out_with_a_reason() -> None:
-    found = catalogue.CORE.rglob("*.py")
-    names = {path.relative_to(catalogue.CORE).as_posix() for path in found}
+    paths = catalogue.CORE.rglob("*.py")
+    names = {path.relative_to(catalogue.CORE).as_posix() for path in paths}
     assert set(catalogue.LEFT_OUT) <= names
     assert all(catalogue.LEFT_OUT.values())
     assert "speculate/accept.py" in catalogue.files()
@@ -156,7 +160,7 @@ LATE = {"test": "t::two", "cpu": RUN_CPU - 2.0}  # a test that began near a run'
 
 
 @pytest.mark.parametrize(
-    ("status", "emitted", "outcome", "by"),
+    ("status", "emitted", "outcome", "failed_test"),
     [
         (0, [START], "survived", ""),
         (1, [START, {"failed": "t::one", "cpu": 3.0}], "killed", "t::one"),
@@ -168,9 +172,9 @@ LATE = {"test": "t::two", "cpu": RUN_CPU - 2.0}  # a test that began near a run'
     ],
 )
 def test_what_an_exit_status_means(
-    status: int, emitted: list[dict[str, object]], outcome: str, by: str
+    status: int, emitted: list[dict[str, object]], outcome: str, failed_test: str
 ) -> None:
-    assert runner._judged(status, emitted) == (outcome, by)
+    assert runner._judged(status, emitted) == (outcome, failed_test)
 
 
 def some(count: int) -> list[Mutant]:
@@ -179,8 +183,8 @@ def some(count: int) -> list[Mutant]:
 
 def fates(count: int, outcome: str) -> list[Fate]:
     return [
-        Fate(one.key, catalogue.source_of(one.file), "tests", outcome, "", 1.0)
-        for one in some(count)
+        Fate(mutant.key, catalogue.source_of(mutant.file), "tests", outcome, "", 1.0)
+        for mutant in some(count)
     ]
 
 
@@ -196,21 +200,23 @@ def test_a_verdict_counts_survivors_and_lists_that_do_not_hold() -> None:
     refuted = mutants.judged([*killed, *alive], [alive[0].key, killed[0].key])
     assert refuted.refuted == (killed[0].key,)
     assert mutants.report(refuted) == 1
-    gone = mutants.judged(killed, ["admit.py | nobody | swap | a -> b"])
-    assert gone.gone == ("admit.py | nobody | swap | a -> b",)
-    assert mutants.report(gone) == 1
+    outdated = mutants.judged(killed, ["admit.py | nobody | swap | a -> b"])
+    assert outdated.gone == ("admit.py | nobody | swap | a -> b",)
+    assert mutants.report(outdated) == 1
     assert mutants.judged(fates(3, "unfinished"), []).share == 0.0, "no time is no kill"
     assert mutants.judged(fates(3, "endless"), []).share == 1.0
 
 
 def test_too_many_equivalents_are_too_many() -> None:
-    many = fates(200, "killed")
-    equal = [evolve(fate, outcome="survived") for fate in many[:21]]
-    verdict = mutants.judged([*equal, *many[21:]], [fate.key for fate in equal])
+    killed = fates(200, "killed")
+    equal = [evolve(fate, outcome="survived") for fate in killed[:21]]
+    verdict = mutants.judged([*equal, *killed[21:]], [fate.key for fate in equal])
     assert verdict.share == 1.0
     assert mutants.report(verdict) == 1
-    fewer = mutants.judged([*equal[:20], *many[20:]], [fate.key for fate in equal[:20]])
-    assert mutants.report(fewer) == 0
+    allowed = mutants.judged(
+        [*equal[:20], *killed[20:]], [fate.key for fate in equal[:20]]
+    )
+    assert mutants.report(allowed) == 0
 
 
 def test_results_are_kept_and_hold_as_long_as_what_they_are_of(
@@ -226,15 +232,15 @@ def test_results_are_kept_and_hold_as_long_as_what_they_are_of(
         )
 
     monkeypatch.setattr(runner, "run", run)
-    out, few = tmp_path / "out.jsonl", some(20)
-    first = runner.run_all(few, 2, out, lambda _: None)
-    assert [fate.key for fate in first] == [one.key for one in few]
-    assert sorted(ran) == sorted(one.key for one in few)
+    out, mutants_run = tmp_path / "out.jsonl", some(20)
+    first = runner.run_all(mutants_run, 2, out, lambda _: None)
+    assert [fate.key for fate in first] == [mutant.key for mutant in mutants_run]
+    assert sorted(ran) == sorted(mutant.key for mutant in mutants_run)
     ran.clear()
-    assert runner.run_all(few, 2, out, lambda _: None) == first
+    assert runner.run_all(mutants_run, 2, out, lambda _: None) == first
     assert not ran
     monkeypatch.setattr(runner, "tests_digest", lambda: "other tests")
-    runner.run_all(few, 2, out, lambda _: None)
+    runner.run_all(mutants_run, 2, out, lambda _: None)
     assert set(ran) == {fate.key for fate in first if not fate.dead}, (
         "what is dead stays dead"
     )
@@ -244,7 +250,7 @@ def test_results_are_kept_and_hold_as_long_as_what_they_are_of(
         "".join(json.dumps({**line, "source": "other"}) + "\n" for line in lines)
     )
     ran.clear()
-    runner.run_all(few, 2, out, lambda _: None)
+    runner.run_all(mutants_run, 2, out, lambda _: None)
     killed = {fate.key for fate in first if fate.dead}
     assert killed <= set(ran), "unless the file has changed"
 
@@ -271,9 +277,9 @@ def test_tests_that_cannot_notice_are_not_run() -> None:
 
 
 def test_every_equivalent_is_there_and_argued() -> None:
-    for key, why in EQUIVALENT.items():
+    for key, argument in EQUIVALENT.items():
         catalogue.named(key)
-        assert len(why) > 20, key
+        assert len(argument) > 20, key
 
 
 @pytest.mark.long

@@ -100,12 +100,14 @@ def solo(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) ->
     )
     spelled = tokens[: -1 if tokens[-1] in stops else None]
     for count in range(1, len(spelled) + 1) if params.stop else ():
-        kept = [token for token in spelled[:count] if token not in words.special_ids]
+        visible = [token for token in spelled[:count] if token not in words.special_ids]
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        text = utf8.decode(b"".join(map(words.token_bytes, kept)))
-        found = [(text.find(s) + len(s), text.find(s)) for s in params.stop if s in text]
-        if found:
-            return Choice(tokens[:count], text[: min(found)[1]], "stop")
+        text = utf8.decode(b"".join(map(words.token_bytes, visible)))
+        stop_positions = [
+            (text.find(s) + len(s), text.find(s)) for s in params.stop if s in text
+        ]
+        if stop_positions:
+            return Choice(tokens[:count], text[: min(stop_positions)[1]], "stop")
     return Choice(
         tokens, words.decode(spelled), "stop" if tokens[-1] in stops else "length"
     )
@@ -157,12 +159,15 @@ class Client:
         """Work out what must come for prompts."""
         words, params = self.plane.llm.tokenizer, SamplingParams(**self.params)
         assert words is not None
-        self.ids = [words.encode(one) if isinstance(one, str) else one for one in prompts]
+        self.ids = [
+            words.encode(prompt) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
         longest = max(map(len, self.ids)) + self.least
         self.fits = longest <= self.plane.llm.setup.config.max_model_len
         self.samples = len(prompts) * params.n
-        whole = [(ids, n) for ids in self.ids for n in range(params.n) if self.fits]
-        self.choices = [solo(self.plane, ids, params, n) for ids, n in whole]
+        samples = [(ids, n) for ids in self.ids for n in range(params.n) if self.fits]
+        self.choices = [solo(self.plane, ids, params, n) for ids, n in samples]
 
     async def live(self) -> None:
         raise NotImplementedError
@@ -175,11 +180,11 @@ class Client:
         """Raise AssertionError unless it got what it should."""
         plane, poisonous = self.plane, self.params["seed"] in POISON
         assert self.outcome, "it was never answered"
-        known = self.refusals()
+        refusals = self.refusals()
         if self.outcome == "whole":
             assert not poisonous, "a poisonous request was served"
-            assert not known, f"it was served, and should be told: {known}"
-        elif self.outcome != "gone" and self.why not in known:
+            assert not refusals, f"it was served, and should be told: {refusals}"
+        elif self.outcome != "gone" and self.why not in refusals:
             hostile = {
                 "overloaded": plane.llm.setup.config.max_waiting < 999,
                 "twin": self.twin,
@@ -192,9 +197,9 @@ class Client:
     def judge_text(self, texts: list[str], ends: list[Any]) -> None:
         """What came is what should, or its beginning where it did not end."""
         for choice, text, end in zip(self.choices, texts, ends, strict=True):
-            whole = end in ("stop", "length")
-            assert whole or self.outcome != "whole", "a choice has no end"
-            assert (text, end) == choice[1:] or not whole, (
+            is_whole = end in ("stop", "length")
+            assert is_whole or self.outcome != "whole", "a choice has no end"
+            assert (text, end) == choice[1:] or not is_whole, (
                 f"{text!r}, {end} is not {choice}"
             )
             assert choice.text.startswith(text), f"{text!r} is not {choice.text!r}"
@@ -226,8 +231,8 @@ class Http(Client):
     @property
     def least(self) -> int:
         """All that it asks for: over HTTP it is a promise, where Python's is a bound."""
-        most: int = self.params["max_tokens"]
-        return most
+        max_tokens: int = self.params["max_tokens"]
+        return max_tokens
 
     def _wish(self) -> dict[str, Any]:
         rng, words, wish = self.rng, self.plane.llm.tokenizer, dict[str, Any]()
@@ -244,11 +249,12 @@ class Http(Client):
             wish |= {"prompt": prompts, "echo": rng.random() < 0.2}
             self.expect(prompts)
             emitted = [
-                one if isinstance(one, str) else words.decode(one) for one in prompts
+                prompt if isinstance(prompt, str) else words.decode(prompt)
+                for prompt in prompts
             ]
-            for at, one in enumerate(self.choices if wish["echo"] else ()):
-                text = emitted[at // self.params["n"]] + one.text
-                self.choices[at] = one._replace(text=text)
+            for index, choice in enumerate(self.choices if wish["echo"] else ()):
+                text = emitted[index // self.params["n"]] + choice.text
+                self.choices[index] = choice._replace(text=text)
         return {
             **self.params,
             **wish,
@@ -272,9 +278,9 @@ class Http(Client):
 
     async def live(self) -> None:
         rng, size = self.rng, len(self.body)
-        given = {"content-type": self.media, "authorization": f"Bearer {self.key}"}
-        given |= {"content-length": str(size)} if rng.random() < 0.5 else {}
-        headers = [(name.encode(), value.encode()) for name, value in given.items()]
+        fields = {"content-type": self.media, "authorization": f"Bearer {self.key}"}
+        fields |= {"content-length": str(size)} if rng.random() < 0.5 else {}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         scope = {
             "type": "http",
             "method": self.method,
@@ -288,7 +294,9 @@ class Http(Client):
             after = rng.choice((0.0, 0.01, 0.1, 1.0))
             asyncio.get_running_loop().call_later(after, self.leave)
         step = -(-size // rng.choice((1, 1, 2, 4))) or 1
-        self.unsent = [self.body[at : at + step] for at in range(0, size, step)] or [b""]
+        self.unsent = [
+            self.body[start : start + step] for start in range(0, size, step)
+        ] or [b""]
         await self.plane.service(scope, self.receive, self.send)
         self._conclude()
 
@@ -298,10 +306,10 @@ class Http(Client):
 
     async def receive(self) -> dict[str, Any]:
         if self.unsent and not self.gone:
-            part = self.unsent.pop(0)
+            chunk = self.unsent.pop(0)
             if self.unsent:
                 await asyncio.sleep(self.rng.choice((0, 0.01, 0.2)))
-            return {"type": "http.request", "body": part, "more_body": bool(self.unsent)}
+            return {"type": "http.request", "body": chunk, "more_body": bool(self.unsent)}
         await self.over.wait()
         return {"type": "http.disconnect"}
 
@@ -356,11 +364,16 @@ class Http(Client):
     def _judge_answer(self) -> None:
         texts, ends = [""] * self.samples, list[Any]([None] * self.samples)
         reported = self.reported()
-        for one in (one for event in reported for one in event.get("choices", ())):
-            at, emitted = one["index"], one.get("delta", one.get("message", one))
-            assert ends[at] is None, "a choice goes on after its end"
-            texts[at] += emitted.get("content", emitted.get("text", ""))
-            ends[at] = one["finish_reason"]
+        for choice in (
+            choice for event in reported for choice in event.get("choices", ())
+        ):
+            index, emitted = (
+                choice["index"],
+                choice.get("delta", choice.get("message", choice)),
+            )
+            assert ends[index] is None, "a choice goes on after its end"
+            texts[index] += emitted.get("content", emitted.get("text", ""))
+            ends[index] = choice["finish_reason"]
         self.judge_text(texts, ends)
         if self.outcome == "whole":
             self._judge_lengths((reported[-1].get("usage") or {}) if reported else {})
@@ -369,13 +382,13 @@ class Http(Client):
         """Its usage is right, and the engine heard of its stop strings: it ended then, or
         soon.
         """
-        lengths = [len(one.tokens) for one in self.choices]
+        lengths = [len(choice.tokens) for choice in self.choices]
         if usage:
             assert usage["prompt_tokens"] == sum(map(len, self.ids))
             assert usage["completion_tokens"] == sum(lengths)
         name = dict(self.got[0]["headers"])[b"x-request-id"]
-        for at, length in enumerate(lengths):
-            prompt, sample = divmod(at, self.params["n"])
+        for index, length in enumerate(lengths):
+            prompt, sample = divmod(index, self.params["n"])
             ran = self.plane.lengths[f"{name.decode()}-{prompt}", sample]
             assert length <= ran <= length + 2, f"{ran} tokens for {length}"
 
@@ -399,8 +412,8 @@ class Reader(Client):
     async def live(self) -> None:
         llm, params = self.plane.llm, SamplingParams(**self.params)
         try:
-            how: Any = {"request_id": self.name, "streaming": self.streaming}
-            async with aclosing(llm.generate(self.wish, params, **how)) as stream:
+            options: Any = {"request_id": self.name, "streaming": self.streaming}
+            async with aclosing(llm.generate(self.wish, params, **options)) as stream:
                 async for output in stream:
                     self.plane.hear()
                     self.got.append(output)
@@ -410,36 +423,41 @@ class Reader(Client):
         except OverloadedError:
             self.outcome, self.why = "refused", "overloaded"
         except RequestError as error:
-            there = self.name in llm.frontend.processors and "is being served" in str(
+            is_served = self.name in llm.frontend.processors and "is being served" in str(
                 error
             )
             self.outcome, self.why = (
                 "refused",
-                "twin" if there else "context_length_exceeded",
+                "twin" if is_served else "context_length_exceeded",
             )
         except EngineDeadError:
             self.outcome, self.why = "broken", "engine_dead"
         else:
-            ends = {one.finish_reason for output in self.got for one in output.outputs}
+            ends = {
+                sample.finish_reason for output in self.got for sample in output.outputs
+            }
             self.outcome = "whole" if self.got and self.got[-1].finished else "gone"
-            for end, why in (("error", "engine_error"), ("cancelled", "engine_dead")):
+            for end, reason in (("error", "engine_error"), ("cancelled", "engine_dead")):
                 if end in ends:
-                    self.outcome, self.why = "broken", why
+                    self.outcome, self.why = "broken", reason
 
     def judge(self) -> None:
         super().judge()
         samples = range(self.samples if self.fits else 0)
-        parts = [
-            [p for out in self.got for p in out.outputs if p.index == at]
-            for at in samples
+        samples_outputs = [
+            [p for out in self.got for p in out.outputs if p.index == index]
+            for index in samples
         ]
         ends = [
-            [one.finish_reason for one in part if one.finish_reason] for part in parts
+            [output.finish_reason for output in outputs if output.finish_reason]
+            for outputs in samples_outputs
         ]
         assert all(len(end) <= 1 for end in ends), "a sample ended twice"
-        emitted = ["".join([one.text for one in part]) for part in parts]
+        emitted = [
+            "".join([output.text for output in outputs]) for outputs in samples_outputs
+        ]
         self.judge_text(emitted, [*map(next, map(iter, [[*end, None] for end in ends]))])
-        for choice, part, end in zip(self.choices, parts, ends, strict=True):
-            tokens = [token for one in part for token in one.token_ids]
+        for choice, outputs, end in zip(self.choices, samples_outputs, ends, strict=True):
+            tokens = [token for output in outputs for token in output.token_ids]
             upto = None if end and end[0] in ("stop", "length") else len(tokens)
             assert tokens == choice.tokens[:upto], f"{tokens} are not {choice.tokens}"

@@ -51,8 +51,8 @@ class Faults:
         """
         sound = self.rng.random() < 0.15
         for kind, chance in CHANCES.items():
-            wanted = self.rng.random() < 0.5 and not sound
-            self.odds[kind] = chance * self.rng.choice((0.3, 1, 2)) * wanted
+            happens = self.rng.random() < 0.5 and not sound
+            self.odds[kind] = chance * self.rng.choice((0.3, 1, 2)) * happens
 
     def hits(self, kind: str, rng: Random | None = None) -> bool:
         """Whether it happens now."""
@@ -85,7 +85,7 @@ class Faulty(Oracle):
     def launch(self, plan: Plan) -> None:
         self.pause()
         super().launch(plan)
-        self.seeds |= {plan.rows[one.index]: one.sampling.seed for one in plan.opens}
+        self.seeds |= {plan.rows[row.index]: row.sampling.seed for row in plan.opens}
         fate = next((kind for kind in STEPS if self.faults.hits(kind)), "")
         if any(self.seeds[row] in POISON for row in plan.rows):
             fate = "poison"
@@ -106,8 +106,12 @@ class Faulty(Oracle):
         self.pause()
         _, fate = self.fates.popleft()
         if fate in ("", "garble"):
-            done = super().collect()
-            return self._garbled(done) if fate and isinstance(done, Executed) else done
+            executed = super().collect()
+            return (
+                self._garbled(executed)
+                if fate and isinstance(executed, Executed)
+                else executed
+            )
         self.faults.tally[f"steps: {fate}"] += 1
         if fate == "explode":
             raise RuntimeError("the device is gone")
@@ -122,25 +126,27 @@ class Faulty(Oracle):
         self.last = self.loop.now
         return super().fail(error, halfway=halfway)
 
-    def _garbled(self, done: Executed) -> Executed:
+    def _garbled(self, executed: Executed) -> Executed:
         """Results that cannot be; what was queued behind them is discarded, and
         runs or not.
         """
-        yields = done.yields
+        yields = executed.yields
         event = self.rng.choice(
             [
-                Executed(done.step, (*yields, (1,))),
-                Executed(done.step, tuple((*y, *[1] * 9) for y in yields)),
-                Executed(done.step, tuple((self.vocab * 9999,) * len(y) for y in yields)),
-                Executed(done.step, tuple((-1,) * len(y) for y in yields)),
+                Executed(executed.step, (*yields, (1,))),
+                Executed(executed.step, tuple((*y, *[1] * 9) for y in yields)),
+                Executed(
+                    executed.step, tuple((self.vocab * 9999,) * len(y) for y in yields)
+                ),
+                Executed(executed.step, tuple((-1,) * len(y) for y in yields)),
                 *[Executed(plan.step, yields) for plan in self.plans],
             ]
         )
-        if event != done:  # of rows that yield nothing some of these are right
+        if event != executed:  # of rows that yield nothing some of these are right
             self.faults.tally["steps: garble"] += 1
             if self.plans and self.rng.random() < 0.5:
                 self.fail("", halfway=False)
-            self.fates = deque((due, "") for due, _ in self.fates)
+            self.fates = deque((due_time, "") for due_time, _ in self.fates)
         return event
 
 
@@ -156,8 +162,8 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
-    def open(self, *how: Any) -> int:
-        self.files.add(file := os.open(*how))
+    def open(self, *arguments: Any) -> int:
+        self.files.add(file := os.open(*arguments))
         return file
 
     def close(self, file: int) -> None:
@@ -225,9 +231,9 @@ class Pool:
     def __init__(self, *_: object) -> None:
         self.left, self.result = 0, lambda: None
 
-    def submit(self, func: Callable[..., Any], *args: Any, **how: Any) -> "Pool":
-        made = func(*args, **how)
-        self.left, self.result = 3, lambda: made
+    def submit(self, func: Callable[..., Any], *args: Any, **options: Any) -> "Pool":
+        result = func(*args, **options)
+        self.left, self.result = 3, lambda: result
         return self
 
     def done(self) -> bool:

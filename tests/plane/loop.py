@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-MOST = 30_000  # callbacks of one run
+MAX_CALLBACKS = 30_000  # callbacks of one run
 
 
 class StuckError(
@@ -25,17 +25,15 @@ class StuckError(
 class Died(BaseException): ...  # the process is killed here
 
 
-class _NotDueError(
-    Exception
-): ...  # the engine would wait, for so many seconds or for news
+class _NotDueError(Exception): ...  # the engine would wait, for some seconds or for news
 
 
 class _Task(
     asyncio.Task[Any]
 ):  # its hash is its number: sets of tasks iterate alike everywhere
-    def __init__(self, number: int, *args: Any, **how: Any) -> None:
+    def __init__(self, number: int, *args: Any, **options: Any) -> None:
         self.number = number
-        super().__init__(*args, **how)
+        super().__init__(*args, **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -54,16 +52,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda _, context: self.errors.append(context))
         tasks = count()
         self.set_task_factory(
-            lambda loop, coro, **how: _Task(next(tasks), coro, loop=loop, **how)
+            lambda loop, coro, **options: _Task(next(tasks), coro, loop=loop, **options)
         )
 
     def time(self) -> float:
         return self.now
 
-    def pump(self, most: int) -> None:
-        """Run up to so many callbacks that are due, unless this is within a task."""
+    def pump(self, max_callbacks: int) -> None:
+        """Run up to `max_callbacks` that are due, unless this is within a task."""
         for _ in range(
-            most if self.is_running() and asyncio.current_task(self) is None else 0
+            max_callbacks
+            if self.is_running() and asyncio.current_task(self) is None
+            else 0
         ):
             if self._ready:
                 handle = self._ready.popleft()
@@ -75,7 +75,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timers = self._scheduled
         while timers and timers[0].cancelled():
             heapq.heappop(timers)._scheduled = False
-        if self.ran > MOST or not (self._ready or timers):
+        if self.ran > MAX_CALLBACKS or not (self._ready or timers):
             raise StuckError(f"after {self.ran} callbacks, at {self.now:.3f} s")
         if not self._ready:
             self.now = max(self.now, timers[0].when())

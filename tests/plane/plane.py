@@ -45,7 +45,7 @@ from tests.plane.loop import Condition, EngineThread, VirtualLoop
 
 EVERY = 32  # turns from one digest of a journal's state to the next: then segments rotate
 HORIZON = 1.5  # virtual seconds of trouble
-PATIENCE = 5000.0  # virtual seconds in which everybody must have been answered
+ANSWER_SECONDS = 5000.0  # virtual seconds in which everybody must have been answered
 LIVES = ("drained",) * 5 + ("killed", "killed", "broken", "shut down")  # how they end
 tokenizer = functools.cache(text.Tokenizer)
 
@@ -103,7 +103,7 @@ class Plane:
             assert not self.loop.errors, self.loop.errors
             left = asyncio.all_tasks(self.loop)
             assert not left, f"tasks that were not ended: {left}"
-            timers = [one for one in self.loop._scheduled if not one.cancelled()]
+            timers = [timer for timer in self.loop._scheduled if not timer.cancelled()]
             assert self.died or not timers, timers
             self.loop.close()
         self.judge()
@@ -217,14 +217,14 @@ class Plane:
 
     async def hostile(self) -> None:
         """Clients of all kinds come, some at once, while everything goes wrong."""
-        rng, when, tasks = self.rng, 0.0, list[asyncio.Task[None]]()
+        rng, start, tasks = self.rng, 0.0, list[asyncio.Task[None]]()
         self.faults.begin()
         self.faults.odds["explode"] = 0.05 * (self.ending == "broken")
         for _ in range(rng.choice((4, 8, 8, 14))):
             tasks += [
-                self.come(when) for _ in range(5 if self.faults.hits("burst") else 1)
+                self.come(start) for _ in range(5 if self.faults.hits("burst") else 1)
             ]
-            when += rng.uniform(0, HORIZON / 8)
+            start += rng.uniform(0, HORIZON / 8)
         storms = self.loop.create_task(self.storms())
         timers = [self.loop.call_later(HORIZON, self.faults.odds.clear)]
         if self.ending == "shut down":
@@ -236,8 +236,8 @@ class Plane:
             timer.cancel()
         await asyncio.wait([storms])
 
-    def come(self, when: float) -> asyncio.Task[None]:
-        """One more client, from `when` on."""
+    def come(self, start: float) -> asyncio.Task[None]:
+        """One more client, from `start` on."""
         kind, rng = (
             Reader if self.rng.random() < 0.25 else Http,
             Random(self.rng.random()),
@@ -246,7 +246,7 @@ class Plane:
         self.clients.append(client)
 
         async def live() -> None:
-            await asyncio.sleep(when)
+            await asyncio.sleep(start)
             await client.live()
 
         return self.loop.create_task(live())
@@ -261,7 +261,7 @@ class Plane:
             everybody.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await everybody
-        assert self.loop.now < start + PATIENCE, "it took too long"
+        assert self.loop.now < start + ANSWER_SECONDS, "it took too long"
 
     async def storms(self) -> None:
         """Clients leave all at once, requests are cancelled by their ids, the clock
@@ -310,8 +310,8 @@ class Plane:
         emits = [
             c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)
         ]
-        ends = [done for emit in emits for done in emit.finished]
-        self.lengths = {(done.id, done.sample): done.length for done in ends}
+        ends = [end for emit in emits for end in emit.finished]
+        self.lengths = {(end.id, end.sample): end.length for end in ends}
         for client in () if self.died else self.clients:
             try:
                 client.judge()
@@ -321,11 +321,11 @@ class Plane:
                 )
                 raise
         if not self.died:
-            wanted = sum(
+            requested = sum(
                 isinstance(event, Submit) for turn in turns for event in turn.events
             )
             tokens = sum(len(new) for emit in emits for new in emit.tokens)
-            self.judge_counts(wanted, tokens, len(ends), broke=broke)
+            self.judge_counts(requested, tokens, len(ends), broke=broke)
         if not (self.died or broke):
             self.judge_rest()
         self.judge_journal()
@@ -334,21 +334,27 @@ class Plane:
         self, requested: int, tokens: int, ends: int, *, broke: bool
     ) -> None:
         """The metrics are what happened, and what clients saw."""
-        got = {
+        ends_by_reason = {
             name: self.counts[f"request_success_total/{name}"]
             for name in ("stop", "length", "abort", "error")
         }
         assert self.counts["generation_tokens_total"] == tokens
-        whole = [one for one in self.clients if one.outcome == "whole"]
-        others = sum(one.samples for one in self.clients if one.outcome != "whole")
-        seen = Counter(choice.reason for client in whole for choice in client.choices)
+        complete = [client for client in self.clients if client.outcome == "whole"]
+        num_others = sum(
+            client.samples for client in self.clients if client.outcome != "whole"
+        )
+        ends_seen = Counter(
+            choice.reason for client in complete for choice in client.choices
+        )
         for kind in ("stop", "length"):
-            assert seen[kind] <= got[kind] <= seen[kind] + others, (
-                f"{seen} {got} {others}"
-            )
+            assert (
+                ends_seen[kind] <= ends_by_reason[kind] <= ends_seen[kind] + num_others
+            ), f"{ends_seen} {ends_by_reason} {num_others}"
         if not broke:
             assert self.counts["request_generation_tokens_count"] == requested
-            assert sum(got.values()) == ends, f"{got} are not {ends}"
+            assert sum(ends_by_reason.values()) == ends, (
+                f"{ends_by_reason} are not {ends}"
+            )
             for gauge in (
                 "num_requests_running",
                 "num_requests_waiting",
@@ -380,60 +386,67 @@ class Plane:
             "blocks": range(config.config.num_blocks - state.blocks.available),
             "rows": range(config.config.max_num_seqs - len(state.free_rows)),
         }
-        for what, rest in left.items():
-            assert not len(rest), f"{what} are left: {rest}"
+        for kind, items in left.items():
+            assert not len(items), f"{kind} are left: {items}"
         assert not self.llm._readers
 
     def judge_journal(self) -> None:
         """It replays: all that was reported, and what is whole of it wherever it is
         cut.
         """
-        log, kept, failed = self.record.log, self.record.kept, self.writer.failed
-        found = files.read_journal(self.folder)
-        turns = list(found.turns())
+        log, num_kept, failed = self.record.log, self.record.kept, self.writer.failed
+        journal_read = files.read_journal(self.folder)
+        turns = list(journal_read.turns())
         unsure = self.died or failed is not None  # the last may be there, or not
-        assert kept <= found.count <= kept + unsure, f"{found.count} turns, not {kept}"
-        assert self.reported <= found.count or kept < len(log), "a lost turn was reported"
+        assert num_kept <= journal_read.count <= num_kept + unsure, (
+            f"{journal_read.count} turns, not {num_kept}"
+        )
+        assert self.reported <= journal_read.count or num_kept < len(log), (
+            "a lost turn was reported"
+        )
         secret = self.llm.setup.args.journal_redact
-        for was, turn in zip(log[found.segments[0].head.turn :], turns, strict=False):
-            assert secret or tuple(map(as_written, was.events)) == turn.events
-            assert secret or was.transition.commands == turn.transition.commands
-            assert len(was.transition.reasons) == len(turn.transition.reasons)
+        for recorded, turn in zip(
+            log[journal_read.segments[0].head.turn :], turns, strict=False
+        ):
+            assert secret or tuple(map(as_written, recorded.events)) == turn.events
+            assert secret or recorded.transition.commands == turn.transition.commands
+            assert len(recorded.transition.reasons) == len(turn.transition.reasons)
         if not unsure:
-            assert found.closed
-            assert found.digest == self.writer.digest
-            assert secret or found.state == self.llm.worker.driver.state
+            assert journal_read.closed
+            assert journal_read.digest == self.writer.digest
+            assert secret or journal_read.state == self.llm.worker.driver.state
         if self.rng.random() < 0.3:
             self.faults.tally["torn journal"] += 1
             self.tear(turns)
 
     def tear(self, turns: list[Turn]) -> None:
         """Cut the last segment anywhere: what is whole replays."""
-        path, found = self.writer.paths[-1], None
+        path, journal_read = self.writer.paths[-1], None
         data = path.read_bytes()
         head = len(MAGIC) + 8 + int.from_bytes(data[len(MAGIC) :][:4], "little")
         cut = self.rng.randrange(len(data))
         path.write_bytes(data[:cut])
         lost = cut < head and len(self.writer.paths) == 1
         with contextlib.suppress(JournalError) if lost else contextlib.nullcontext():
-            found = files.read_journal(self.folder)
+            journal_read = files.read_journal(self.folder)
             assert (
-                list(found.turns()) == turns[: found.count - found.segments[0].head.turn]
+                list(journal_read.turns())
+                == turns[: journal_read.count - journal_read.segments[0].head.turn]
             )
-        assert lost == (found is None)
+        assert lost == (journal_read is None)
         path.write_bytes(data)
 
 
 def metrics(reported: str) -> dict[str, float]:
     """Values by name, and by reason where there is one."""
-    found = {}
+    values = {}
     for line in reported.splitlines():
         if line.startswith("minfer_"):
             name, value = line.removeprefix("minfer_").rsplit(" ", 1)
             reason = name.partition('reason="')[2].partition('"')[0]
             name = name.partition("{")[0]
-            found[f"{name}/{reason}" if reason else name] = float(value)
-    return found
+            values[f"{name}/{reason}" if reason else name] = float(value)
+    return values
 
 
 def run_seed(seed: int, folder: Path) -> tuple[str, Counter[str]]:
@@ -448,9 +461,12 @@ def run_seed(seed: int, folder: Path) -> tuple[str, Counter[str]]:
         tally += Counter(
             {f"life: {ending}": 1, "turns": len(plane.record.log), "runs": 1}
         )
-        ends = (f"client: {one.outcome or 'cut off'} {one.why}" for one in plane.clients)
+        ends = (
+            f"client: {client.outcome or 'cut off'} {client.why}"
+            for client in plane.clients
+        )
         tally += Counter(map(str.strip, ends))
-        reported = [(one.outcome, one.why, one.got) for one in plane.clients]
+        reported = [(client.outcome, client.why, client.got) for client in plane.clients]
         digest.update(
             repr((reported, sorted(plane.counts.items()), plane.loop.now)).encode()
         )

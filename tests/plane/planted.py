@@ -23,7 +23,7 @@ Change = Callable[[Any], Callable[..., Any]]  # of a method
 
 def _lost_end(finish: Any) -> Callable[..., Any]:
     """The last word on some samples does not arrive."""
-    return lambda job, done: None if done.length == 5 else finish(job, done)
+    return lambda job, ending: None if ending.length == 5 else finish(job, ending)
 
 
 def _lost_finish(flush: Any) -> Callable[..., Any]:
@@ -87,10 +87,10 @@ def _ends_of_the_engine(note_end: Any) -> Callable[..., Any]:
         ends = dict(counts.ends)
         note_end(counts, job)
         counts.ends = ends
-        for one in job.samples:
+        for sample in job.samples:
             counts.ends[
                 metrics._FINISHED_REASONS.get(
-                    one.ending.reason if one.ending else "", "error"
+                    sample.ending.reason if sample.ending else "", "error"
                 )
             ] += 1
 
@@ -111,8 +111,8 @@ def _name_again(fresh: Any) -> Callable[..., Any]:
     """A run takes a name whose first segment is not there, though others are."""
 
     def planted(folder: Path, numbers: Any) -> Path:
-        run, _, rest = fresh(folder, numbers).name.partition(".")
-        paths = (folder / f"{run}.{n}-{rest.partition('-')[2]}" for n in count())
+        run, _, suffix = fresh(folder, numbers).name.partition(".")
+        paths = (folder / f"{run}.{n}-{suffix.partition('-')[2]}" for n in count())
         return next(path for path in paths if not path.exists())
 
     return planted

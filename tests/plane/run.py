@@ -75,7 +75,7 @@ def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
     report, pairs = Report(), max(1, jobs // 2)
     code = [sys.executable, "-m", "tests.plane.run", "--child", "--plant", plant]
     with contextlib.ExitStack() as stack:
-        both = []
+        processes = []
         for pair in range(min(pairs, runs)):
             args = [
                 f"--first-seed={first + pair}",
@@ -84,20 +84,23 @@ def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
             ]
             for salt in ("1", "2"):
                 env = {**os.environ, "PYTHONHASHSEED": salt}
-                how: Any = {
+                options: Any = {
                     "env": env,
                     "cwd": ROOT,
                     "stdout": subprocess.PIPE,
                     "text": True,
                 }
-                both.append(stack.enter_context(subprocess.Popen([*code, *args], **how)))
+                processes.append(
+                    stack.enter_context(subprocess.Popen([*code, *args], **options))
+                )
         for number in range(runs):
-            at = 2 * (number % pairs)
+            first_process = 2 * (number % pairs)
             lines = [
-                one.stdout.readline() if one.stdout else "" for one in both[at : at + 2]
+                process.stdout.readline() if process.stdout else ""
+                for process in processes[first_process : first_process + 2]
             ]
             seed, reported = first + number, [json.loads(line or "{}") for line in lines]
-            if not all(one.get("digest") for one in reported):
+            if not all(result.get("digest") for result in reported):
                 report.flaws[seed] = next(
                     (t["flaw"] for t in reported if t.get("flaw")), "it died"
                 )

@@ -9,7 +9,7 @@ from tests.plane.planted import PLANTED, REAL
 from tests.plane.run import compare
 
 # What must have happened in the runs of the first test.
-FIRE = (
+REQUIRED_EVENTS = (
     "aside",
     "bad",
     "burst",
@@ -47,15 +47,15 @@ FIRE = (
 def test_runs_hold_and_repeat_in_another_process(runs: int) -> None:
     report = compare(0, runs)
     assert not report.flaws, f"{len(report.flaws)}: {next(iter(report.flaws.items()))}"
-    assert not [kind for kind in FIRE if not report.tally[kind]]
+    assert not [kind for kind in REQUIRED_EVENTS if not report.tally[kind]]
 
 
-SOON = ("counted twice", "lost end")  # are found in the first seeds
+FOUND_SOON = ("counted twice", "lost end")  # are found in the first seeds
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "bug", [*SOON, *claimed(bug for bug in PLANTED if bug not in SOON)]
+    "bug", [*FOUND_SOON, *claimed(bug for bug in PLANTED if bug not in FOUND_SOON)]
 )
 def test_a_planted_bug_is_found(bug: str) -> None:
     # It takes two stop strings in one turn, a slow client of two prompts, two runs in one

@@ -50,13 +50,13 @@ def meant(numbers: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:
 
 def packed(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Rows of numbers, eight in an int32: the first of `order` in the lowest bits."""
-    made = torch.zeros(len(numbers), -(-numbers.shape[1] // 8), dtype=torch.int64)
-    for place in range(made.shape[1]):
+    words = torch.zeros(len(numbers), -(-numbers.shape[1] // 8), dtype=torch.int64)
+    for place in range(words.shape[1]):
         for slot, which in enumerate(order):
             column = 8 * place + which
             if column < numbers.shape[1]:
-                made[:, place] += numbers[:, column].long() << 4 * slot
-    return (made - (made >> 31 << 32)).int()
+                words[:, place] += numbers[:, column].long() << 4 * slot
+    return (words - (words >> 31 << 32)).int()
 
 
 def awq(matrix: Tensor) -> tuple[Tensors, Tensor]:
@@ -236,27 +236,27 @@ FORMATS: Final[dict[str, tuple[dict[str, Any], Writer]]] = {
 
 
 def quantized(
-    folder: Path, to: Path, name: str, keep: Callable[[str], bool] = lambda _: False
+    folder: Path, target: Path, name: str, keep: Callable[[str], bool] = lambda _: False
 ) -> tuple[Path, Path]:
     """Write a checkpoint's quantized form, and a copy with the numbers that it means;
     returns their folders. Matrices to `keep` stay as they are.
     """
     config, writer = FORMATS[name]
-    made: Tensors = {}
+    stored: Tensors = {}
     copy: Tensors = {}
     for key, tensor in load_file(folder / "model.safetensors").items():
         if MATRIX.fullmatch(key) is None or keep(key):
-            made[key] = copy[key] = tensor
+            stored[key] = copy[key] = tensor
             continue
         tensors, copy[key] = writer(tensor)
         stem = key.removesuffix("weight")
-        made |= {stem + end: one.contiguous() for end, one in tensors.items()}
-    own = json.loads((folder / "config.json").read_text())
-    for where, tensors, more in (
-        (to / "quantized", made, {"quantization_config": config}),
-        (to / "copy", copy, {}),
+        stored |= {stem + end: tensor.contiguous() for end, tensor in tensors.items()}
+    base_config = json.loads((folder / "config.json").read_text())
+    for out_folder, tensors, extra_config in (
+        (target / "quantized", stored, {"quantization_config": config}),
+        (target / "copy", copy, {}),
     ):
-        where.mkdir()
-        save_file(tensors, where / "model.safetensors", {"format": "pt"})
-        (where / "config.json").write_text(json.dumps(own | more))
-    return to / "quantized", to / "copy"
+        out_folder.mkdir()
+        save_file(tensors, out_folder / "model.safetensors", {"format": "pt"})
+        (out_folder / "config.json").write_text(json.dumps(base_config | extra_config))
+    return target / "quantized", target / "copy"

@@ -5,7 +5,6 @@ Beside each checkpoint a plain one is written, which transformers reads: it has 
 tensors and tokenizer, and its configs say in the usual form what the others mean.
 """
 
-import json
 import shutil
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ import transformers
 from attrs import frozen
 from safetensors.torch import save_file
 
-from tests.effects.checkpoints.tokenizers_made import write_tokenizer
+from tests.effects.checkpoints.tokenizers_made import write_json, write_tokenizer
 
 VOCABULARY: Final = 420  # more than any of the tokenizers has
 SIZES: Final = {
@@ -79,8 +78,8 @@ def make(folder: Path, seed: int) -> Made:
     shutil.copytree(odd, plain)
     kind, tied = draw.choice(TYPES), draw.random() < 0.5
     config = _config(kind, tied)
-    _write(plain / "config.json", config)
-    _write(odd / "config.json", _written_otherwise(config, draw))
+    write_json(plain / "config.json", config)
+    write_json(odd / "config.json", _written_otherwise(config, draw))
     if draw.random() < 0.7:
         _write_advice(odd, plain, draw)
     torch.manual_seed(seed)
@@ -91,8 +90,8 @@ def make(folder: Path, seed: int) -> Made:
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     if draw.random() < 0.3:
         tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
-    whole = tensors if not tied else _without(tensors, HEAD)
-    save_file(whole, plain / SINGLE, {"format": "pt"})
+    plain_tensors = tensors if not tied else _without(tensors, HEAD)
+    save_file(plain_tensors, plain / SINGLE, {"format": "pt"})
     names = draw.choice([*NAMES, *TIED] if tied else NAMES)
     files = draw.choice([*FILES, *REFUSED] if seed % 4 == 0 else FILES)
     written, refused = _renamed(tensors, names, tied=tied)
@@ -101,12 +100,12 @@ def make(folder: Path, seed: int) -> Made:
 
 
 def _config(kind: str, tied: bool) -> dict[str, Any]:
-    theirs: Any = transformers.AutoConfig.for_model(kind, **SIZES)
-    made: dict[str, Any] = theirs.to_dict()
-    model: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(theirs)]
+    config: Any = transformers.AutoConfig.for_model(kind, **SIZES)
+    fields: dict[str, Any] = config.to_dict()
+    model: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     name = model.__name__
-    made |= {"tie_word_embeddings": tied, "architectures": [name], "eos_token_id": 7}
-    return {key: value for key, value in made.items() if not key.startswith("_")}
+    fields |= {"tie_word_embeddings": tied, "architectures": [name], "eos_token_id": 7}
+    return {key: value for key, value in fields.items() if not key.startswith("_")}
 
 
 def _written_otherwise(config: dict[str, Any], draw: Random) -> dict[str, Any]:
@@ -148,7 +147,7 @@ def _write_advice(odd: Path, plain: Path, draw: Random) -> None:
         advice["repetition_penalty"] = draw.choice([1.8, 1.1, 0.5, 2.0])
     if draw.random() < 0.5:
         advice["do_sample"] = draw.choice([True, False])
-    _write(plain / "generation_config.json", advice)
+    write_json(plain / "generation_config.json", advice)
     odder = dict(advice)
     for name, values in (
         ("top_k", (50.0, 50, -7, "all", 1e30)),
@@ -166,22 +165,22 @@ def _write_advice(odd: Path, plain: Path, draw: Random) -> None:
         odder["repetition_penalty"] = 2
     if "repetition_penalty" not in advice and draw.random() < 0.3:
         odder["repetition_penalty"] = draw.choice([0, -1.0, 7.5, float("inf")])
-    _write(odd / "generation_config.json", odder)
+    write_json(odd / "generation_config.json", odder)
 
 
-def _renamed(tensors: Tensors, how: str, *, tied: bool) -> tuple[Tensors, str | None]:
+def _renamed(tensors: Tensors, naming: str, *, tied: bool) -> tuple[Tensors, str | None]:
     """The tensors under other names, and what minfer says if it does not take them."""
-    if how == "bare":
+    if naming == "bare":
         tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
         return _without(tensors, HEAD) if tied else tensors, None
-    if how == "doubled":
+    if naming == "doubled":
         tensors = {f"model.{name}": t for name, t in tensors.items()}
         return _without(tensors, f"model.{HEAD}") if tied else tensors, None
-    if how == "head alone":
+    if naming == "head alone":
         return _without(tensors, EMBED), None
-    if how == "head of another":
+    if naming == "head of another":
         return {**tensors, HEAD: tensors[HEAD] + 1}, "although config.json ties them"
-    if how == "both" or not tied:
+    if naming == "both" or not tied:
         return tensors, None
     return _without(tensors, HEAD), None
 
@@ -192,18 +191,18 @@ def _without(tensors: Tensors, name: str) -> Tensors:
 
 def _write_files(folder: Path, tensors: Tensors, form: str, draw: Random) -> None:
     names = sorted(tensors)
-    taken = draw.choice(names)
+    odd_name = draw.choice(names)
     if draw.random() < 0.2:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     if form == "a tensor of no model":
         tensors["model.layers.0.extra.weight"] = torch.ones(4)
     if form == "a tensor that is missing":
-        taken = next(name for name in names if "layers.1" in name)
-        tensors = _without(tensors, taken)
+        odd_name = next(name for name in names if "layers.1" in name)
+        tensors = _without(tensors, odd_name)
     if "beside" in form or form in ("one file", "a file that ends early"):
         save_file(tensors, folder / SINGLE, {"format": "pt"})
     else:
-        _write_shards(folder, tensors, form, taken, draw)
+        _write_shards(folder, tensors, form, odd_name, draw)
     if form == "a file that ends early":
         data = (folder / SINGLE).read_bytes()
         (folder / SINGLE).write_bytes(data[: len(data) // 2])
@@ -212,40 +211,40 @@ def _write_files(folder: Path, tensors: Tensors, form: str, draw: Random) -> Non
     if form == "a broken index beside it":
         (folder / INDEX).write_text(draw.choice(["{", "[]", "{}", '{"weight_map": {}}']))
     if form == "an index of missing files beside it":
-        _write(folder / INDEX, {"weight_map": dict.fromkeys(names, "gone.safetensors")})
+        write_json(
+            folder / INDEX, {"weight_map": dict.fromkeys(names, "gone.safetensors")}
+        )
     if form == "one file beside a whole index":
-        _write_shards(folder, tensors, "shards", taken, draw)
+        _write_shards(folder, tensors, "shards", odd_name, draw)
 
 
 def _write_shards(
-    folder: Path, tensors: Tensors, form: str, taken: str, draw: Random
+    folder: Path, tensors: Tensors, form: str, odd_name: str, draw: Random
 ) -> None:
     """Several files and their index, which is not quite right in some forms."""
     place = "weights/" if form == "shards in a folder" else ""
     (folder / place).mkdir(exist_ok=True)
     files = [f"{place}model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    where = {name: draw.choice(files) for name in tensors}
-    index = dict(where)
-    shards: dict[str, Tensors] = {file: {} for file in where.values()}
-    for name, file in where.items():
+    file_of = {name: draw.choice(files) for name in tensors}
+    index = dict(file_of)
+    shards: dict[str, Tensors] = {file: {} for file in file_of.values()}
+    for name, file in file_of.items():
         shards[file][name] = tensors[name]
-    other = next((file for file in shards if file != where.get(taken)), files[0])
-    if form == "an index that leaves a tensor out" and len(shards[where[taken]]) > 1:
-        del index[taken]
+    other_file = next(
+        (file for file in shards if file != file_of.get(odd_name)), files[0]
+    )
+    if form == "an index that leaves a tensor out" and len(shards[file_of[odd_name]]) > 1:
+        del index[odd_name]
     if form == "an index that lists a head that is not there":
-        index.setdefault(HEAD, other)
+        index.setdefault(HEAD, other_file)
     if form == "a tensor in another shard":
-        index[taken] = other
+        index[odd_name] = other_file
     if form == "a tensor in two shards":
-        shards[other][taken] = tensors[taken].clone()
+        shards[other_file][odd_name] = tensors[odd_name].clone()
     if form == "two shards with other values":
-        shards[other][taken] = tensors[taken] + 1
+        shards[other_file][odd_name] = tensors[odd_name] + 1
     if form == "a tensor of no model, not in the index":
-        shards[other]["model.more"] = torch.ones(1)
-    for file, part in shards.items():
-        save_file(part, folder / file, {"format": "pt"})
-    _write(folder / INDEX, {"metadata": {"total_size": 1}, "weight_map": index})
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False))
+        shards[other_file]["model.more"] = torch.ones(1)
+    for file, shard in shards.items():
+        save_file(shard, folder / file, {"format": "pt"})
+    write_json(folder / INDEX, {"metadata": {"total_size": 1}, "weight_map": index})

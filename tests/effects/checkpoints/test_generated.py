@@ -48,55 +48,55 @@ def test_a_tokenizer_is_read_as_by_transformers(tmp_path: Path, seed: int) -> No
 
 @pytest.mark.parametrize("seed", [*long(range(36)), *claimed(range(36, 640))])
 def test_a_checkpoint_is_read_as_by_transformers(tmp_path: Path, seed: int) -> None:
-    made = make(tmp_path, seed)
-    check_tokenizer(made.folder, made.plain)
-    if made.refused is None:
-        check_model(made)
+    checkpoint = make(tmp_path, seed)
+    check_tokenizer(checkpoint.folder, checkpoint.plain)
+    if checkpoint.refused is None:
+        check_model(checkpoint)
         return
-    with pytest.raises(CheckpointError, match=made.refused):
-        LLM(model=str(made.folder), dtype="float32")
+    with pytest.raises(CheckpointError, match=checkpoint.refused):
+        LLM(model=str(checkpoint.folder), dtype="float32")
 
 
 def check_tokenizer(folder: Path, plain: Path) -> None:
     """Ids, texts, special tokens and prompts are transformers'."""
-    ours = Tokenizer(folder)
+    tokenizer = Tokenizer(folder)
     try:
-        theirs = AutoTokenizer.from_pretrained(plain)
+        reference = AutoTokenizer.from_pretrained(plain)
     except TypeError:  # null for a flag, which minfer takes for nothing
         return
-    assert ours.special_tokens == theirs.special_tokens_map
+    assert tokenizer.special_tokens == reference.special_tokens_map
     for text in TEXTS:
         for special in (True, False):
-            ids = encoded(theirs, text, special)
+            ids = encoded(reference, text, special)
             if ids is None:
                 continue
-            assert ours.encode(text, add_special_tokens=special) == ids, text
-            found = ours.decode(ids, skip_special_tokens=special)
-            assert found == theirs.decode(ids, skip_special_tokens=special)
+            assert tokenizer.encode(text, add_special_tokens=special) == ids, text
+            text_again = tokenizer.decode(ids, skip_special_tokens=special)
+            assert text_again == reference.decode(ids, skip_special_tokens=special)
     for tools in (None, list(TOOLS), []):
-        assert rendered(ours, tools) == their_prompt(theirs, tools)
+        assert rendered(tokenizer, tools) == their_prompt(reference, tools)
 
 
-def encoded(theirs: Any, text: str, special: bool) -> list[int] | None:
+def encoded(reference: Any, text: str, special: bool) -> list[int] | None:
     """Their token ids; None for a text that they cannot encode."""
     try:
-        ids: list[int] = theirs.encode(text, add_special_tokens=special)
+        ids: list[int] = reference.encode(text, add_special_tokens=special)
     except Exception as error:  # the library raises no other
         assert "not found in the vocabulary" in str(error)  # noqa: PT017
         return None
     return ids
 
 
-def rendered(ours: Tokenizer, tools: Any) -> str | None:
+def rendered(tokenizer: Tokenizer, tools: Any) -> str | None:
     try:
-        return render_chat(ours, TALK, {"tools": tools})
+        return render_chat(tokenizer, TALK, {"tools": tools})
     except ChatTemplateError:
         return None
 
 
-def their_prompt(theirs: Any, tools: Any) -> str | None:
+def their_prompt(reference: Any, tools: Any) -> str | None:
     try:
-        text: str = theirs.apply_chat_template(
+        text: str = reference.apply_chat_template(
             TALK, tokenize=False, tools=tools, add_generation_prompt=True
         )
     except ValueError:  # no template, or none that is the default
@@ -104,23 +104,27 @@ def their_prompt(theirs: Any, tools: Any) -> str | None:
     return text
 
 
-def check_model(made: Made) -> None:
+def check_model(checkpoint: Made) -> None:
     """Greedy tokens are those of transformers' `generate`."""
-    theirs: Any = AutoModelForCausalLM.from_pretrained(made.plain, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint.plain, dtype=torch.float32
+    )
     prompts = [[5, 300, 12, 77, 300], [1, 2, 3]]
-    with LLM(model=str(made.folder), dtype="float32", max_num_seqs=2) as llm:
+    with LLM(model=str(checkpoint.folder), dtype="float32", max_num_seqs=2) as llm:
         params = llm.setup.default_sampling_params(temperature=0, max_tokens=LENGTH)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
         assert llm.tokenizer is not None
         ends = llm.tokenizer.eos_ids  # more than theirs: `compare.differences` says why
     for ids, output in zip(prompts, outputs, strict=True):
         with torch.inference_mode():
-            found = theirs.generate(
+            output_ids = model.generate(
                 torch.tensor([ids]), do_sample=False, max_new_tokens=LENGTH
             )
-        wanted = found[0, len(ids) :].tolist()
-        assert set(listed(theirs.generation_config.eos_token_id)) <= set(ends)
-        assert until(output.outputs[0].token_ids, ends) == until(wanted, ends), made.form
+        expected = output_ids[0, len(ids) :].tolist()
+        assert set(listed(model.generation_config.eos_token_id)) <= set(ends)
+        assert until(output.outputs[0].token_ids, ends) == until(expected, ends), (
+            checkpoint.form
+        )
 
 
 def listed(value: Any) -> list[int]:

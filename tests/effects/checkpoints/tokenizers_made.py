@@ -73,8 +73,8 @@ def sentence_pieces(draw: Random) -> Backend:
         )
     )
     if draw.random() < 0.6:  # Yi's
-        parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        backend.normalizer = normalizers.Sequence(parts)
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)
     else:
         scheme = draw.choice(["first", "always", "never"])
         backend.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -101,14 +101,16 @@ def write_tokenizer(folder: Path, draw: Random) -> None:
     backend.save(str(folder / "tokenizer.json"))
     config = _config(draw, stored, backend)
     if draw.random() < 0.4:
-        _write(folder / "special_tokens_map.json", _special_map(draw, stored))
+        write_json(folder / "special_tokens_map.json", _special_map(draw, stored))
     if draw.random() < 0.3:
         first = backend.get_vocab_size()
-        more = draw.sample(NEW, 3)
-        _write(folder / "added_tokens.json", {t: first + i for i, t in enumerate(more)})
+        added = draw.sample(NEW, 3)
+        write_json(
+            folder / "added_tokens.json", {t: first + i for i, t in enumerate(added)}
+        )
     _write_templates(folder, config, draw)
     if config or draw.random() < 0.8:
-        _write(folder / "tokenizer_config.json", config)
+        write_json(folder / "tokenizer_config.json", config)
 
 
 def _token(text: str, draw: Random) -> AddedToken:
@@ -161,19 +163,19 @@ def _config(draw: Random, stored: list[str], backend: Backend) -> dict[str, Any]
 
 
 def _special_map(draw: Random, stored: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    special_map: dict[str, Any] = {}
     for name in draw.sample(NAMES, 3):
         text = draw.choice([*stored, draw.choice(NEW)])
-        found[name] = _entry(text, draw) if draw.random() < 0.4 else text
+        special_map[name] = _entry(text, draw) if draw.random() < 0.4 else text
     if draw.random() < 0.4:
-        found["additional_special_tokens"] = draw.sample(NEW, 2)
+        special_map["additional_special_tokens"] = draw.sample(NEW, 2)
     if draw.random() < 0.2:
-        found["extra_special_tokens"] = draw.choice(
+        special_map["extra_special_tokens"] = draw.choice(
             [draw.sample(NEW, 2), {"video_token": "<tool>"}]
         )
     if draw.random() < 0.2:
-        found["image_token"] = "<image>"  # noqa: S105 - a token of text
-    return found
+        special_map["image_token"] = "<image>"  # noqa: S105 - a token of text
+    return special_map
 
 
 def _write_templates(folder: Path, config: dict[str, Any], draw: Random) -> None:
@@ -191,10 +193,13 @@ def _write_templates(folder: Path, config: dict[str, Any], draw: Random) -> None
     if draw.random() < 0.2:
         (folder / "chat_template.json").write_text('{"chat_template": "never read"}')
     if draw.random() < 0.2:
-        more = folder / "additional_chat_templates"
-        more.mkdir()
-        (more / f"{draw.choice(['tool_use', 'rag', 'default'])}.jinja").write_text(some())
+        template_folder = folder / "additional_chat_templates"
+        template_folder.mkdir()
+        (
+            template_folder / f"{draw.choice(['tool_use', 'rag', 'default'])}.jinja"
+        ).write_text(some())
 
 
-def _write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, its text as it is."""
     path.write_text(json.dumps(value, ensure_ascii=False))

@@ -47,36 +47,38 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 def stages() -> dict[str, Stage]:
     """The stages of the Dockerfile by name, with its defaults of arguments put in."""
-    given: dict[str, str] = {}
-    found: dict[str, Stage] = {}
+    defaults: dict[str, str] = {}
+    by_name: dict[str, Stage] = {}
     steps: list[Instruction] = []
-    for each in instructions((ROOM / "Dockerfile").read_text("utf-8")):
-        if each.word == "ARG":
-            name, _, default = each.rest.partition("=")
-            given[name] = default
-        if each.word == "FROM":
-            image, name = re.fullmatch(r"(\S+) AS (\S+)", each.rest).groups()  # type: ignore[union-attr]  # else: fails
+    for instruction in instructions((ROOM / "Dockerfile").read_text("utf-8")):
+        if instruction.word == "ARG":
+            name, _, default = instruction.rest.partition("=")
+            defaults[name] = default
+        if instruction.word == "FROM":
+            image, name = re.fullmatch(r"(\S+) AS (\S+)", instruction.rest).groups()  # type: ignore[union-attr]  # else: fails
             steps = []
-            found[name] = Stage(name, _filled(image, given), ())
-        elif found:
-            steps.append(Instruction(each.word, _filled(each.rest, given)))
-            last = next(reversed(found.values()))
-            found[last.name] = Stage(last.name, last.image, tuple(steps))
-    return found
+            by_name[name] = Stage(name, _filled(image, defaults), ())
+        elif by_name:
+            steps.append(
+                Instruction(instruction.word, _filled(instruction.rest, defaults))
+            )
+            last = next(reversed(by_name.values()))
+            by_name[last.name] = Stage(last.name, last.image, tuple(steps))
+    return by_name
 
 
 def whole(name: str) -> Stage:
     """A stage with all that the stages it is made from do, from the first on."""
-    made = stages()
-    stage = made[name]
-    if stage.image not in made:
+    by_name = stages()
+    stage = by_name[name]
+    if stage.image not in by_name:
         return stage
     below = whole(stage.image)
     return Stage(name, below.image, (*below.steps, *stage.steps))
 
 
-def _filled(text: str, given: dict[str, str]) -> str:
-    return re.sub(r"\$\{(\w+)\}", lambda found: given.get(found[1], found[0]), text)
+def _filled(text: str, defaults: dict[str, str]) -> str:
+    return re.sub(r"\$\{(\w+)\}", lambda match: defaults.get(match[1], match[0]), text)
 
 
 def read_yaml(name: str) -> Any:
@@ -86,8 +88,8 @@ def read_yaml(name: str) -> Any:
 
 def read_all_yaml(name: str) -> dict[str, Any]:
     """The objects of a manifest, by kind."""
-    found = yaml.safe_load_all((ROOM / name).read_text("utf-8"))
-    return {each["kind"]: each for each in found}
+    objects = yaml.safe_load_all((ROOM / name).read_text("utf-8"))
+    return {manifest["kind"]: manifest for manifest in objects}
 
 
 def read_json(name: str) -> Any:

@@ -23,8 +23,13 @@ def seconds(text: str) -> int:
 def test_the_server_is_started_with_options_that_it_has() -> None:
     options = parser().parse_args(COMMAND)
     assert (options.host, options.port) == ("0.0.0.0", PORT)  # noqa: S104  # inside
-    more = shlex.split("--model Qwen/Qwen2.5-0.5B-Instruct")  # as its comment says
-    assert parser().parse_args([*COMMAND, *more]).model == "Qwen/Qwen2.5-0.5B-Instruct"
+    model_options = shlex.split(
+        "--model Qwen/Qwen2.5-0.5B-Instruct"
+    )  # as its comment says
+    assert (
+        parser().parse_args([*COMMAND, *model_options]).model
+        == "Qwen/Qwen2.5-0.5B-Instruct"
+    )
 
 
 def test_answers_may_end_before_it_is_killed() -> None:
@@ -81,10 +86,10 @@ def test_the_second_file_adds_a_gpu() -> None:
 
 def test_it_says_how_to_use_several_gpus() -> None:
     text = (ROOM / "compose.gpu.yaml").read_text("utf-8")
-    said = re.search(r'MINFER_GPUS=(\d+) MINFER_ARGS="(.*)"', text)
-    assert said
-    options = parser().parse_args([*COMMAND, *shlex.split(said[2])])
-    assert options.tensor_parallel_size == int(said[1]) > 1
+    match = re.search(r'MINFER_GPUS=(\d+) MINFER_ARGS="(.*)"', text)
+    assert match
+    options = parser().parse_args([*COMMAND, *shlex.split(match[2])])
+    assert options.tensor_parallel_size == int(match[1]) > 1
     assert read_yaml("compose.gpu.yaml")["services"]["minfer"]["shm_size"] == "8gb"
 
 

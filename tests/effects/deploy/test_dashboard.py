@@ -45,12 +45,12 @@ def exported() -> dict[str, set[str]]:
         now = evolve(now, totals=totals)
         metrics.client = Mock(snapshot=lambda: now)
         text = generate_latest(metrics.registry).decode()
-    found: dict[str, set[str]] = {}
+    labels_by_name: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         labels: set[str] = set().union(*(sample.labels for sample in family.samples))
         named = {sample.name for sample in family.samples}
-        found |= dict.fromkeys({family.name, *named}, labels)
-    return found
+        labels_by_name |= dict.fromkeys({family.name, *named}, labels)
+    return labels_by_name
 
 
 @pytest.mark.parametrize("expression", REQUESTED.values(), ids=REQUESTED)
@@ -60,8 +60,10 @@ def test_what_it_names_is_exported(
     names = set(NAMED.findall(expression))
     assert names
     assert names <= exported.keys()
-    known = set().union(*(exported[name] for name in names)) | {"le"}
-    assert {one or other for one, other in LABELS.findall(expression)} <= known
+    labels = set().union(*(exported[name] for name in names)) | {"le"}
+    assert {
+        selected or summed_by for selected, summed_by in LABELS.findall(expression)
+    } <= labels
 
 
 def test_nothing_is_shown_that_is_of_one_process_only() -> None:
@@ -103,13 +105,16 @@ def test_it_shows(name: str) -> None:
 def test_latencies_are_quantiles() -> None:
     shown = [panel for panel in PANELS if panel["title"] == "Time to the first token"]
     expressions = [target["expr"] for target in shown[0]["targets"]]
-    shares = [re.match(r"histogram_quantile\(([\d.]+),", each) for each in expressions]
-    assert [each and each[1] for each in shares] == ["0.5", "0.9", "0.99"]
+    shares = [
+        re.match(r"histogram_quantile\(([\d.]+),", expression)
+        for expression in expressions
+    ]
+    assert [match and match[1] for match in shares] == ["0.5", "0.9", "0.99"]
 
 
 def test_panels_have_their_own_place() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     for panel in PANELS:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= WIDTH
@@ -118,12 +123,12 @@ def test_panels_have_their_own_place() -> None:
             for x in range(place["w"])
             for y in range(place["h"])
         }
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert not cells & occupied, panel["title"]
+        occupied |= cells
 
 
 def test_its_variables_are_there() -> None:
-    names = {each["name"] for each in BOARD["templating"]["list"]}
+    names = {variable["name"] for variable in BOARD["templating"]["list"]}
     assert names == {"source", "model"}
     text = " ".join(REQUESTED.values())
     used = set(re.findall(r"\$(\w+)", text)) - {"__rate_interval"}

@@ -21,10 +21,10 @@ BUILDS = ("build-cpu", "build-gpu")
 def test_no_process_runs_as_root(name: str) -> None:
     stage = whole(name)
     assert stage.of("USER")[-1] == f"{USER}:{USER}"
-    made = " ".join(stage.of("RUN"))
-    assert f"--gid {USER} minfer" in made
-    assert f"--uid {USER} --gid {USER}" in made
-    assert f"install -d -o {USER} -g {USER} /models" in made
+    commands = " ".join(stage.of("RUN"))
+    assert f"--gid {USER} minfer" in commands
+    assert f"--uid {USER} --gid {USER}" in commands
+    assert f"install -d -o {USER} -g {USER} /models" in commands
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -105,16 +105,18 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     rules = (ROOM / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
     lines = [line for line in rules if line and not line.startswith("#")]
     assert lines[0] == "*"
-    kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    patterns = [line.removeprefix("!") for line in lines if line.startswith("!")]
     for name in BUILDS:
         for copy in whole(name).of("COPY"):
             *sources, _ = copy.split()
             for source in sources:
                 assert (ROOT / source).exists(), source
-                assert any(fnmatch.fnmatch(source, one) for one in kept), source
+                assert any(fnmatch.fnmatch(source, pattern) for pattern in patterns), (
+                    source
+                )
 
 
 def test_images_are_named_after_this_version() -> None:
     for name in ("Dockerfile", "README.md", "compose.yaml", "kubernetes.yaml"):
-        found = re.findall(r"\bminfer:(\S+?)-(?:cpu|gpu)\b", (ROOM / name).read_text())
-        assert set(found) == {minfer.__version__}, name
+        versions = re.findall(r"\bminfer:(\S+?)-(?:cpu|gpu)\b", (ROOM / name).read_text())
+        assert set(versions) == {minfer.__version__}, name

@@ -17,36 +17,36 @@ JOB = read_all_yaml("kuberay-job.yaml")
 CLUSTERS = {
     "job": JOB["RayJob"]["spec"]["rayClusterSpec"],
 }
-EACH = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+EVERY_CLUSTER = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 
 
 def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     """The pods of the head and of the engines."""
     (workers,) = cluster["workerGroupSpecs"]
-    return [one["template"]["spec"] for one in (cluster["headGroupSpec"], workers)]
+    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], workers)]
 
 
-@EACH
+@EVERY_CLUSTER
 def test_the_image_has_this_minfer_and_this_ray(cluster: dict[str, Any]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    (wanted,) = project["optional-dependencies"]["ray"]
-    assert SpecifierSet(wanted.removeprefix("ray")).contains(cluster["rayVersion"])
+    (requirement,) = project["optional-dependencies"]["ray"]
+    assert SpecifierSet(requirement.removeprefix("ray")).contains(cluster["rayVersion"])
     for pod in pods(cluster):
         (container,) = pod["containers"]
         assert container["image"] == f"minfer:{minfer.__version__}-gpu"
     assert "wget" in " ".join(whole("gpu").of("RUN"))  # of KubeRay's probes
 
 
-@EACH
+@EVERY_CLUSTER
 def test_engines_have_a_gpu_and_all_the_model(cluster: dict[str, Any]) -> None:
     head, engine = pods(cluster)
     limits = [pod["containers"][0]["resources"]["limits"] for pod in (head, engine)]
-    assert [one.get("nvidia.com/gpu") for one in limits] == [None, 1]
+    assert [limit.get("nvidia.com/gpu") for limit in limits] == [None, 1]
     assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
     for pod in (head, engine):
         assert pod["securityContext"]["runAsUser"] == USER
-        mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
-        assert {one["name"] for one in pod["volumes"]} == mounts.keys()
+        mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+        assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
         assert mounts["models"]["mountPath"] == "/models"
 
 

@@ -39,8 +39,8 @@ def test_the_objects_fit_each_other() -> None:
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     assert ports == {"http": PORT}
     assert OBJECTS["Service"]["spec"]["ports"][0]["targetPort"] in ports
-    mounted = {each["name"] for each in CONTAINER["volumeMounts"]}
-    assert {each["name"] for each in SPEC["volumes"]} == mounted
+    mounted = {mount["name"] for mount in CONTAINER["volumeMounts"]}
+    assert {volume["name"] for volume in SPEC["volumes"]} == mounted
     claim = SPEC["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert OBJECTS["PersistentVolumeClaim"]["metadata"]["name"] == claim
 
@@ -48,20 +48,20 @@ def test_the_objects_fit_each_other() -> None:
 def test_it_is_started_with_options_that_it_has() -> None:
     options = parser().parse_args(CONTAINER["args"])
     assert (options.host, options.port) == ("0.0.0.0", PORT)  # noqa: S104  # inside
-    variables = {each["name"] for each in CONTAINER["env"]}
+    variables = {variable["name"] for variable in CONTAINER["env"]}
     assert variables == {"MINFER_API_KEY", "HF_TOKEN"}
 
 
 def test_it_may_do_little() -> None:
     pod = SPEC["securityContext"]
     assert pod["runAsNonRoot"] is True
-    assert {pod[who] for who in ("runAsUser", "runAsGroup", "fsGroup")} == {USER}
-    here = CONTAINER["securityContext"]
-    assert here["readOnlyRootFilesystem"] is True
-    assert here["allowPrivilegeEscalation"] is False
-    assert here["capabilities"] == {"drop": ["ALL"]}
+    assert {pod[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {USER}
+    context = CONTAINER["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
     # What is written goes where a volume is.
-    paths = {each["mountPath"] for each in CONTAINER["volumeMounts"]}
+    paths = {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
     assert paths == {"/models", "/tmp", "/dev/shm"}  # noqa: S108  # volumes of its own
     settings = " ".join(whole("gpu").of("ENV"))
     assert {"HF_HOME=/models", "TRITON_CACHE_DIR=/models/triton"} <= set(settings.split())
@@ -77,11 +77,13 @@ def test_it_has_a_gpu_and_an_image_with_a_version() -> None:
 
 def test_several_gpus_need_more_arguments_and_shared_memory() -> None:
     text = (ROOM / "kubernetes.yaml").read_text("utf-8")
-    more = yaml.safe_load("\n".join(re.findall(r"^#   (- .*)$", text, re.MULTILINE)))
-    options = parser().parse_args([*CONTAINER["args"], *more])
+    extra_args = yaml.safe_load(
+        "\n".join(re.findall(r"^#   (- .*)$", text, re.MULTILINE))
+    )
+    options = parser().parse_args([*CONTAINER["args"], *extra_args])
     assert options.tensor_parallel_size > 1
-    mounts = {each["mountPath"]: each["name"] for each in CONTAINER["volumeMounts"]}
-    volumes = {each["name"]: each for each in SPEC["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in CONTAINER["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in SPEC["volumes"]}
     shared = volumes[mounts["/dev/shm"]]["emptyDir"]  # noqa: S108  # a volume of its own
     assert shared == {"medium": "Memory", "sizeLimit": "8Gi"}
 
@@ -101,8 +103,8 @@ def test_probes_ask_what_they_mean() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving(executor="dry") as made:
-        yield made
+    with serving(executor="dry") as running:
+        yield running
 
 
 REQUESTED = {probe["httpGet"]["path"] for probe in PROBES.values()}

@@ -18,7 +18,7 @@ from minfer.effects.net.child import Child, spawn_child
 
 ROOT = Path(__file__).parents[3]
 MODULE = "tests.effects.net.spawned"
-PATIENCE = 20.0  # seconds for what takes some tenths
+END_SECONDS = 20.0  # seconds for what takes some tenths
 
 
 def alive(process: int) -> bool:
@@ -31,53 +31,59 @@ def alive(process: int) -> bool:
 
 
 def until_ended(process: int) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + END_SECONDS
     while alive(process):
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 @contextlib.contextmanager
-def spawned(given: bytes = b"", limit: float = 0.0) -> Iterator[tuple[Child, bytes]]:
+def spawned(stdin_data: bytes = b"", limit: float = 0.0) -> Iterator[tuple[Child, bytes]]:
     """A child that runs, and what it said."""
-    ours, its = os.pipe()
-    made = spawn_child(MODULE, str(its), stdin_data=given, descriptors=[its], limit=limit)
-    os.close(its)
+    read_end, write_end = os.pipe()
+    child_process = spawn_child(
+        MODULE,
+        str(write_end),
+        stdin_data=stdin_data,
+        descriptors=[write_end],
+        limit=limit,
+    )
+    os.close(write_end)
     try:
-        yield made, os.read(ours, 100)
+        yield child_process, os.read(read_end, 100)
     finally:
-        made.kill()
-        os.close(ours)
+        child_process.kill()
+        os.close(read_end)
 
 
 def test_a_spawned_child_gets_its_input_and_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MINFER_CACHE_SECRET", "secret")
-    with spawned(given=b"input") as (_, said):
-        assert said == b"input|"
+    with spawned(stdin_data=b"input") as (_, output):
+        assert output == b"input|"
 
 
 def test_its_exit_code_is_known_and_it_leaves_no_zombie() -> None:
-    with spawned() as (made, _):
-        assert made.poll() is None
-        assert made.wait(0.05) is None, "it runs"
-        made.signal(signal.SIGTERM)
-        assert made.wait() == -signal.SIGTERM
-        assert not Path(f"/proc/{made.pid}").exists()
-        made.signal(signal.SIGTERM)  # there is no such process
+    with spawned() as (child_process, _):
+        assert child_process.poll() is None
+        assert child_process.wait(0.05) is None, "it runs"
+        child_process.signal(signal.SIGTERM)
+        assert child_process.wait() == -signal.SIGTERM
+        assert not Path(f"/proc/{child_process.pid}").exists()
+        child_process.signal(signal.SIGTERM)  # there is no such process
 
 
 def test_a_heartbeat_of_a_spawned_child_is_seen() -> None:
     def looks(start: float) -> Iterator[bool]:
         for number in range(10):
             time.sleep(0.05)
-            yield made.hangs(start + number, ready=True)
+            yield child_process.hangs(start + number, ready=True)
 
-    with spawned(limit=5.0) as (made, _):
+    with spawned(limit=5.0) as (child_process, _):
         assert not any(looks(100.0))
-        made.kill()
-        made.wait()
+        child_process.kill()
+        child_process.wait()
         assert [*looks(200.0)].count(True) == 1
 
 
@@ -89,9 +95,9 @@ def test_a_program_that_cannot_be_started_raises(monkeypatch: pytest.MonkeyPatch
 
 def test_a_child_outlives_the_thread_that_started_it() -> None:
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(spawn_child, MODULE, "2", descriptors=[2]).result()
-    assert made.wait(0.5) is None
-    made.kill()
+        child_process = pool.submit(spawn_child, MODULE, "2", descriptors=[2]).result()
+    assert child_process.wait(0.5) is None
+    child_process.kill()
 
 
 # Each writes to one pipe, as its child does: at once, so that nothing comes between.
@@ -138,12 +144,12 @@ def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as parent:
         assert parent.stdout is not None
-        said = ""
-        while not (found := re.search(r"\d+\n", said)) or "|" not in said:
-            part = os.read(parent.stdout.fileno(), 100).decode()
-            assert part, "the parent has ended"
-            said += part
-        process = int(found[0])
+        output = ""
+        while not (match := re.search(r"\d+\n", output)) or "|" not in output:
+            data = os.read(parent.stdout.fileno(), 100).decode()
+            assert data, "the parent has ended"
+            output += data
+        process = int(match[0])
         if stopped:  # it cannot look whether its parent is there
             os.kill(process, signal.SIGSTOP)
         parent.kill()
@@ -152,6 +158,6 @@ def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
 
 def test_a_child_whose_parent_has_ended_before_it_looks_ends() -> None:
     code = "from minfer.effects.net.child import begin_as_child; begin_as_child()"
-    gone = {**os.environ, child.PARENT_VARIABLE: "1 -1"}  # not this process's id
-    done = subprocess.run([sys.executable, "-c", code], env=gone, check=False)
-    assert done.returncode == 1
+    env = {**os.environ, child.PARENT_VARIABLE: "1 -1"}  # not this process's id
+    result = subprocess.run([sys.executable, "-c", code], env=env, check=False)
+    assert result.returncode == 1

@@ -38,13 +38,13 @@ def test_messages_come_whole_however_they_are_cut(
 ) -> None:
     data = b"".join(map(frame, messages))
     reader = FrameReader(LARGEST)
-    found: list[bytes] = []
-    at = 0
-    while at < len(data):
-        size = cuts[at % len(cuts)]
-        found += reader.feed(data[at : at + size])
-        at += size
-    assert found == messages
+    received: list[bytes] = []
+    offset = 0
+    while offset < len(data):
+        size = cuts[offset % len(cuts)]
+        received += reader.feed(data[offset : offset + size])
+        offset += size
+    assert received == messages
 
 
 @given(MESSAGES, st.data())
@@ -53,15 +53,15 @@ def test_a_cut_at_any_byte_leaves_the_messages_before_it(
 ) -> None:
     sent = b"".join(map(frame, messages))
     cut = data.draw(st.integers(0, len(sent)))
-    whole = FrameReader(LARGEST).feed(sent[:cut])
-    assert whole == messages[: len(whole)]
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(sent[:cut])
-        there.close()
-        assert [read_frame(here, LARGEST) for _ in whole] == whole
+    complete = FrameReader(LARGEST).feed(sent[:cut])
+    assert complete == messages[: len(complete)]
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.sendall(sent[:cut])
+        sender.close()
+        assert [read_frame(receiver, LARGEST) for _ in complete] == complete
         with pytest.raises(EndedError):
-            read_frame(here, LARGEST)
+            read_frame(receiver, LARGEST)
 
 
 def test_a_length_that_no_peer_sends_is_refused_before_its_bytes_come() -> None:
@@ -70,37 +70,37 @@ def test_a_length_that_no_peer_sends_is_refused_before_its_bytes_come() -> None:
     large = struct.pack("<I", LARGEST + 1)
     with pytest.raises(PeerError, match="a message of 1001 bytes; the largest has 1000"):
         FrameReader(LARGEST).feed(large)
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(large)
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.sendall(large)
         with pytest.raises(PeerError, match="a message of 1001 bytes"):
-            read_frame(here, LARGEST)
+            read_frame(receiver, LARGEST)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa1x", b"\x91" * 900])
 def test_what_is_no_record_is_refused(data: bytes) -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(frame(data))
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.sendall(frame(data))
         with pytest.raises(PeerError, match="cannot be read"):
-            read_message(here, SAID, LARGEST)
+            read_message(receiver, SAID, LARGEST)
 
 
 def test_records_are_read_one_by_one_and_a_first_byte_may_be_there() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(framed(Said("a")) + framed(Said("b")))
-        assert read_message(here, SAID, LARGEST) == Said("a")
-        assert read_message(here, SAID, LARGEST, first=here.recv(1)) == Said("b")
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.sendall(framed(Said("a")) + framed(Said("b")))
+        assert read_message(receiver, SAID, LARGEST) == Said("a")
+        assert read_message(receiver, SAID, LARGEST, first=receiver.recv(1)) == Said("b")
 
 
 def test_an_end_that_stalls_is_waited_for_until_a_moment() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(frame(b"whole")[:-1])
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.sendall(frame(b"whole")[:-1])
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            read_frame(here, LARGEST, deadline=began + 0.05)
+            read_frame(receiver, LARGEST, deadline=began + 0.05)
         assert time.monotonic() < began + 1
 
 

@@ -16,23 +16,23 @@ from minfer.effects.net.heartbeat import (
 )
 
 LIMIT = 10.0
-LOOK = 0.5  # seconds from one look to the next
+POLL_SECONDS = 0.5
 
 
 def watched(watch: Watch, start: float, seconds: float, *, ready: bool = True) -> float:
-    """Look for so long; returns when it was taken for hung, or infinity."""
-    for number in range(1, int(seconds / LOOK) + 1):
-        if watch.hangs(start + number * LOOK, ready=ready):
-            return number * LOOK
+    """Poll for some seconds; returns when it was taken for hung, or infinity."""
+    for number in range(1, int(seconds / POLL_SECONDS) + 1):
+        if watch.hangs(start + number * POLL_SECONDS, ready=ready):
+            return number * POLL_SECONDS
     return float("inf")
 
 
 def begun(
     limit: float = LIMIT, heartbeat: Heartbeat | None = None, process: int = 0
 ) -> Watch:
-    made = Watch(heartbeat or Heartbeat(), limit, process)
-    assert not made.hangs(100.0, ready=False)
-    return made
+    watch = Watch(heartbeat or Heartbeat(), limit, process)
+    assert not watch.hangs(100.0, ready=False)
+    return watch
 
 
 def test_a_process_silent_for_the_limit_hangs_once() -> None:
@@ -48,7 +48,7 @@ def test_a_process_with_a_heartbeat_does_not_hang() -> None:
         heartbeat.beat()
         assert watched(watch, 100.0 + 9 * number, 9.0) > LIMIT
     heartbeat.beat()
-    assert watched(watch, 2800.0, 3 * LIMIT) == LOOK + LIMIT
+    assert watched(watch, 2800.0, 3 * LIMIT) == POLL_SECONDS + LIMIT
 
 
 def test_a_loading_process_has_more_time() -> None:
@@ -77,9 +77,9 @@ def test_a_stopped_process_hangs_sooner() -> None:
 def test_a_heartbeat_is_shared_through_a_file() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(HEARTBEAT_BYTES)
-        sender, seen = Heartbeat(file.fileno()), Heartbeat(file.fileno())
+        sender, receiver = Heartbeat(file.fileno()), Heartbeat(file.fileno())
     sender.beat()
-    assert seen.count == 1
+    assert receiver.count == 1
 
 
 @pytest.mark.parametrize("ready", [True, False])

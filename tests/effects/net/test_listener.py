@@ -74,9 +74,9 @@ class Opened:
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    one = Opened()
-    yield one
-    one.listening.close()
+    running = Opened()
+    yield running
+    running.listening.close()
 
 
 def test_who_knows_the_secret_comes_in(opened: Opened) -> None:
@@ -86,7 +86,7 @@ def test_who_knows_the_secret_comes_in(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"secret": secret_key("t")}, "the secret is another one"),
         ({"purpose": "y"}, "the secret is another one"),  # a proof for another listener
@@ -97,15 +97,15 @@ def test_who_knows_the_secret_comes_in(opened: Opened) -> None:
 def test_who_differs_is_refused_and_both_say_why_once(
     opened: Opened,
     changes: dict[str, Any],
-    why: str,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            with pytest.raises(PeerError, match=why):
+            with pytest.raises(PeerError, match=reason):
                 opened.come(evolve(TERMS, **changes))
-    [said] = [one.message for one in caplog.records]
-    assert said == f"somebody at 127.0.0.1 is refused: {why}"
+    [warning] = [record.message for record in caplog.records]
+    assert warning == f"somebody at 127.0.0.1 is refused: {reason}"
     opened.come()
 
 
@@ -133,38 +133,38 @@ class Late:
 
 
 def test_one_that_comes_when_the_listener_closes_is_not_let_in() -> None:
-    came, own = socket.socketpair()
-    names, sock = list[str](), Late(came)
+    accepted, client = socket.socketpair()
+    names, sock = list[str](), Late(accepted)
     listening = Listener(sock, TERMS, lambda _, name: names.append(name), "x")  # type: ignore[arg-type]  # it stands in
     listening.start()
     assert sock.accepting.wait(5)
     listening.close()
-    own.settimeout(5)
-    with own, pytest.raises((PeerError, OSError)):
-        initiate_handshake(own, TERMS, "a")
+    client.settimeout(5)
+    with client, pytest.raises((PeerError, OSError)):
+        initiate_handshake(client, TERMS, "a")
     assert not names
 
 
 def test_the_next_process_of_the_same_socket_lets_in_after_a_close() -> None:
     """As an engine that breaks is restarted, whose parent keeps the socket."""
     with listen_at(("127.0.0.1", 0)) as free:
-        at = free.getsockname()
+        address = free.getsockname()
     names = list[str]()
 
     def enter(connection: Socket, name: str) -> None:
         names.append(name)
         connection.close()
 
-    with listen_at(at) as kept:
+    with listen_at(address) as sock:
         for _ in range(TIMES):
-            first = Listener(kept.dup(), TERMS, lambda *_: None, "x")
+            first = Listener(sock.dup(), TERMS, lambda *_: None, "x")
             first.start()
             first.close()
-            second = Listener(kept.dup(), TERMS, enter, "x")
+            second = Listener(sock.dup(), TERMS, enter, "x")
             second.start()
-            with dial(at) as sock:
-                initiate_handshake(sock, TERMS, "a")
-                assert sock.recv(1) == b""
+            with dial(address) as connection:
+                initiate_handshake(connection, TERMS, "a")
+                assert connection.recv(1) == b""
             second.close()
     assert names == ["a"] * TIMES
 
@@ -176,37 +176,37 @@ def test_who_has_no_secret_learns_no_version(opened: Opened) -> None:
 
 
 def test_a_proof_is_worth_nothing_a_second_time(opened: Opened) -> None:
-    seen = list[bytes]()
+    sent = list[bytes]()
     for _ in range(2):
         with opened.dial() as sock:
             challenge = read_message(sock, CHALLENGES, 100)
-            if not seen:
+            if not sent:
                 nonce = bytes(16)
                 mac = TERMS.proof("dials", challenge.nonce, nonce)
-                seen.append(framed(Hello("1", "a", b"model", nonce, mac)))
-            sock.sendall(seen[0])
+                sent.append(framed(Hello("1", "a", b"model", nonce, mac)))
+            sock.sendall(sent[0])
             while sock.recv(100):
                 pass
     assert opened.names == ["a"]
 
 
 def test_who_listens_without_the_secret_is_not_trusted() -> None:
-    here, there = socket.socketpair()
+    dialing, listening = socket.socketpair()
 
     def listen() -> None:
-        there.sendall(framed(Challenge(bytes(16))))
-        hello = read_message(there, msgspec.msgpack.Decoder(Hello), 1000)
-        there.sendall(framed(Proven(hello.mac)))  # the one proof that it has
+        listening.sendall(framed(Challenge(bytes(16))))
+        hello = read_message(listening, msgspec.msgpack.Decoder(Hello), 1000)
+        listening.sendall(framed(Proven(hello.mac)))  # the one proof that it has
 
     thread = threading.Thread(target=listen)
     thread.start()
-    with here, there, pytest.raises(PeerError, match="does not know the secret"):
-        initiate_handshake(here, TERMS, "a")
+    with dialing, listening, pytest.raises(PeerError, match="does not know the secret"):
+        initiate_handshake(dialing, TERMS, "a")
     thread.join()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -216,9 +216,9 @@ def test_who_listens_without_the_secret_is_not_trusted() -> None:
         framed(Hello("1", "a", b"model", b"", b"")),
     ],
 )
-def test_nonsense_is_cut_off(opened: Opened, said: bytes) -> None:
+def test_nonsense_is_cut_off(opened: Opened, data: bytes) -> None:
     with opened.dial() as sock:
-        sock.sendall(said)
+        sock.sendall(data)
         with suppress(OSError):  # it may be cut off by now
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(100):
@@ -231,17 +231,17 @@ def test_who_says_nothing_or_dribbles_keeps_nobody_out(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 8)
-    crowd = [opened.dial() for _ in range(30)]
-    for one in crowd:
+    sockets = [opened.dial() for _ in range(30)]
+    for sock in sockets:
         with suppress(OSError):
-            one.sendall(b"\x20")
+            sock.sendall(b"\x20")
     opened.come()
     end = time.monotonic() + 3
     while len(opened.listening._unauthenticated) > 8 and time.monotonic() < end:
         time.sleep(0.01)
     assert len(opened.listening._unauthenticated) <= 8
-    for one in crowd:
-        one.close()
+    for sock in sockets:
+        sock.close()
 
 
 def test_a_greeting_has_an_end_however_it_comes(
@@ -324,7 +324,7 @@ def test_another_user_s_local_socket_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "address"),
     [
         ("a:1", ("a", 1)),
         ("65535", ("", 65535)),
@@ -332,9 +332,9 @@ def test_another_user_s_local_socket_is_refused(path: Path) -> None:
         ("0.0.0.0:7", ("0.0.0.0", 7)),  # noqa: S104 - it is read
     ],
 )
-def test_addresses(text: str, found: tuple[str, int]) -> None:
-    assert read_port(text) == found
-    assert read_port(port_text(found)) == found
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert read_port(text) == address
+    assert read_port(port_text(address)) == address
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", "a:0", "a:65536", "a:-1", "a:x", "a:1 "])

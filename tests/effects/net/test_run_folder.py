@@ -21,7 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def there(place: Path) -> list[str]:
-    return sorted(one.name for one in place.iterdir())
+    return sorted(path.name for path in place.iterdir())
 
 
 KILLED = """
@@ -47,13 +47,13 @@ def test_what_the_killed_left_is_removed_once_the_last_of_them_has_gone(
     place: Path,
 ) -> None:
     command = [sys.executable, "-c", KILLED]
-    where = {**os.environ, "TMPDIR": str(place)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=where) as one:
-        assert one.stdout is not None
-        child, folder = one.stdout.readline().split()
+    env = {**os.environ, "TMPDIR": str(place)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        child, folder = process.stdout.readline().split()
         left = Path(folder)
-        one.kill()
-        one.wait()
+        process.kill()
+        process.wait()
         with run_folder():
             assert left.exists(), "its child uses it still"
         os.kill(int(child), signal.SIGKILL)
@@ -67,21 +67,21 @@ def test_what_the_killed_left_is_removed_once_the_last_of_them_has_gone(
 
 def test_folders_of_others_stay(place: Path) -> None:
     (place / "minfer-verify-1").mkdir()
-    mine = place / "mine"
-    mine.mkdir()
-    (mine / "lock").touch()
-    (place / "minfer-link").symlink_to(mine)
+    other_folder = place / "mine"
+    other_folder.mkdir()
+    (other_folder / "lock").touch()
+    (place / "minfer-link").symlink_to(other_folder)
     (place / "minfer-file").touch()
     before = there(place)
     with run_folder():
         pass
     assert there(place) == before
-    assert (mine / "lock").exists()
+    assert (other_folder / "lock").exists()
 
 
 def test_two_servers_keep_each_others_folders(place: Path) -> None:
-    with run_folder() as one, run_folder() as two:
-        assert there(place) == sorted([one.name, two.name])
+    with run_folder() as first, run_folder() as second:
+        assert there(place) == sorted([first.name, second.name])
 
 
 def test_a_folder_with_a_name_is_made_once(place: Path) -> None:

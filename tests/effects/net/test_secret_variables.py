@@ -45,11 +45,11 @@ def test_secrets_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_forked_processes_do_not_show_them() -> None:
-    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "PATH" in done.stdout
-    assert "secret-" not in done.stdout
-    assert not any(name in done.stdout.splitlines()[1] for name in SECRET_VARIABLES)
+    result = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "PATH" in result.stdout
+    assert "secret-" not in result.stdout
+    assert not any(name in result.stdout.splitlines()[1] for name in SECRET_VARIABLES)
 
 
 def family(number: int) -> Iterator[int]:

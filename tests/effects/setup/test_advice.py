@@ -22,7 +22,7 @@ def write(folder: Path, **advice: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("advice", "found"),
+    ("advice", "expected"),
     [
         ({}, {}),
         ({"do_sample": False}, {"temperature": 0}),
@@ -40,13 +40,13 @@ def write(folder: Path, **advice: Any) -> Path:
 def test_what_is_taken(
     tmp_path: Path,
     advice: dict[str, Any],
-    found: dict[str, Any],
+    expected: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    taken = recommended_params(write(tmp_path, **advice))
-    assert taken == found
-    assert {n: type(v) for n, v in taken.items()} == {
-        n: type(v) for n, v in found.items()
+    params = recommended_params(write(tmp_path, **advice))
+    assert params == expected
+    assert {n: type(v) for n, v in params.items()} == {
+        n: type(v) for n, v in expected.items()
     }
     assert not caplog.messages
 

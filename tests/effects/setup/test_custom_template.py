@@ -18,13 +18,13 @@ def test_a_file_is_read_and_other_text_is_the_template(tmp_path: Path) -> None:
     path.write_text(TEXT, "utf-8")
     for value in (str(path), path):
         assert read_custom_template(value) == CustomTemplate(TEXT, str(path))
-    made = read_custom_template(TEXT)
-    assert made is not None
-    assert made.text == TEXT
-    assert read_custom_template(made) is made
+    template = read_custom_template(TEXT)
+    assert template is not None
+    assert template.text == TEXT
+    assert read_custom_template(template) is template
     assert read_custom_template(None) is None
     long = "{# " + "x" * 10_000 + " #}"  # too long for the name of a file
-    assert read_custom_template(long) == CustomTemplate(long, made.source)
+    assert read_custom_template(long) == CustomTemplate(long, template.source)
 
 
 def test_a_file_whose_name_looks_like_a_template(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_file_whose_name_looks_like_a_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "message"),
     [
         (5, "must be the path of a file, or a template's text, not a int"),
         (["{{ a }}"], "not a list"),
@@ -45,8 +45,8 @@ def test_a_file_whose_name_looks_like_a_template(tmp_path: Path) -> None:
         ("x" * 10_000, "there is no file 'x{200}',"),
     ],
 )
-def test_what_is_neither_is_reported(value: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"^chat_template.* {why}"):
+def test_what_is_neither_is_reported(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^chat_template.* {message}"):
         read_custom_template(value)
 
 
@@ -59,14 +59,14 @@ def test_files_that_are_no_templates(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(2**22 + 1)
     os.mkfifo(tmp_path / "pipe")
-    for name, why in (
+    for name, message in (
         ("binary", "is not text in UTF-8"),
         ("empty", "is empty"),
         ("large", "more than 4194304 bytes"),
         ("pipe", "is not a file"),
         (".", "is not a file"),
     ):
-        with pytest.raises(ConfigError, match=why) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             read_custom_template(tmp_path / name)
         assert str(tmp_path) in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read(
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "message"),
     [
         ({"chat_template": 5}, "chat_template must be the path of a file"),
         ({"default_chat_template_kwargs": [1]}, "kwargs must be a mapping"),
@@ -95,6 +95,6 @@ def test_a_file_that_cannot_be_read(
         ({"reasoning_parser": None}, "reasoning_parser must be a word"),
     ],
 )
-def test_settings_of_wrong_types(settings: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_settings_of_wrong_types(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         EngineArgs(**settings)

@@ -35,8 +35,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_gpu_is_taken_if_there_is_one(gpu: dict[str, Any]) -> None:
-    for wanted in ("auto", "cuda"):
-        assert find_device(wanted) == DeviceInfo(
+    for device in ("auto", "cuda"):
+        assert find_device(device) == DeviceInfo(
             "cuda", "GPU X", gpu["total"], gpu["free"], (9, 0)
         )
     assert find_device("cpu") == DeviceInfo()
@@ -51,14 +51,14 @@ def test_a_gpu_under_windows_is_taken_too(
     )
 
 
-@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+@pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("trouble", ["build", "driver", "old", "full"])
 def test_a_gpu_that_cannot_be_used(
     gpu: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     trouble: str,
-    wanted: str,
+    device: str,
 ) -> None:
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check more.")
@@ -80,7 +80,7 @@ def test_a_gpu_that_cannot_be_used(
         monkeypatch.setattr(torch.cuda, "mem_get_info", no_room)
     else:
         gpu["capability"] = (7, 5)
-    if wanted == "auto":
+    if device == "auto":
         assert find_device("auto") == DeviceInfo()
         assert expected in capsys.readouterr().err
     else:
@@ -112,22 +112,22 @@ def test_the_cli_says_it_in_one_line(
 
 
 def test_kv_fills_what_a_gpu_has_left() -> None:
-    made = plan_memory(QWEN_05B, SIZES, limit=40 * GIB, cuda=True)
-    assert made.workspace == 0
-    assert made.graphs > GIB
-    assert 40 * GIB - made.block_bytes < made.total <= 40 * GIB
-    more = plan_memory(QWEN_05B, SIZES, limit=41 * GIB, cuda=True)
-    assert (more.num_blocks - made.num_blocks) * made.block_bytes == pytest.approx(
+    plan = plan_memory(QWEN_05B, SIZES, limit=40 * GIB, cuda=True)
+    assert plan.workspace == 0
+    assert plan.graphs > GIB
+    assert 40 * GIB - plan.block_bytes < plan.total <= 40 * GIB
+    larger_plan = plan_memory(QWEN_05B, SIZES, limit=41 * GIB, cuda=True)
+    assert (larger_plan.num_blocks - plan.num_blocks) * plan.block_bytes == pytest.approx(
         GIB, rel=1e-3
     )
-    assert "CUDA graphs, libraries" in describe(made, "x")
+    assert "CUDA graphs, libraries" in describe(plan, "x")
 
 
 def test_activations_grow_with_what_a_step_holds() -> None:
     def of(**changes: Any) -> int:
         sizes: EngineConfig = evolve(SIZES, **changes)
-        made = plan_memory(QWEN_05B, sizes, limit=None, cuda=True)
-        return made.activations
+        plan = plan_memory(QWEN_05B, sizes, limit=None, cuda=True)
+        return plan.activations
 
     assert of(max_num_batched_tokens=8192) - of(max_num_batched_tokens=4096) == 4096 * (
         2 * (3 * 896 + 3 * 4864)
@@ -141,9 +141,9 @@ def test_a_gpu_too_small_for_the_weights_or_for_one_sequence(gpu: dict[str, Any]
     with pytest.raises(NotEnoughMemoryError, match="leaves no room for a KV cache"):
         prepare(EngineArgs(device="cuda"))
     gpu.update(free=100 * GIB, total=140 * GIB)
-    made = prepare(EngineArgs(device="cuda", gpu_memory_utilization=0.5))
-    assert made.memory.limit == 70 * GIB - 40 * GIB
-    assert made.config.max_num_batched_tokens == DEFAULT_BATCHED_TOKENS["cuda"]
+    setup = prepare(EngineArgs(device="cuda", gpu_memory_utilization=0.5))
+    assert setup.memory.limit == 70 * GIB - 40 * GIB
+    assert setup.config.max_num_batched_tokens == DEFAULT_BATCHED_TOKENS["cuda"]
     with pytest.raises(NotEnoughMemoryError, match="--max-model-len"):
         prepare(EngineArgs(device="cuda", num_gpu_blocks_override=1))
 

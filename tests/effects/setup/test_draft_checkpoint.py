@@ -26,29 +26,29 @@ def copied(tmp_path: Path) -> Path:
     return folder
 
 
-def settings(**more: Any) -> EngineArgs:
-    return EngineArgs(speculative_config={**DRAFT_MODEL, **more})
+def settings(**changes: Any) -> EngineArgs:
+    return EngineArgs(speculative_config={**DRAFT_MODEL, **changes})
 
 
 def test_the_bundled_model_has_a_draft_that_counts_among_what_memory_holds() -> None:
-    plain, both = prepare(EngineArgs(), limit=10**9), prepare(settings(), limit=10**9)
+    plain, drafting = prepare(EngineArgs(), limit=10**9), prepare(settings(), limit=10**9)
     assert plain.draft is None
-    assert both.draft is not None
-    draft = both.draft.spec
-    assert both.draft.folder == bundled_folder("draft")
-    more = both.memory.weights - plain.memory.weights
-    assert more == both.memory.draft_weights == weight_bytes(draft, cuda=False)
-    more = both.memory.block_bytes - plain.memory.block_bytes
-    assert more == kv_bytes_per_token(draft) * both.config.block_size
-    assert "draft model's" in describe(both.memory, "bundled")
+    assert drafting.draft is not None
+    draft = drafting.draft.spec
+    assert drafting.draft.folder == bundled_folder("draft")
+    added_bytes = drafting.memory.weights - plain.memory.weights
+    assert added_bytes == drafting.memory.draft_weights == weight_bytes(draft, cuda=False)
+    added_bytes = drafting.memory.block_bytes - plain.memory.block_bytes
+    assert added_bytes == kv_bytes_per_token(draft) * drafting.config.block_size
+    assert "draft model's" in describe(drafting.memory, "bundled")
     assert "draft model's" not in describe(plain.memory, "bundled")
 
 
 def test_another_draft_has_the_targets_type(copied: Path) -> None:
     args = evolve(settings(model=str(copied)), dtype="float32")
-    found = prepare(args, limit=10**9).draft
-    assert found is not None
-    assert (found.folder, found.spec.dtype) == (copied, "float32")
+    draft = prepare(args, limit=10**9).draft
+    assert draft is not None
+    assert (draft.folder, draft.spec.dtype) == (copied, "float32")
 
 
 def test_padding_may_differ(copied: Path) -> None:
@@ -62,13 +62,13 @@ def test_padding_may_differ(copied: Path) -> None:
     assert prepare(settings(model=str(copied)), limit=10**9).draft is not None
 
 
-@pytest.mark.parametrize("where", ["model", "added"])
+@pytest.mark.parametrize("changed_part", ["model", "added"])
 def test_another_tokenizer_is_reported_with_the_token_that_differs(
-    copied: Path, where: str
+    copied: Path, changed_part: str
 ) -> None:
     tokenizer = copied / "tokenizer.json"
     record = json.loads(tokenizer.read_text())
-    if where == "model":
+    if changed_part == "model":
         vocab = record["model"]["vocab"]
         first, second = list(vocab)[300:302]
         vocab[first], vocab[second] = vocab[second], vocab[first]
@@ -166,9 +166,9 @@ def test_a_window_of_the_draft_is_within_the_targets(copied: Path) -> None:
     kinds = ["sliding_attention"] + ["full_attention"] * (record["num_hidden_layers"] - 1)
     config.write_text(json.dumps({**record, **size, "layer_types": kinds}))
     args = settings(model=str(copied))
-    found = prepare(evolve(args, attention_window=128), limit=10**9).draft
-    assert found is not None
-    assert set(found.spec.windows) <= {100, 128}
+    draft = prepare(evolve(args, attention_window=128), limit=10**9).draft
+    assert draft is not None
+    assert set(draft.spec.windows) <= {100, 128}
     with pytest.raises(
         ConfigError, match=r"draft model .* last 100 .*attention_window 64"
     ):

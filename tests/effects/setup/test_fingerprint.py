@@ -30,7 +30,7 @@ def test_a_cache_of_another_type_or_layout_shares_no_keys() -> None:
     """The naive cache of keys and values of MLA has the layout of plain attention."""
     plain = parse_spec(PUBLISHED["Qwen3-30B-A3B"], dtype="bfloat16")
     naive = evolve(SPEC, layers=plain.layers[: len(SPEC.layers)])
-    others = [
+    changed_keys = [
         of(evolve(SPEC, kv_dtype="float16")),
         of(evolve(SPEC, dtype="float16")),
         of(naive),
@@ -39,18 +39,21 @@ def test_a_cache_of_another_type_or_layout_shares_no_keys() -> None:
         of(args=evolve(ARGS, seed=2)),
         of(config={**CONFIG, "rope_theta": 7.0}),
     ]
-    assert len({of(), *others}) == 1 + len(others)
+    assert len({of(), *changed_keys}) == 1 + len(changed_keys)
     assert of() == of(evolve(SPEC, kv_dtype="bfloat16"))
 
 
 def test_formats_that_differ_in_the_layout_alone_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    [before], wanted = SPEC.kv_formats, of()
+    [before], expected = SPEC.kv_formats, of()
     assert before == KvFormat(27, (576,), "bfloat16", "latents")
-    for other in (evolve(before, layout="keys and values"), evolve(before, scales="a")):
-        monkeypatch.setattr(ModelSpec, "kv_formats", (other,))
-        assert of() != wanted
+    for kv_format in (
+        evolve(before, layout="keys and values"),
+        evolve(before, scales="a"),
+    ):
+        monkeypatch.setattr(ModelSpec, "kv_formats", (kv_format,))
+        assert of() != expected
 
 
 def test_formats_say_what_each_group_keeps() -> None:
@@ -69,11 +72,11 @@ def test_weights_that_are_changed_anywhere_share_no_blocks_on_disk(
     """Few bytes of a file are looked at."""
     file = tmp_path / "model.safetensors"
     args = evolve(ARGS, load_format="auto", kv_disk=tmp_path / "kv")
-    found = set[bytes]()
+    fingerprints = set[bytes]()
     for changed in (0, 1):
         data = bytearray(1 << 20)
         data[70_000] = changed
         file.write_bytes(data)
         os.utime(file, (9, 9 + changed))  # however coarse the file system's clock is
-        found.add(fingerprint(args, CONFIG, SPEC, tmp_path))
-    assert len(found) == 2
+        fingerprints.add(fingerprint(args, CONFIG, SPEC, tmp_path))
+    assert len(fingerprints) == 2

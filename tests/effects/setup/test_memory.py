@@ -71,8 +71,8 @@ QWEN_05B = parse_spec(
 def plan(
     spec: ModelSpec = SPEC, sizes: EngineConfig = SIZES, **changes: Any
 ) -> MemoryPlan:
-    given: dict[str, Any] = {"sizes": sizes, "limit": 2**24}
-    return plan_memory(spec, **(given | changes))
+    arguments: dict[str, Any] = {"sizes": sizes, "limit": 2**24}
+    return plan_memory(spec, **(arguments | changes))
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 9), st.integers(1, 12))
@@ -94,37 +94,40 @@ def test_the_plan_stays_within_the_limit_and_uses_it(
         SIZES, block_size=size, max_num_seqs=seqs, max_num_batched_tokens=tokens
     )
     try:
-        made = plan(sizes=sizes, limit=limit)
+        memory = plan(sizes=sizes, limit=limit)
     except NotEnoughMemoryError:
         return
-    assert made.total <= limit
-    full = made.num_blocks == seqs * blocks_for(256, size)
-    assert full or made.total + made.block_bytes + made.workspace_per_block > limit
+    assert memory.total <= limit
+    full = memory.num_blocks == seqs * blocks_for(256, size)
+    assert full or memory.total + memory.block_bytes + memory.workspace_per_block > limit
 
 
 def test_the_parts_are_the_models_own() -> None:
-    made = plan()
-    assert made.weights == weight_bytes(SPEC, cuda=False)
+    memory = plan()
+    assert memory.weights == weight_bytes(SPEC, cuda=False)
     assert kv_bytes_per_token(SPEC) == 2 * 2 * 2 * 8 * 4
-    assert made.block_bytes == 16 * kv_bytes_per_token(SPEC)
-    assert made.total == made.weights + made.activations + made.kv_cache + made.workspace
+    assert memory.block_bytes == 16 * kv_bytes_per_token(SPEC)
+    assert (
+        memory.total
+        == memory.weights + memory.activations + memory.kv_cache + memory.workspace
+    )
 
 
 def test_largest_context_and_batch_are_admitted_and_one_more_is_not() -> None:
     sizes = evolve(SIZES, max_model_len=50)
-    made = plan(sizes=sizes, num_blocks=9)
-    assert made.largest_context == 9 * 16 + 1
+    memory = plan(sizes=sizes, num_blocks=9)
+    assert memory.largest_context == 9 * 16 + 1
     config = EngineConfig(num_blocks=9, block_size=16, max_model_len=256)
     for context, fits in (
-        (made.largest_context, True),
-        (made.largest_context + 1, False),
+        (memory.largest_context, True),
+        (memory.largest_context + 1, False),
     ):
         request = Request(id="r", prompt=(0,) * (context - 1), max_tokens=1)
         assert (rejection_reason(config, initial(config), request) == "") == fits
-    assert made.largest_batch(17) == 8  # one block each; max_num_seqs is 8
-    assert made.largest_batch(18) == 4
-    assert made.largest_batch(146) == 0
-    assert made.largest_batch(1000) == 0  # beyond the model
+    assert memory.largest_batch(17) == 8  # one block each; max_num_seqs is 8
+    assert memory.largest_batch(18) == 4
+    assert memory.largest_batch(146) == 0
+    assert memory.largest_batch(1000) == 0  # beyond the model
 
 
 def test_the_largest_context_is_never_beyond_the_model() -> None:
@@ -136,8 +139,8 @@ def test_without_a_limit_the_pool_is_what_sequences_can_fill() -> None:
 
 
 def test_a_cache_of_a_given_size() -> None:
-    made = plan(kv_cache_memory=20 * 16 * 256 + 5, limit=1)
-    assert made.num_blocks == 20
+    memory = plan(kv_cache_memory=20 * 16 * 256 + 5, limit=1)
+    assert memory.num_blocks == 20
     assert plan(kv_cache_memory=1, num_blocks=16).num_blocks == 16
 
 
@@ -171,13 +174,13 @@ def test_known_sizes_of_a_half_billion_model() -> None:
         max_num_seqs=256,
         max_num_batched_tokens=2048,
     )
-    made = plan(QWEN_05B, sizes, limit=8 * 2**30)
-    assert made.weights == pytest.approx(
+    memory = plan(QWEN_05B, sizes, limit=8 * 2**30)
+    assert memory.weights == pytest.approx(
         988e6, rel=0.01
     )  # bytes, as published in bfloat16
-    assert made.block_bytes == 64 * 2 * 24 * 2 * 64 * 2
-    assert 2**28 < made.activations < 2**31
-    assert made.largest_batch(32_768) >= 1
+    assert memory.block_bytes == 64 * 2 * 24 * 2 * 64 * 2
+    assert 2**28 < memory.activations < 2**31
+    assert memory.largest_batch(32_768) >= 1
 
 
 def test_dtype_scales_weights_and_cache() -> None:
@@ -192,15 +195,15 @@ def test_activations_by_hand() -> None:
     """
     token, masks = 1024, 9 * (64 * (5 + 64 + 16) + 8 * 256)
     logits, rope = 8 * 260 * 20, 256 * 2 * 8 * 4
-    found = activation_bytes(with_windows(SPEC, 5, 5), SIZES)
-    assert found == 64 * token + masks + logits + rope == 190_912
+    num_bytes = activation_bytes(with_windows(SPEC, 5, 5), SIZES)
+    assert num_bytes == 64 * token + masks + logits + rope == 190_912
 
 
 def test_a_gpu_keeps_what_penalties_count() -> None:
     device = torch.device("cpu")
-    kept = ShapingState.make(SIZES.max_num_seqs + 1, SPEC.vocab_size, device)
-    held = sum(part.numel() * part.element_size() for part in kept)
-    assert held == pytest.approx(shaping_bytes(SPEC, SIZES), rel=0.2)
+    state = ShapingState.make(SIZES.max_num_seqs + 1, SPEC.vocab_size, device)
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    assert num_bytes == pytest.approx(shaping_bytes(SPEC, SIZES), rel=0.2)
     without = cuda_activation_bytes(SPEC, SIZES, SIZES.max_num_batched_tokens)
     planned = plan(num_blocks=40, cuda=True).activations
     assert planned == without + shaping_bytes(SPEC, SIZES)
@@ -214,10 +217,10 @@ def test_logits_of_rows_under_a_grammar_are_kept(cuda: bool) -> None:
     logits = torch.zeros(1, SPEC.vocab_size, dtype=torch_dtype(SPEC.dtype))
     sampler.keep(logits, torch.zeros(1, dtype=torch.int32))
     assert sampler.kept_logits is not None
-    held = sampler.kept_logits.numel() * sampler.kept_logits.element_size()
-    assert held == kept_logits_bytes(SPEC, sizes)
+    num_bytes = sampler.kept_logits.numel() * sampler.kept_logits.element_size()
+    assert num_bytes == kept_logits_bytes(SPEC, sizes)
     with_them = plan_memory(SPEC, sizes, None, num_blocks=40, cuda=cuda).activations
-    assert with_them == held + plan(num_blocks=40, cuda=cuda).activations
+    assert with_them == num_bytes + plan(num_blocks=40, cuda=cuda).activations
 
 
 def test_available_memory_is_plausible() -> None:
@@ -276,9 +279,9 @@ def test_the_largest_captured_step_is_one_that_there_is(budget: int) -> None:
                 with_feed_forward(spec, intermediate_size=wide * width_of(spec)),
                 *[None] * layers,
             )
-            most = captured_tokens(big, budget)
-            assert most == 0 or padded_tokens(most) == most
-            assert most <= padded_tokens(budget)
+            largest = captured_tokens(big, budget)
+            assert largest == 0 or padded_tokens(largest) == largest
+            assert largest <= padded_tokens(budget)
 
 
 def test_padding_is_bounded() -> None:

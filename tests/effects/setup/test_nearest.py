@@ -64,14 +64,14 @@ def test_keys_of_speculation() -> None:
 
 
 def test_addresses() -> None:
-    found = suggest_address("/v1/chat/completion")
-    assert found is not None
-    assert found.path == "/v1/chat/completions"
+    address = suggest_address("/v1/chat/completion")
+    assert address is not None
+    assert address.path == "/v1/chat/completions"
     for path in ("/v1/images", "/v1/audio/speech", "/v1/files", "/chat", "/x", "/v2"):
         assert suggest_address(path) is None
 
 
 def test_the_known_words_are_near_only_themselves() -> None:
-    known = [one.name for one in fields(SpeculativeConfig)]
-    assert [nearest(one, known) for one in known] == known
-    assert nearest("", known) is None
+    names = [option.name for option in fields(SpeculativeConfig)]
+    assert [nearest(name, names) for name in names] == names
+    assert nearest("", names) is None

@@ -72,8 +72,8 @@ def test_whole_numbers_are_neither_flags_nor_too_large() -> None:
 
 def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
     assert resolve_policy("priority") == Priority()
-    mine = FirstCome()
-    assert resolve_policy(mine) is mine
+    policy = FirstCome()
+    assert resolve_policy(policy) is policy
     with pytest.raises(ConfigError, match="is a class: make one of it"):
         resolve_policy(FirstCome)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match="lacks "):
@@ -81,7 +81,7 @@ def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -89,7 +89,7 @@ def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
         ("[1]", "not a JSON object"),
     ],
 )
-def test_what_is_no_json_object_is_reported(text: str, why: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=why):
+def test_what_is_no_json_object_is_reported(text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
         read_json_object(text)
     assert read_json_object('{"method": "ngram"}') == {"method": "ngram"}

@@ -37,8 +37,8 @@ def test_where_tokens_are_streamed_a_steps_work_is_bounded(
     assert prepare(args, limit=10**13).config.max_num_batched_tokens == tokens
     by_hand = attrs.evolve(args, max_num_batched_tokens=4096)
     assert prepare(by_hand, limit=10**13).config.max_num_batched_tokens == 4096
-    whole = attrs.evolve(args, streaming=False)
-    assert prepare(whole, limit=10**13).config.max_num_batched_tokens == 8192
+    not_streamed = attrs.evolve(args, streaming=False)
+    assert prepare(not_streamed, limit=10**13).config.max_num_batched_tokens == 8192
 
 
 def say(folder: Path, **changes: object) -> EngineArgs:
@@ -91,7 +91,7 @@ def test_a_gguf_file_is_not_tried_with_transformers(
 def test_the_longest_context_that_fits_is_found(tmp_path: Path) -> None:
     """One more token does not fit; a model that fits whole has its own context."""
     args = say(tmp_path)
-    own = prepare(args).spec.max_position_embeddings
+    model_length = prepare(args).spec.max_position_embeddings
     block = prepare(args, limit=1 << 40).memory.block_bytes
     for limit, cache in ((None, 3 * block), (1 << 40, 3 * block), (None, 1 << 30)):
         sized = attrs.evolve(args, kv_cache_memory_bytes=cache)
@@ -99,7 +99,7 @@ def test_the_longest_context_that_fits_is_found(tmp_path: Path) -> None:
         length = setup.config.max_model_len
         assert setup.args.max_model_len == length
         assert prepare(attrs.evolve(sized, max_model_len=length), limit=limit).memory
-        if length == own:
+        if length == model_length:
             assert cache == 1 << 30
             continue
         assert length == 3 * args.block_size + 1  # the last token is not kept
@@ -108,7 +108,7 @@ def test_the_longest_context_that_fits_is_found(tmp_path: Path) -> None:
     needed = prepare(args, limit=1 << 40).memory
     small = needed.weights + (needed.total - needed.weights) // 2
     setup = prepare(attrs.evolve(args, max_model_len=-1), limit=small)
-    assert 0 < setup.config.max_model_len <= own
+    assert 0 < setup.config.max_model_len <= model_length
     with pytest.raises(NotEnoughMemoryError):
         prepare(attrs.evolve(args, max_model_len=-1), limit=needed.weights // 2)
 
@@ -117,9 +117,9 @@ def test_another_process_has_the_length_that_was_found(tmp_path: Path) -> None:
     args = say(tmp_path)
     block = prepare(args, limit=1 << 40).memory.block_bytes
     args = attrs.evolve(args, max_model_len=-1, kv_cache_memory_bytes=3 * block)
-    here = prepare(args)
-    there = prepare_elsewhere(
-        args, "cpu", here.config.num_blocks, here.config.max_model_len
+    setup = prepare(args)
+    remote_setup = prepare_elsewhere(
+        args, "cpu", setup.config.num_blocks, setup.config.max_model_len
     )
-    assert there.config == here.config
-    assert there.fingerprint == here.fingerprint
+    assert remote_setup.config == setup.config
+    assert remote_setup.fingerprint == setup.fingerprint

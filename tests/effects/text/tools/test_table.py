@@ -195,7 +195,7 @@ def broken(texts: Sequence[str], draw: random.Random) -> str:
     return "".join(pieces)
 
 
-@seeds(few=12, many=300)
+@seeds(first_count=12, total=300)
 @pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
 def test_broken_answers(name: str, seeds: range) -> None:
     """Nothing raises, whole calls are JSON, cuts change nothing, and no word is lost."""
