@@ -72,7 +72,7 @@ def test_planned_weights_are_those_held(
     is planned for the library that holds most: FBGEMM, with a table beside each matrix.
     """
     fbgemm = next(route for route in cpu_int8.ROUTES if route.name == "FBGEMM")
-    monkeypatch.setattr(cpu_int8, "chosen", lambda: fbgemm)
+    monkeypatch.setattr(cpu_int8, "chosen_route", lambda: fbgemm)
     quantization = None if level is None else Quantization(OnLoad(LEVELS[level]))
     planned, num_bytes = {}, {}
     for key, sizes in CASES.items():
