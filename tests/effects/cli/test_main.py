@@ -67,10 +67,8 @@ def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_that_were_removed_are_refused_by_name(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    messages_logged = refused(capsys, "compile", *arguments)
-    assert messages_logged.startswith(
-        "minfer: compile was removed: serve compiles what it needs"
-    )
+    message = refused(capsys, "compile", *arguments)
+    assert message.startswith("minfer: compile was removed: serve compiles what it needs")
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve", "--seed", "x"], ["--help"]])
@@ -81,7 +79,7 @@ def test_bench_names_other_programs_with_the_commands_that_the_readme_has(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("minfer: bench was removed: use GuideLLM, aiperf or vLLM's ")
-    commands = [" ".join(part.split()) for part in err.split("\n\n")[1:]]
+    commands = [" ".join(paragraph.split()) for paragraph in err.split("\n\n")[1:]]
     readme = (ROOT / "effects" / "README.md").read_text("utf-8")
     words = " ".join(readme.split())
     programs = ("guidellm run ", "aiperf profile ", "vllm bench serve ")
@@ -295,10 +293,10 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_version_and_help_are_complete() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*MINFER, "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"minfer {minfer.__version__}\n"
+    assert completed.stdout == f"minfer {minfer.__version__}\n"
     for command in ("generate", "plan"):
         shown = helped(command)
         for option in (
@@ -318,14 +316,14 @@ def helped(*command: str) -> str:
         "from minfer.effects.cli.main import main\n"
         f"main([*{command!r}, '--help-all'])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "COLUMNS": "200"},
     )
-    return done.stdout
+    return completed.stdout
 
 
 @pytest.mark.long
@@ -345,8 +343,8 @@ def test_commands_are_imported_only_when_they_are_meant() -> None:
         "try:\n    main(['plan', '--help'])\nexcept SystemExit:\n    pass\n"
         "print(*(name for name in sys.modules if name.startswith('minfer.effects.cli.')))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.splitlines()[-1].split())
+    loaded = set(completed.stdout.splitlines()[-1].split())
     assert {entry.module for entry in COMMANDS} & loaded == {"minfer.effects.cli.plan"}

@@ -51,6 +51,6 @@ def test_plan_prints_what_multiplies_quantized_matrices(
     folder = write_checkpoint(tmp_path, hidden_size=64, intermediate_size=96)
     assert main(["plan", "--model", str(folder), *SMALL, "--quantization", level]) == 0
     [line] = [
-        one for one in capsys.readouterr().out.splitlines() if "matrix products" in one
+        row for row in capsys.readouterr().out.splitlines() if "matrix products" in row
     ]
     assert named in line
