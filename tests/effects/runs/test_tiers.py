@@ -17,7 +17,7 @@ from minfer.records.tiers import BY_COST, RECOMPUTE
 from minfer.simulation.fork import Change, fork
 from minfer.simulation.simulate import Simulated, Simulation
 from tests.effects.runs.page.scenes import entries
-from tests.effects.runs.replays import emitted
+from tests.effects.runs.replays import printed
 from tests.effects.runs.tiered import STEP, tiered
 
 NAMES = {False: "host memory", True: "disk or another engine"}
@@ -32,8 +32,10 @@ def test_a_load_is_explained(
     write_journal(path, *tiered(keyed=keyed, **COSTS))
     assert main(["explain", str(path), "again"]) == 0
     text = capsys.readouterr().out
-    what = f"waits for 4 blocks from {NAMES[keyed]}: 2,000.0 ms to load them, 16,000.0 ms"
-    assert what in text
+    words = (
+        f"waits for 4 blocks from {NAMES[keyed]}: 2,000.0 ms to load them, 16,000.0 ms"
+    )
+    assert words in text
     assert "4: 16, " in text  # the hit with blocks of 4 tokens
     write_journal(path, *tiered(keyed=keyed, **COSTS | {"choice": RECOMPUTE}))
     assert main(["explain", str(path), "again"]) == 0
@@ -53,12 +55,12 @@ def test_a_state_has_transfers(
 ) -> None:
     path, (config, turns) = tmp_path / "a.journal", tiered(keyed=keyed, page_seconds=1.0)
     write_journal(path, config, turns)
-    at = next(
+    number = next(
         turn.number
         for turn in turns
-        if any(one.loads for one in turn.before.tiers.transfers)
+        if any(transfer.loads for transfer in turn.before.tiers.transfers)
     )
-    text = emitted(capsys, path, "--at", at)
+    text = printed(capsys, path, "--at", number)
     tier = "by key" if keyed else "of host memory"
     assert f": loads 4 blocks {tier}, for 'again'" in text
     assert ("believed to be on disk" in text) == keyed
@@ -73,14 +75,14 @@ def test_a_simulation_believes_what_a_request_says_is_stored(tmp_path: Path) -> 
     assert trace.config is not None
     assert trace.config.keyed is not None
     assert trace.config.keyed.page_seconds == pytest.approx(2.0, rel=0.1)
-    [*_, (_, again)] = trace.events
-    assert isinstance(again, Request)
-    alone = [(0.0, evolve(again, stored=4))]
-    taken = [*Simulation(trace.config, Simulated(), STEP, alone).turns()]
-    reasons = [one for turn in taken for one in turn.transition.reasons]
-    [load] = [one for one in reasons if isinstance(one, Loading)]
+    [*_, (_, request)] = trace.events
+    assert isinstance(request, Request)
+    arrivals = [(0.0, evolve(request, stored=4))]
+    turns = [*Simulation(trace.config, Simulated(), STEP, arrivals).turns()]
+    reasons = [reason for turn in turns for reason in turn.transition.reasons]
+    [load] = [reason for reason in reasons if isinstance(reason, Loading)]
     assert (load.blocks, load.keyed) == (4, True)
-    assert not [one for one in reasons if isinstance(one, LostBlocks)]
+    assert not [reason for reason in reasons if isinstance(reason, LostBlocks)]
 
 
 def test_tiers_follow_the_size_of_blocks_and_of_the_pool() -> None:
@@ -100,10 +102,10 @@ def test_stored_blocks_are_of_the_new_size(tmp_path: Path) -> None:
     write_journal(path, config, turns)
     trace = read_trace(str(path), None, 1)
     for size, stored in ((4, 4), (8, 2), (2, 8)):
-        [*_, (_, again)] = trace.arrivals(size)
-        assert isinstance(again, Request)
-        assert again.stored == stored
-    made = fork(read_journal(path), 0, Change(settings={"block_size": 8}), STEP)
-    events = [event for turn in made.turns for event in turn.events]
-    came = [event.request for event in events if isinstance(event, Submit)]
-    assert came[-1].stored == 2
+        [*_, (_, request)] = trace.arrivals(size)
+        assert isinstance(request, Request)
+        assert request.stored == stored
+    forked = fork(read_journal(path), 0, Change(settings={"block_size": 8}), STEP)
+    events = [event for turn in forked.turns for event in turn.events]
+    requests = [event.request for event in events if isinstance(event, Submit)]
+    assert requests[-1].stored == 2

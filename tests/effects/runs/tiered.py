@@ -27,7 +27,7 @@ def tiered(
     else:
         config = evolve(config, host=HostTier(pages=64, **costs))
     first = requested("first", 17)
-    others = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
-    again = evolve(first, id="again", stored=stored)
-    arrivals = [(0.0, first), *others, (200.0, again)]
+    fillers = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
+    second = evolve(first, id="again", stored=stored)
+    arrivals = [(0.0, first), *fillers, (200.0, second)]
     return config, [*Simulation(config, Simulated(), STEP, arrivals).turns()]
