@@ -18,9 +18,9 @@ its messages come in order, once, or not at all. Any fault (a process dies, stal
 comes back) is one case: the link is over, both ends forget it, and the front makes a new
 one.
 
-`remote`, `host` and `quarantine` know neither sockets nor processes: messages come by
-method calls, and go out by callbacks (`quarantine` returns requests), so that tests can
-inject any fault between them.
+`remote_engine`, `engine_server` and `quarantine` know neither sockets nor processes:
+messages come by method calls, and go out by callbacks (`quarantine` returns requests), so
+that tests can inject any fault between them.
 
 README.md, beside this, has the five paths through these folders, step by step.
 """

@@ -20,8 +20,8 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.input_processing.input_processor import (
     OverloadedError,
     RequestError,
+    SchedulingHints,
     TokenizedPrompt,
-    Urgency,
     params_for,
 )
 from minfer.effects.live.input_processing.prompts import Prompt
@@ -61,7 +61,7 @@ class AsyncLLM(ServedModel):
         sampling_params: SamplingParams | BeamSearchParams | None = None,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
         streaming: bool = True,
         shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
@@ -86,7 +86,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             sink = partial(self._note_ready, ready)
-            processor = self._job(
+            processor = self._make_processor(
                 prompt,
                 sink,
                 params,
@@ -106,7 +106,7 @@ class AsyncLLM(ServedModel):
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -117,14 +117,14 @@ class AsyncLLM(ServedModel):
         """
         if sampling_params is None:
             sampling_params = self.setup.default_sampling_params(max_tokens=None)
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         self._check_tools(tools)
-        prompt_ids = self._rendered(messages, how)
+        prompt_ids = self._render_prompt(messages, options)
         return self.generate(
             prompt_ids, sampling_params, request_id=request_id, urgency=urgency
         )
@@ -136,12 +136,12 @@ class AsyncLLM(ServedModel):
         pooling: str = LAST,
         normalize: bool = True,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
     ) -> EmbeddingOutput:
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
         """
-        processor, ready = self._pooled(prompt, pooling, request_id, urgency)
+        processor, ready = self._make_pooled(prompt, pooling, request_id, urgency)
         async for _ in self._deltas(processor, ready):
             pass
         return processor.embedding(normalize=normalize)
@@ -152,26 +152,26 @@ class AsyncLLM(ServedModel):
         pooling: str = LAST,
         *,
         request_id: str | None = None,
-        urgency: Urgency = Urgency(),
+        urgency: SchedulingHints = SchedulingHints(),
     ) -> AsyncGenerator[RequestOutput]:
         """Make a vector like `embed`, in the form of `generate`: one output, whose only
         sample has no token, and the vector as it was computed.
         """
-        return self._deltas(*self._pooled(prompt, pooling, request_id, urgency))
+        return self._deltas(*self._make_pooled(prompt, pooling, request_id, urgency))
 
-    def _pooled(
+    def _make_pooled(
         self,
         prompt: Prompt | TokenizedPrompt,
         pooling: str,
         request_id: str | None,
-        urgency: Urgency,
+        urgency: SchedulingHints,
     ) -> tuple[OutputProcessor, asyncio.Event]:
         _check_id(request_id)
         ready = asyncio.Event()
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             sink = partial(self._note_ready, ready)
-            processor = self._job(
+            processor = self._make_processor(
                 prompt, sink, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1
@@ -203,11 +203,13 @@ class AsyncLLM(ServedModel):
                 await ready.wait()
                 ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
-                long = processor.scores is not None and bool(
+                reads_scores = processor.scores is not None and bool(
                     processor.scores.unread_chunks
                 )
                 output = (
-                    await asyncio.to_thread(processor.take) if long else processor.take()
+                    await asyncio.to_thread(processor.take)
+                    if reads_scores
+                    else processor.take()
                 )
                 if processor.rejected:  # all else was checked: the queue was full by then
                     raise OverloadedError(f"{processor.rejected}; try again later")

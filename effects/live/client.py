@@ -14,9 +14,9 @@ submitted, detokenizes their tokens and finds their stop strings
 message however many requests it concerns, so that a step's outputs cross once.
 
 Two implementations: `EngineWorker` (live/engine/engine_worker.py) runs the engine in a
-thread of this process, `Remote` (cluster/engine_client/remote.py) speaks to one in
-another process. Times are those of the system's monotonic clock, which all processes
-of a machine share.
+thread of this process, `RemoteEngine` (cluster/engine_client/remote_engine.py) speaks to
+one in another process. Times are those of the system's monotonic clock, which all
+processes of a machine share.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from attrs import field, frozen
 
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.live.totals import NO_TOTALS, Totals
 from minfer.records.messages import (
     Admitted,
@@ -82,7 +82,7 @@ class EngineDied:
     """
 
     ids: tuple[str, ...]
-    why: str
+    reason: str
 
 
 EngineMessage = TurnOutputs | EngineDied
@@ -142,8 +142,8 @@ class Snapshot:
 
 class EngineClient(Protocol):
     """An engine's interface for its callers. Methods of an `EngineWorker` may be called
-    from any thread; those of a `Remote` that send to an engine, only in the thread of its
-    links, which is the event loop's.
+    from any thread; those of a `RemoteEngine` that send to an engine, only in the thread
+    of its links, which is the event loop's.
     """
 
     @property
@@ -152,7 +152,7 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def live(self) -> LiveRequests:
+    def live(self) -> RequestRegistry:
         """The live requests of this process."""
         ...
 

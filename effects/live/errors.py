@@ -4,7 +4,7 @@ from typing import Final
 
 from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
-PROGRAM_ENDS: Final = (
+PROGRAM_ENDED_MESSAGE: Final = (
     "the program's main thread has ended; let it wait for those who still ask"
 )
 
@@ -28,8 +28,8 @@ class TooLongError(RequestError):
     """The context or the cache cannot hold prompt and output, whatever the load."""
 
 
-_FAR: Final = 2  # times the limit, beyond which a prompt is not read to its end
-_LEAST_LIST: Final = 4096  # items of a list that are always read
+_UNREAD_FACTOR: Final = 2  # times the limit, beyond which a prompt is not read to its end
+_MIN_ITEMS_READ: Final = 4096  # items of a list that are always read
 
 
 def far_too_long(context: int) -> TooLongError:
@@ -37,39 +37,41 @@ def far_too_long(context: int) -> TooLongError:
     not name its length.
     """
     # Programs search for the words "maximum context length is", here and below.
-    why = f"the prompt is far too long: this model's maximum context length is {context}"
-    return TooLongError(f"{why} tokens; shorten the prompt")
+    reason = (
+        f"the prompt is far too long: this model's maximum context length is {context}"
+    )
+    return TooLongError(f"{reason} tokens; shorten the prompt")
 
 
-def check_prompt(length: int, context: int, able: int, *, output: bool) -> None:
-    """Raise TooLongError for a prompt of so many tokens that the context cannot hold,
-    with room for `output` if there is any. The model itself may be `able` to have a
-    longer context.
+def check_prompt(length: int, context: int, model_max_len: int, *, output: bool) -> None:
+    """Raise TooLongError for a prompt of `length` tokens that the context cannot hold,
+    with room for `output` if there is any. The model itself can have a context of
+    `model_max_len`.
     """
     if length <= longest_prompt(context, output=output):
         return
-    if length > _FAR * max(context, _LEAST_LIST):
+    if length > _UNREAD_FACTOR * max(context, _MIN_ITEMS_READ):
         raise far_too_long(context)
-    why = (
+    reason = (
         f"the prompt has {length} tokens; this model's maximum context length is "
         f"{context} tokens"
     )
     if not output:
-        raise TooLongError(f"{why}: shorten the prompt")
-    why += ", of which at least one must be left for the output: shorten the prompt"
-    more = f", or raise max_model_len (this model can do {able})"
-    raise TooLongError(f"{why}{more}" if context < able else why)
+        raise TooLongError(f"{reason}: shorten the prompt")
+    reason += ", of which at least one must be left for the output: shorten the prompt"
+    remedy = f", or raise max_model_len (this model can do {model_max_len})"
+    raise TooLongError(f"{reason}{remedy}" if context < model_max_len else reason)
 
 
 class OverloadedError(RequestError):
     """Too many requests wait already; the same request may be served later."""
 
 
-def check_queue(waiting: int, new: int, most: int) -> None:
-    """Raise OverloadedError if `new` samples more would not fit in the waiting queue."""
-    if queue_is_full(waiting, new, most):
-        why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
-        raise OverloadedError(f"{why}; try again later")
+def check_queue(waiting: int, num_new: int, max_waiting: int) -> None:
+    """Raise OverloadedError if `num_new` more samples do not fit in the queue."""
+    if queue_is_full(waiting, num_new, max_waiting):
+        reason = f"{waiting} samples wait already, of at most {max_waiting} (max_waiting)"
+        raise OverloadedError(f"{reason}; try again later")
 
 
 class CrashingRequestError(RequestError):

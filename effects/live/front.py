@@ -5,14 +5,14 @@ It reads the outputs of requests that were submitted through it, each by an
 client on to them. It finds stop strings, and reports to the engine where the samples
 ended.
 
-    caller ---> submit ----------------> client ---> engine
-       ^                                    |
-       +- sink <- OutputProcessor <- hear <-+
-                         +--- finish -----> client
+    caller ---> submit --------------------------> client ---> engine
+       ^                                              |
+       +- sink <- OutputProcessor <- handle_message <-+
+                         +--- finish ---------------> client
 
-`hear` runs in the thread in which messages come: the engine's, or, over an engine of
-another process, the event loop's. It passes outputs to a sink, and the caller takes them
-from there in its own thread.
+`handle_message` runs in the thread in which messages come: the engine's, or, over an
+engine of another process, the event loop's. It passes outputs to a sink, and the caller
+takes them from there in its own thread.
 """
 
 import logging
@@ -32,12 +32,12 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.live_requests import Sending
+from minfer.effects.live.request_registry import Sending
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted
 
 _log = logging.getLogger("minfer.front")
-POLL: Final = 0.02  # seconds between two checks while waiting for an end
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for an end
 
 
 class Front:
@@ -60,7 +60,7 @@ class Front:
         self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
-        client.listen(self.hear)
+        client.listen(self.handle_message)
 
     @property
     def processors(self) -> dict[str, OutputProcessor]:
@@ -121,7 +121,7 @@ class Front:
         for name in names - served:  # an interrupt came before they were submitted
             self._release(name)
         while self.client.working and any(map(self.processor, served)):
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
 
     def abandon(self, error: Exception) -> None:
         """Cancel all, and fail their jobs at once: a running step may take a while."""
@@ -129,7 +129,7 @@ class Front:
         for processor in self.processors.values():
             processor.fail(error)
 
-    def hear(self, message: EngineMessage) -> None:
+    def handle_message(self, message: EngineMessage) -> None:
         """Pass a message of the engine on."""
         for translated in self.searches.translate(message):
             match translated:
@@ -158,24 +158,24 @@ class Front:
         for (name, _), vector in zip(outputs.ids, outputs.pooled, strict=False):
             if vector and (processor := self.processor(name)) is not None:
                 processor.pool(vector, outputs.time)
-        for done in outputs.finished:
-            if (processor := self.processor(done.id)) is not None:
-                processor.finish(done)
-                ready[done.id] = processor
+        for end in outputs.finished:
+            if (processor := self.processor(end.id)) is not None:
+                processor.finish(end)
+                ready[end.id] = processor
         for processor in ready.values():
             self._flush(processor)
 
     def _flush(self, processor: OutputProcessor) -> None:
         """Have a request's new outputs delivered."""
         try:
-            if found := processor.flush(self._release):
-                self.client.finish(found)
+            if ends := processor.flush(self._release):
+                self.client.finish(ends)
         except Exception as error:  # of any kind: outputs of others follow
             self._fail(processor, error)
             return
         if processor.finished:
-            for ended in self.on_end:
-                _call(partial(ended, processor))
+            for notify in self.on_end:
+                _call(partial(notify, processor))
 
     def _fail(self, processor: OutputProcessor, error: Exception) -> None:
         """End a request whose outputs cannot be processed."""
@@ -212,10 +212,10 @@ class Front:
         for name in death.ids:
             if (processor := self.processor(name)) is not None:
                 self._release(name)
-                broke = EngineDeadError(death.why)
+                error = EngineDeadError(death.reason)
                 # Its traceback shows the place: in a policy, for example.
-                broke.__cause__ = self.client.dead
-                processor.fail(broke)
+                error.__cause__ = self.client.dead
+                processor.fail(error)
 
 
 def _call(notify: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from minfer.effects.live.beams.beam_search import (
     searches_for,
 )
 from minfer.effects.live.input_processing import input_processor
-from minfer.effects.live.input_processing.input_processor import TokenizedPrompt
+from minfer.effects.live.input_processing.input_processor import Params, TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools
 
 Prompts = Prompt | Sequence[Prompt]
-Params = SamplingParams | Sequence[SamplingParams] | None
 Priorities = Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
@@ -60,7 +59,7 @@ class LLM(ServedModel):
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         use_tqdm: Progress = True,
         priority: Priorities = None,
@@ -97,13 +96,13 @@ class LLM(ServedModel):
         """
         inputs = as_list(prompts)
         searches = searches_for(params, len(inputs))
-        found = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
-        return [BeamSearchOutput.of(one, self.tokenizer) for one in found]
+        outputs = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
+        return [BeamSearchOutput.of(output, self.tokenizer) for output in outputs]
 
     def chat(
         self,
         messages: "Conversations",
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         use_tqdm: Progress = True,
         tools: "Tools | None" = None,
@@ -120,23 +119,23 @@ class LLM(ServedModel):
         further variables of this template. `sampling_params` are as for `generate`, but
         None lets an answer take all room in the context.
 
-        Raises ChatTemplateError, and as `generate` does; for tools of which nobody knows
-        how the model calls them, RequestError: see `tool_call_parser` of `EngineArgs`.
+        Raises ChatTemplateError, and as `generate` does; and RequestError for tools if it
+        is unknown how the model calls them: see `tool_call_parser` of `EngineArgs`.
         """
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         return self._complete(
-            self._make_chat_batch(messages, sampling_params, how), use_tqdm
+            self._make_chat_batch(messages, sampling_params, options), use_tqdm
         )
 
     def stream(
         self,
         prompts: Prompts,
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         priority: Priorities = None,
     ) -> Generator[RequestOutput]:
@@ -155,7 +154,7 @@ class LLM(ServedModel):
     def stream_chat(
         self,
         messages: "Conversations",
-        sampling_params: Params = None,
+        sampling_params: Params | None = None,
         *,
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
@@ -163,14 +162,14 @@ class LLM(ServedModel):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[RequestOutput]:
         """Answer conversations like `chat`, and yield new output like `stream`."""
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
         return self._deltas(
-            self._make_chat_batch(messages, sampling_params, how, streaming=True)
+            self._make_chat_batch(messages, sampling_params, options, streaming=True)
         )
 
     def embed(
@@ -189,24 +188,26 @@ class LLM(ServedModel):
         `generate`; a prompt that fails has no vector but an error.
         """
         inputs = as_list(prompts)
-        urgencies = input_processor.urgencies_for(priority, len(inputs))
+        hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> OutputProcessor:
-                return self._job(
-                    inputs[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
+            def make_processor(i: int) -> OutputProcessor:
+                return self._make_processor(
+                    inputs[i], inbox.put, pooling, count=first + i, urgency=hints[i]
                 )
 
-            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            processors = [
+                _make_numbered(make_processor, i, len(inputs)) for i in range(len(inputs))
+            ]
             self.count += len(processors)
         with _progress(len(processors), use_tqdm) as advance:
-            return self._embedded(
+            return self._complete_embeddings(
                 RequestBatch(processors, inbox), advance, normalize=normalize
             )
 
-    def _embedded(
+    def _complete_embeddings(
         self, batch: RequestBatch, advance: Callable[[], object], *, normalize: bool
     ) -> list[EmbeddingOutput]:
         """Submit jobs, and wait for all; any exception cancels them."""
@@ -236,12 +237,12 @@ class LLM(ServedModel):
 
     def _deltas(self, batch: RequestBatch) -> Generator[RequestOutput]:
         """Submit jobs, and yield their outputs; any exception cancels them."""
-        left = len(batch.processors)
+        num_left = len(batch.processors)
         try:
             self.front.submit(batch.processors)
-            while left:
-                output = _received(batch.inbox)
-                left -= output.finished
+            while num_left:
+                output = _take_output(batch.inbox)
+                num_left -= output.finished
                 yield output
         except BaseException:
             self.front.drop(batch.processors)
@@ -250,15 +251,18 @@ class LLM(ServedModel):
     def _make_chat_batch(
         self,
         messages: "Conversations",
-        params: Params,
-        how: "ChatOptions",
+        params: Params | None,
+        options: "ChatOptions",
         *,
         streaming: bool = False,
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
-        self._check_tools(how.get("tools"))
-        chat_prompts = [self._rendered(one, how) for one in conversations(messages)]
+        self._check_tools(options.get("tools"))
+        chat_prompts = [
+            self._render_prompt(conversation, options)
+            for conversation in conversations(messages)
+        ]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
         return self._make_checked_batch(chat_prompts, params, None, streaming=streaming)
@@ -266,7 +270,7 @@ class LLM(ServedModel):
     def _make_checked_batch(
         self,
         inputs: Sequence[Prompt | TokenizedPrompt],
-        params: Params,
+        params: Params | None,
         priority: Priorities,
         *,
         streaming: bool = False,
@@ -286,22 +290,24 @@ class LLM(ServedModel):
         streaming: bool = False,
     ) -> RequestBatch:
         """Make the requests for prompts, with the parameters of each."""
-        urgencies = input_processor.urgencies_for(priority, len(inputs))
+        hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> OutputProcessor:
-                return self._job(
+            def make_processor(i: int) -> OutputProcessor:
+                return self._make_processor(
                     inputs[i],
                     inbox.put,
                     all_params[i],
                     count=first + i,
                     streaming=streaming,
-                    urgency=urgencies[i],
+                    urgency=hints[i],
                 )
 
-            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            processors = [
+                _make_numbered(make_processor, i, len(inputs)) for i in range(len(inputs))
+            ]
             self.count += len(processors)
         return RequestBatch(processors, inbox)
 
@@ -312,18 +318,18 @@ class LLM(ServedModel):
         self.close()
 
 
-def _numbered(
+def _make_numbered(
     make: Callable[[int], OutputProcessor], i: int, count: int
 ) -> OutputProcessor:
     """Make job `i` of `count`; an error names its index."""
     try:
         return make(i)
     except input_processor.RequestError as error:
-        where = f"prompts[{i}]: " if count > 1 else ""
-        raise type(error)(f"{where}{error}", i, error.param) from None
+        prefix = f"prompts[{i}]: " if count > 1 else ""
+        raise type(error)(f"{prefix}{error}", i, error.param) from None
 
 
-def _received(inbox: Inbox) -> RequestOutput:
+def _take_output(inbox: Inbox) -> RequestOutput:
     return inbox.get().take()
 
 

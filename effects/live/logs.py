@@ -14,10 +14,10 @@ from attrs import define, field
 
 from minfer.effects.execution.warming.start_progress import START
 
-_FORM: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
-BURST: Final = 5  # equal lines in one stretch of time
-STRETCH: Final = 10.0  # seconds
-KINDS: Final = 1000  # of lines that are counted; beyond them all counts are dropped
+_LINE_FORMAT: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
+MAX_BURST_LINES: Final = 5  # equal lines in BURST_SECONDS
+BURST_SECONDS: Final = 10.0
+MAX_LINE_KINDS: Final = 1000  # that are counted; beyond them all counts are dropped
 
 
 @define
@@ -37,16 +37,16 @@ class LogRateLimit(logging.Filter):
     _counts: dict[tuple[str, str], _LineCounts] = field(factory=dict, init=False)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written; one that follows dropped ones has their number."""
+        """Returns whether the line is written; adds the number of dropped lines to it."""
         if record.levelno >= logging.ERROR:
             return True
         now = self.clock()
-        if len(self._counts) >= KINDS:
+        if len(self._counts) >= MAX_LINE_KINDS:
             self._counts.clear()
         counts = self._counts.setdefault((record.name, str(record.msg)), _LineCounts(now))
-        if now - counts.since >= STRETCH:
+        if now - counts.since >= BURST_SECONDS:
             counts.since, counts.written = now, 0
-        if counts.written >= BURST:
+        if counts.written >= MAX_BURST_LINES:
             counts.dropped += 1
             return False
         counts.written += 1
@@ -60,7 +60,7 @@ class LogRateLimit(logging.Filter):
 def configure_logs(process: str) -> None:
     """Log warnings and worse as this process, and how far the start is, from here on."""
     logging.basicConfig(
-        level=logging.WARNING, format=_FORM.format(process=process), force=True
+        level=logging.WARNING, format=_LINE_FORMAT.format(process=process), force=True
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())

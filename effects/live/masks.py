@@ -105,6 +105,6 @@ def no_memory(step: int) -> None:
 
 def ready_masks(masked: StepMasks) -> "Future[StepMasks]":
     """Returns a future of masks that are ready."""
-    made: Future[StepMasks] = Future()
-    made.set_result(masked)
-    return made
+    future: Future[StepMasks] = Future()
+    future.set_result(masked)
+    return future

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_AGAIN: Final = re.compile(r"#\d+$")
+_RESUMPTION: Final = re.compile(r"#\d+$")
 _ROUND: Final = re.compile(r"/\d+/\d+$")
 _PROMPT: Final = re.compile(r"-\d+$")
 
@@ -24,20 +24,20 @@ def prompt_name(answer: str, prompt: int) -> str:
     return f"{answer}-{prompt}"
 
 
-def again_name(request: str, number: int) -> str:
+def resumed_name(request: str, number: int) -> str:
     """Returns the id by which a request, or a part of it, is resubmitted."""
     return f"{request}#{number}"
 
 
 def request_of(name: str) -> str:
     """Returns the id of the request that an engine's `name` is a part of, or all."""
-    return _AGAIN.sub("", name)
+    return _RESUMPTION.sub("", name)
 
 
 def resumption_of(name: str) -> int:
     """Returns the number with which an engine's `name` was resubmitted; 0: it was not."""
-    found = _AGAIN.search(name)
-    return 0 if found is None else 1 + int(found[0][1:])
+    match = _RESUMPTION.search(name)
+    return 0 if match is None else 1 + int(match[0][1:])
 
 
 def round_name(search: str, number: int, beam: int) -> str:
@@ -52,13 +52,17 @@ def search_of(name: str) -> str:
     return _ROUND.sub("", request_of(name))
 
 
-def searches_named(name: str, ids: Iterable[str]) -> list[str]:
+def searches_matching(name: str, ids: Iterable[str]) -> list[str]:
     """Returns the searches that have beams among an engine's `ids`, and that `name`
     means: a search or an answer.
     """
-    each = [search_of(one) for one in ids if _ROUND.search(request_of(one))]
-    found = [one for one in each if name in (one, answer_of(one))]
-    return [*dict.fromkeys(found)]
+    searches = [
+        search_of(request_id)
+        for request_id in ids
+        if _ROUND.search(request_of(request_id))
+    ]
+    matches = [search for search in searches if name in (search, answer_of(search))]
+    return [*dict.fromkeys(matches)]
 
 
 def answer_of(name: str) -> str:
@@ -66,12 +70,18 @@ def answer_of(name: str) -> str:
     return _PROMPT.sub("", search_of(name))
 
 
-def named_by(name: str, ids: Iterable[str]) -> list[str]:
+def names_matching(name: str, ids: Iterable[str]) -> list[str]:
     """Returns those of an engine's ids that `name` means: that one; else the parts of the
     request with this id; else those of the answer.
     """
-    every = [*dict.fromkeys(ids)]
-    if _AGAIN.search(name) and name in every:
+    unique_ids = [*dict.fromkeys(ids)]
+    if _RESUMPTION.search(name) and name in unique_ids:
         return [name]
-    parts = [one for one in every if name in (one, request_of(one))]
-    return parts or [one for one in every if answer_of(one) == name]
+    parts_of_request = [
+        request_id
+        for request_id in unique_ids
+        if name in (request_id, request_of(request_id))
+    ]
+    return parts_of_request or [
+        request_id for request_id in unique_ids if answer_of(request_id) == name
+    ]

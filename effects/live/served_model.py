@@ -4,15 +4,15 @@ of `LLM` and `AsyncLLM`.
 
 import contextlib
 import gc
+import inspect
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import attrs
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.warming.start_progress import (
     Report,
     ignore_progress,
@@ -30,23 +30,22 @@ from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import (
     RequestInput,
+    SchedulingHints,
     TokenizedPrompt,
-    Urgency,
 )
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
+    ChatRenderer,
     Prompt,
-    Renders,
     read_prompt,
 )
 from minfer.effects.live.input_processing.template_settings import (
-    UNKNOWN_FORMAT,
+    UNKNOWN_FORMAT_MESSAGE,
     TemplateSettings,
     parsers_of,
     template_settings,
 )
-from minfer.effects.setup.custom_template import CustomTemplate
-from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
+from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -54,9 +53,7 @@ from minfer.effects.text.output_processor import OutputProcessor, Sink
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.effects.text.tools.table import TOOLS
-from minfer.records.policy import Policy
 from minfer.records.request import SamplingParams
-from minfer.records.tiers import BY_COST
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
@@ -64,9 +61,31 @@ if TYPE_CHECKING:
     from minfer.effects.text.user_tokenizer import UserTokenizer
 
 
-class ServedModel(Renders):
+P = ParamSpec("P")
+
+
+def _with_parameters_of(
+    record: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Returns a decorator of an `__init__` that passes its `**settings` on to `record`:
+    type checkers, `help` and `inspect.signature` see the parameters of `record`.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        parameters = dict(inspect.signature(init).parameters)
+        parameters.popitem()  # **settings
+        for name, parameter in inspect.signature(record).parameters.items():
+            parameters.setdefault(name, parameter)
+        signature = inspect.Signature([*parameters.values()])
+        init.__signature__ = signature  # type: ignore[attr-defined]
+        return init
+
+    return decorate
+
+
+class ServedModel(ChatRenderer):
     """A model with its tokenizer, and an engine that runs it: one of this process, or, in
-    a front's process, those behind a `client` (`over`).
+    a front's process, those behind a `client` (`from_client`).
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
     is the model that comes with minfer. The other settings are documented in
@@ -93,104 +112,13 @@ class ServedModel(Renders):
     client: EngineClient
     front: Front
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        dtype: str = "auto",
-        kv_cache_dtype: str = "auto",
-        quantization: str | None = None,
-        device: str = "auto",
-        load_format: str = "auto",
-        max_model_len: int | None = None,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        enable_expert_parallel: bool = False,
-        attention_window: int | None = None,
-        attention_sink_tokens: int = 0,
-        block_size: int = 64,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        gpu_memory_utilization: float | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        kv_host_memory: int | None = None,
-        kv_host_choice: str = BY_COST,
-        kv_disk: str | Path | None = None,
-        kv_disk_size: int | None = None,
-        kv_disk_choice: str = BY_COST,
-        enable_prefix_caching: bool = True,
-        scheduling_policy: str | Policy = "fcfs",
-        steps_in_flight: int = 2,
-        speculative_config: Speculative = None,
-        enforce_eager: bool = False,
-        journal: str | Path | None = None,
-        journal_redact: bool = False,
-        journal_size: int = 2**30,
-        seed: int = 0,
-        chat_template: str | Path | CustomTemplate | None = None,
-        default_chat_template_kwargs: Mapping[str, Any] | None = None,
-        tool_call_parser: str = "auto",
-        reasoning_parser: str = "auto",
-        kv_disk_secret: str = "",
-        kv_peers: PeerPlan | None = None,
-        skip_tokenizer_init: bool = False,
-        max_waiting: int = 2**20,
-        executor: str = "torch",
-        streaming: bool = False,
-        check_steps: bool = False,
-        **unknown: Never,
-    ) -> None:
-        _check_unknown(type(self).__name__, unknown)
-        args = EngineArgs(
-            model=model,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            quantization=quantization,
-            device=device,
-            load_format=load_format,
-            max_model_len=max_model_len,
-            tensor_parallel_size=tensor_parallel_size,
-            pipeline_parallel_size=pipeline_parallel_size,
-            enable_expert_parallel=enable_expert_parallel,
-            attention_window=attention_window,
-            attention_sink_tokens=attention_sink_tokens,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            kv_host_memory=kv_host_memory,
-            kv_host_choice=kv_host_choice,
-            kv_disk=kv_disk,
-            kv_disk_size=kv_disk_size,
-            kv_disk_choice=kv_disk_choice,
-            enable_prefix_caching=enable_prefix_caching,
-            scheduling_policy=scheduling_policy,
-            steps_in_flight=steps_in_flight,
-            speculative_config=speculative_config,
-            enforce_eager=enforce_eager,
-            journal=journal,
-            journal_redact=journal_redact,
-            journal_size=journal_size,
-            seed=seed,
-            chat_template=chat_template,
-            default_chat_template_kwargs=default_chat_template_kwargs,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            kv_disk_secret=kv_disk_secret,
-            kv_peers=kv_peers,
-            skip_tokenizer_init=skip_tokenizer_init,
-            max_waiting=max_waiting,
-            executor=executor,
-            streaming=streaming,
-            check_steps=check_steps,
-        )
-        self._open(args)
+    @_with_parameters_of(EngineArgs)
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        _check_known(type(self).__name__, settings)
+        self._open(EngineArgs(model=model, **settings))
 
     @classmethod
-    def opened(cls, args: EngineArgs, report: Report) -> Self:
+    def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
         """Returns the model of `args`, as the constructor makes it; progress goes to
         `report`.
         """
@@ -200,7 +128,7 @@ class ServedModel(Renders):
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
-        self._read(prepare(args))
+        self._load_tokenizer(prepare(args))
         setup = self.setup
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
@@ -218,16 +146,16 @@ class ServedModel(Renders):
         self._attach(self.worker, 0)
 
     @classmethod
-    def over(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
+    def from_client(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
         """Returns the model of the engine behind `client`, which has this `setup`; the
         first request made here is number `first`, from 0.
         """
         model = cls.__new__(cls)
-        model._read(setup)
+        model._load_tokenizer(setup)
         model._attach(client, first)
         return model
 
-    def _read(self, setup: Setup) -> None:
+    def _load_tokenizer(self, setup: Setup) -> None:
         """Load the tokenizer and grammars."""
         self.template_settings = template_settings(setup.args)
         self.tokenizer = None
@@ -322,21 +250,23 @@ class ServedModel(Renders):
         gc.unfreeze()
 
     def _check_tools(self, tools: "Tools | None") -> None:
-        """Raise RequestError if there are tools, and nobody knows how the model calls
+        """Raise RequestError if there are tools, and it is unknown how the model calls
         them.
         """
         if tools and self.parsers.unknown_tools:
             remedy = f'set tool_call_parser to one of {", ".join(TOOLS)}, or "none"'
-            raise RequestError(f"tools: {UNKNOWN_FORMAT}; {remedy}", param="tools")
+            raise RequestError(
+                f"tools: {UNKNOWN_FORMAT_MESSAGE}; {remedy}", param="tools"
+            )
 
-    def _job(
+    def _make_processor(
         self,
         prompt: Prompt | TokenizedPrompt,
         sink: Sink,
         params: SamplingParams | BeamSearchParams | str,
         *,
         count: int,
-        urgency: Urgency,
+        urgency: SchedulingHints,
         streaming: bool = False,
         name: str = "",
         shown: Iterable[str] = (),
@@ -345,7 +275,7 @@ class ServedModel(Renders):
         samples, for a search, or for a vector. Raises RequestError.
         """
         tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        given = RequestInput(
+        request_input = RequestInput(
             setup=self.setup,
             prompt=tokenized,
             count=count,
@@ -354,23 +284,23 @@ class ServedModel(Renders):
             resets=self.epochs.of_all if self.epochs else self.client.resets,
         )
         if isinstance(params, str):
-            request = input_processor.make_pooled_request(given, params)
+            request = input_processor.make_pooled_request(request_input, params)
             return OutputProcessor(request, sink, tokenized.text, session=urgency.session)
         special = (
             self.tokenizer.find_special_ids(shown) if self.tokenizer else frozenset[int]()
         )
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
-            request = input_processor.make_search(given, params)
+            request = input_processor.make_search(request_input, params)
         else:
             if streaming and params.chooses:
-                why = "best_of: the best samples are known once all have ended; do not"
+                reason = "best_of: the best samples are known once all have ended; do not"
                 raise input_processor.RequestError(
-                    f"{why} stream, or leave it out", 0, "best_of"
+                    f"{reason} stream, or leave it out", 0, "best_of"
                 )
             self.check_constraint(params)
             bad_words = read_bad_words(params.bad_words, self.tokenizer)
-            request = input_processor.make_request(given, params, bad_words)
+            request = input_processor.make_request(request_input, params, bad_words)
         return OutputProcessor(
             request,
             sink,
@@ -382,11 +312,13 @@ class ServedModel(Renders):
         )
 
 
-def _check_unknown(owner: str, unknown: Mapping[str, object]) -> None:
+def _check_known(owner: str, settings: Iterable[str]) -> None:
     """Raise TypeError for unknown settings, with the known ones."""
-    for name in unknown.keys() & REMOVED.keys():
+    fields = attrs.fields_dict(EngineArgs)
+    unknown = set(settings) - fields.keys()
+    for name in unknown & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
     if unknown:
-        known = sorted(attrs.fields_dict(EngineArgs))
-        what = f"{owner} has no setting {min(unknown)!r}"
-        raise TypeError(f"{what}; it has {', '.join(known)}")
+        raise TypeError(
+            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(fields))}"
+        )

@@ -50,13 +50,13 @@ COUNTERS: Final = (
     "spec_decode_num_accepted_tokens",
 )
 # Accepted drafts by place in a row, from 0: a count's name is this, and the place.
-ACCEPTED_AT: Final = "spec_decode_num_accepted_tokens_per_pos "
-FIRST: Final = "time_to_first_token_seconds"
-GAP: Final = "inter_token_latency_seconds"
-STEP: Final = "iteration_tokens_total"  # tokens of a step's plan
+ACCEPTED_PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos "
+TTFT: Final = "time_to_first_token_seconds"
+ITL: Final = "inter_token_latency_seconds"
+STEP_TOKENS: Final = "iteration_tokens_total"  # tokens of a step's plan
 # Upper bounds, from 1 ms to 5,000 s and from 1 to 5,000,000 tokens.
-SECONDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
-SIZES: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
+SECONDS_BOUNDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
+TOKENS_BOUNDS: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
 
 
 @frozen
@@ -84,15 +84,15 @@ class Totals:
 NO_TOTALS: Final = Totals({}, {})
 
 
-def sum_totals(each: Iterable[Totals]) -> Totals:
+def sum_totals(all_totals: Iterable[Totals]) -> Totals:
     """Returns the sum of several totals."""
     counts = Counter[str]()
     histograms: dict[str, Histogram] = {}
-    for totals in each:
+    for totals in all_totals:
         counts.update(totals.counts)
-        for name, one in totals.histograms.items():
+        for name, histogram in totals.histograms.items():
             before = histograms.get(name)
-            histograms[name] = one if before is None else before.plus(one)
+            histograms[name] = histogram if before is None else before.plus(histogram)
     return Totals(counts, histograms)
 
 
@@ -105,7 +105,7 @@ class HistogramBuilder:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value, so many times."""
+        """Add a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -129,61 +129,64 @@ class TotalsCounter:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.buckets = {FIRST: HistogramBuilder(SECONDS), GAP: HistogramBuilder(SECONDS)}
-        self.buckets[STEP] = HistogramBuilder(SIZES)
+        self.buckets = {
+            TTFT: HistogramBuilder(SECONDS_BOUNDS),
+            ITL: HistogramBuilder(SECONDS_BOUNDS),
+        }
+        self.buckets[STEP_TOKENS] = HistogramBuilder(TOKENS_BOUNDS)
         self.last_step_time = 0.0  # when the last step was planned
         self.failing = 0  # steps that failed since the last good one
         self.last: dict[SampleId, _LastOutput] = {}  # its last output, or its arrival
         self.ids: SampleIds | None = None  # exactly these samples share `last_output`
-        self.last_output = _LastOutput(GAP, 0.0)
+        self.last_output = _LastOutput(ITL, 0.0)
 
     def totals(self) -> Totals:
         """Returns the totals so far."""
-        filled = {name: one.histogram() for name, one in self.buckets.items()}
+        filled = {name: builder.histogram() for name, builder in self.buckets.items()}
         return Totals(dict(self.counts), filled)
 
     def count_turn(self, transition: Transition) -> None:
         """Fold a turn."""
         now = transition.state.time
-        self._commands(transition.commands, now)
-        self._reasons(transition.reasons, now)
+        self._count_commands(transition.commands, now)
+        self._count_reasons(transition.reasons, now)
 
     def count_drafts(self, steps: Iterable[Drafted]) -> None:
         """Count a turn's drafts."""
         counts = self.counts
         for step in steps:
-            alike = Counter(zip(step.proposed, step.accepted, strict=True))
-            for (proposed, accepted), rows in alike.items():
+            rows_by_counts = Counter(zip(step.proposed, step.accepted, strict=True))
+            for (proposed, accepted), rows in rows_by_counts.items():
                 counts["spec_decode_num_drafts"] += rows
                 counts["spec_decode_num_draft_tokens"] += rows * proposed
                 counts["spec_decode_num_accepted_tokens"] += rows * accepted
-                for place in range(proposed):
-                    name = f"{ACCEPTED_AT}{place}"
-                    more = rows if place < accepted else 0
-                    counts[name] = counts.get(name, 0) + more
+                for position in range(proposed):
+                    name = f"{ACCEPTED_PER_POSITION}{position}"
+                    accepted_here = rows if position < accepted else 0
+                    counts[name] = counts.get(name, 0) + accepted_here
 
-    def _commands(self, commands: Iterable[Command], now: float) -> None:
+    def _count_commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:
             match command:
                 case Emit(ids, tokens, finished):
                     self.counts["generation_tokens"] += sum(map(len, tokens))
                     if ids:
                         self.failing = 0
-                    self._emitted(ids, tokens, now)
+                    self._count_output_times(ids, tokens, now)
                     for end in finished:
                         self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
                     self.last_step_time = now
-                    self.buckets[STEP].add(sum(plan.num_scheduled_tokens))
+                    self.buckets[STEP_TOKENS].add(sum(plan.num_scheduled_tokens))
                 case _:
                     pass
 
-    def _reasons(self, reasons: Iterable[Reason], now: float) -> None:
+    def _count_reasons(self, reasons: Iterable[Reason], now: float) -> None:
         counts = self.counts
         for reason in reasons:
             match reason:
                 case Admitted(name, sample) if reason.prompt:  # for the first time
-                    self.last[name, sample] = _LastOutput(FIRST, now - reason.waited)
+                    self.last[name, sample] = _LastOutput(TTFT, now - reason.waited)
                     counts["prefix_cache_queries"] += reason.prompt
                     counts["prefix_cache_hits"] += reason.cached
                     if not sample:  # once a request
@@ -191,11 +194,13 @@ class TotalsCounter:
                 case Preempted():
                     counts["num_preemptions"] += 1
                 case Loading():
-                    counts[_of_tier(reason, "loaded")] += reason.blocks - reason.hit
+                    counts[_tier_counter(reason, "loaded")] += reason.blocks - reason.hit
                 case Recomputing():
-                    counts[_of_tier(reason, "recomputed")] += reason.blocks - reason.hit
+                    counts[_tier_counter(reason, "recomputed")] += (
+                        reason.blocks - reason.hit
+                    )
                 case LostBlocks(blocks):
-                    counts[_of_tier(reason, "lost")] += blocks
+                    counts[_tier_counter(reason, "lost")] += blocks
                 case Discarded(plans=plans):
                     counts["failed_steps"] += plans
                     self.failing += plans
@@ -204,22 +209,22 @@ class TotalsCounter:
                 case _:
                     pass
 
-    def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
+    def _count_output_times(self, ids: SampleIds, tokens: Yields, now: float) -> None:
         """Count the times since the samples' last outputs, or since they arrived."""
         all_rows = all(tokens)
         if all_rows and ids is self.ids:  # as in the turn before
-            self.buckets[GAP].add(now - self.last_output.time, len(ids))
+            self.buckets[ITL].add(now - self.last_output.time, len(ids))
             self.last_output.time = now
             return
-        new = list(compress(ids, tokens))
-        for since, times in Counter(map(self.last.get, new)).items():
-            if since is not None:
-                self.buckets[since.name].add(now - since.time, times)
+        with_tokens = list(compress(ids, tokens))
+        for previous, times in Counter(map(self.last.get, with_tokens)).items():
+            if previous is not None:
+                self.buckets[previous.name].add(now - previous.time, times)
         self.ids = ids if all_rows else None
-        self.last_output = _LastOutput(GAP, now)
-        self.last.update(dict.fromkeys(new, self.last_output))
+        self.last_output = _LastOutput(ITL, now)
+        self.last.update(dict.fromkeys(with_tokens, self.last_output))
 
 
-def _of_tier(reason: Loading | Recomputing | LostBlocks, what: str) -> str:
-    """The name of a count of a tier's blocks."""
-    return f"kv_{'keyed' if reason.keyed else 'host'}_{what}_blocks"
+def _tier_counter(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
+    """Returns the name of a count of a tier's blocks."""
+    return f"kv_{'keyed' if reason.keyed else 'host'}_{outcome}_blocks"

@@ -23,7 +23,7 @@ import msgspec
 from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, block_keys, root_key
-from minfer.effects.cluster.engine_client.front_router import USUAL
+from minfer.effects.cluster.engine_client.front_router import MAX_EXPECTED_OUTPUT
 from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 
 BLOCK_TOKENS: Final = 64
@@ -81,7 +81,7 @@ class RequestFields(msgspec.Struct):
             self.max_output_tokens,
         ):
             if type(limit) is int:
-                return max(0, limit) if limit < USUAL else None
+                return max(0, limit) if limit < MAX_EXPECTED_OUTPUT else None
         return None
 
 

@@ -22,10 +22,10 @@ from minfer.analysis.prefixes import Prefix
 from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
-    named_by,
+    names_matching,
     request_of,
     resumption_of,
-    searches_named,
+    searches_matching,
 )
 from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
@@ -187,10 +187,10 @@ def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
     ids = [*journal.asked()]
-    searches = [] if name in ids else searches_named(name, ids)
+    searches = [] if name in ids else searches_matching(name, ids)
     if searches:
         return [search_figures(journal.turns(), search) for search in searches]
-    names = named_by(name, ids)
+    names = names_matching(name, ids)
     explanations = explain_each(journal.config, journal.turns(), names) if names else ()
     return [figures(journal.config, explanation) for explanation in explanations]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.journal.journal_files import RunFiles, content_of
-from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
+from minfer.effects.live.journal.routing_journal_file import PREFILL_SUFFIX, SUFFIX
 from minfer.effects.live.request_names import answer_of, search_of
 from minfer.effects.runs.recorded import machine_of
 from minfer.journal.format import JournalError
@@ -113,7 +113,7 @@ def routing_lines(
             if decision["placed"]
             else "sent there without a decision"
         )
-        prefilled = decision["end"] == ENDED and named.endswith(PREFILL_ROUTER)
+        prefilled = decision["end"] == ENDED and named.endswith(PREFILL_SUFFIX)
         outcome = _PREFILLED if prefilled else decision["end"]
         end = _ENDS.get((outcome, decision["started"]), "")
         request = f"turn {decision['turn']:,}: {decision['id']!r}"

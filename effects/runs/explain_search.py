@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.effects.live.beams.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replay_searches
 from minfer.records.messages import Admitted, Emit, Submit
 from minfer.records.state import Turn
 from minfer.sampling.beam import BeamRound
@@ -69,7 +69,7 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
         ended = _note_beams(turn, now, rounds, numbers)
         if ended or submitted:
             beam_turns.append(turn)
-    replayed_search = replayed(beam_turns).get(name)
+    replayed_search = replay_searches(beam_turns).get(name)
     figures = (
         {}
         if first_round is None
@@ -80,7 +80,7 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
         "prompt": 0 if first_round is None else first_round.prompt,
         **figures,
         "rounds": [asdict(times) for times in rounds.values()],
-        "over": replayed_search is not None and replayed_search.over,
+        "over": replayed_search is not None and replayed_search.is_finished,
         "found": [asdict(beam) for beam in replayed_search.done]
         if replayed_search is not None
         else [],

@@ -21,7 +21,7 @@ from minfer.effects.live.journal.journal_files import (
     replica_runs_in,
     runs_in,
 )
-from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER
+from minfer.effects.live.journal.routing_journal_file import PREFILL_SUFFIX
 from minfer.effects.live.journal.routing_journal_file import SUFFIX as ROUTERS
 from minfer.effects.live.request_names import request_of
 from minfer.effects.runs import replay_routing, replay_run
@@ -157,7 +157,7 @@ class _Routers:
 
 def _is_prefill_router(file: Path) -> bool:
     """Whether the file is that of a router of engines that only prefill."""
-    return file.stem.endswith(PREFILL_ROUTER)
+    return file.stem.endswith(PREFILL_SUFFIX)
 
 
 def _print_all(lines: Iterator[str]) -> None:

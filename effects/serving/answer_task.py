@@ -19,7 +19,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.cluster.link.crash_rule import GIVEN_UP, REFUSED
-from minfer.effects.live.constraints.grammar_masks import STUCK
+from minfer.effects.live.constraints.grammar_masks import STUCK_ERROR
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.request_names import prompt_name
 from minfer.effects.serving.client_errors import (
@@ -188,7 +188,7 @@ class AnswerTask:
         """The new outputs of samples. Raises the client's error for one that failed."""
         for delta in output.outputs:
             if delta.finish_reason == "error":
-                if delta.error.startswith(STUCK):  # which is the client's own
+                if delta.error.startswith(STUCK_ERROR):  # which is the client's own
                     raise ApiError(delta.error, self.request.constraint_field)
                 self.state.log.error("%s failed: %s", self.stamp.id, delta.error)
                 if delta.error.startswith(GIVEN_UP):

@@ -19,7 +19,7 @@ from attrs import field, frozen
 from pydantic import BaseModel
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.stamp import Stamp
@@ -89,7 +89,7 @@ class GenerationRequest:
 
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of every prompt; sample s of prompt p is choice p * n + s
-    urgency: Urgency
+    urgency: SchedulingHints
     stream: bool
     include: Include
     pooled: PoolingOptions | None = None  # then nothing is generated
@@ -182,7 +182,7 @@ class ModelInfo(Protocol):
         """Whether tools that run on OpenAI's servers are refused, and not left out."""
 
     def with_request_template(self, template: str) -> Self:
-        """This model with the chat template of a request; see `Renders`."""
+        """This model with the chat template of a request; see `ChatRenderer`."""
 
     def render(
         self,

@@ -17,7 +17,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.serving.access.authentication import Caller, caller_of
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
@@ -253,7 +253,9 @@ def _tenant(caller: Caller) -> str:
     return caller.name if caller.key is None else caller.key.tenant
 
 
-def _urgency(caller: Caller, requested: Urgency, *, trusted: bool) -> Urgency:
+def _urgency(
+    caller: Caller, requested: SchedulingHints, *, trusted: bool
+) -> SchedulingHints:
     """The name for fair scheduling, and the priority of the key. If the key has none, the
     request's: less urgent than others, or if it is trusted, more.
     """

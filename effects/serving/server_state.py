@@ -51,7 +51,7 @@ class ServerState:
         """Log why the engine broke: errors refer clients to the log."""
         cause = self.llm.client.dead
         if isinstance(message, EngineDied) and not isinstance(cause, EngineDeadError):
-            _engine_log.error("%s", message.why, exc_info=cause)
+            _engine_log.error("%s", message.reason, exc_info=cause)
 
     def max_running_prompts(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""

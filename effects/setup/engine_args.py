@@ -45,12 +45,9 @@ REMOVED: Final = {
 EXECUTORS: Final = ("torch", "dry", "oracle")
 
 
-@frozen(kw_only=True)
-class EngineArgs:
-    """Settings of an engine. Names are vLLM's; `steps_in_flight` is minfer's.
-
-    Raises ConfigError for a value out of range.
-    """
+@frozen
+class ModelArg:
+    """The setting that may be a positional argument."""
 
     model: str | None = option(
         None,
@@ -59,6 +56,16 @@ class EngineArgs:
         "toy)",
         MODEL,
     )
+
+
+@frozen(kw_only=True)
+class EngineArgs(ModelArg):
+    """Settings of an engine, which are also the parameters of `LLM` and `AsyncLLM`. Names
+    are vLLM's; `steps_in_flight` is minfer's.
+
+    Raises ConfigError for a value out of range.
+    """
+
     dtype: str = option(
         "auto",
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "

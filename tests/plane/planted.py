@@ -13,7 +13,7 @@ from attrs import evolve
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
-from minfer.effects.live.live_requests import LiveRequest
+from minfer.effects.live.request_registry import RequestRecord
 from minfer.effects.serving.answer_task import AnswerTask
 from minfer.effects.serving.observability import metrics
 from minfer.effects.text import output_processor
@@ -57,7 +57,7 @@ def _kept_job(hear: Any) -> Callable[..., Any]:
         for name, job in jobs.items():
             if job.finished and job.request.n > 1:
                 self._processors[name] = job
-                self.client.live.setdefault(name, LiveRequest(job.request, read=True))
+                self.client.live.setdefault(name, RequestRecord(job.request, read=True))
 
     return planted
 

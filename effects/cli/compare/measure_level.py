@@ -55,7 +55,7 @@ def measure_level(
 
     Raises as `LLM` does, and LevelFailedError.
     """
-    with LLM.opened(level.args, ignore_progress) as llm:
+    with LLM.from_engine_args(level.args, ignore_progress) as llm:
         executor: Any = llm.worker.driver.executor
         device, size = executor.device, llm.setup.config.block_size
         memory = _memory(llm, executor)

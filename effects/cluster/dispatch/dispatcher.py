@@ -74,11 +74,11 @@ class RecordedRouter:
             self._recorder.routed(request, result)
         return result.reason
 
-    def dispatch(self, request: RoutingRequest, replica: str, why: str) -> Placed:
+    def dispatch(self, request: RoutingRequest, replica: str, reason: str) -> Placed:
         """Count a request at a replica without a decision; returns that as a decision."""
         self.apply(Dispatched(replica, request))
         blocks, tokens = len(request.keys), request.tokens
-        return Placed(request.id, replica, why, hit=0, blocks=blocks, prefill=tokens)
+        return Placed(request.id, replica, reason, hit=0, blocks=blocks, prefill=tokens)
 
     def settle(self, event: Started | Ended) -> str | None:
         """Fold the start or the end of a request; returns its tenant, or None if it is on
@@ -129,17 +129,17 @@ class Dispatcher(Generic[Item]):
         return len(self._waiting)
 
     def has(self, name: str) -> bool:
-        """Whether a request waits."""
+        """Returns whether a request waits."""
         return name in self._waiting
 
     # --- requests -----------------------------------------------------------------------
 
-    def submit(self, each: Iterable[Waiting[Item]]) -> None:
+    def submit(self, waiting_requests: Iterable[Waiting[Item]]) -> None:
         """Assign requests, or have them wait, behind those of their tenants that do."""
         assigned: list[Assignment[Item]] = []
-        for waiting in each:
+        for waiting in waiting_requests:
             tenant = waiting.request.tenant
-            if tenant in self._queues or not self._leaves(waiting, assigned):
+            if tenant in self._queues or not self._try_assign(waiting, assigned):
                 self._queues.setdefault(tenant, TenantQueue()).add(waiting)
                 self._waiting[waiting.request.id] = waiting
         if assigned:
@@ -157,7 +157,7 @@ class Dispatcher(Generic[Item]):
         """Note that requests have started or ended: others of their tenants may have
         waited for that.
         """
-        tenants = [one.settle(event) for event in events for one in self.routers]
+        tenants = [router.settle(event) for event in events for router in self.routers]
         self.wake(dict.fromkeys(tenant for tenant in tenants if tenant is not None))
 
     def wake(self, tenants: Iterable[str] | None = None) -> None:
@@ -166,13 +166,15 @@ class Dispatcher(Generic[Item]):
         for tenant in (*self._queues,) if tenants is None else tenants:
             while (queue := self._queues.get(tenant)) is not None:
                 first = queue.first()
-                if not self._leaves(first, assigned):
+                if not self._try_assign(first, assigned):
                     break
                 self.remove(first.request.id)
         if assigned:
             self._deliver(assigned)
 
-    def _leaves(self, waiting: Waiting[Item], assigned: list[Assignment[Item]]) -> bool:
+    def _try_assign(
+        self, waiting: Waiting[Item], assigned: list[Assignment[Item]]
+    ) -> bool:
         """Add a request to those that are `assigned`, or refuse it; False if it has to
         wait.
         """
@@ -190,18 +192,18 @@ class Dispatcher(Generic[Item]):
 
     # --- replicas -----------------------------------------------------------------------
 
-    def join(self, name: str, *more: RouterEvent) -> None:
-        """A replica takes requests; `more` events are folded with that."""
-        self.router.apply(ReplicaJoined(name), *more)
+    def join(self, name: str, *extra: RouterEvent) -> None:
+        """Note that a replica takes requests; fold `extra` events with that."""
+        self.router.apply(ReplicaJoined(name), *extra)
         self.wake()
 
     def drain(self, name: str, *before: RouterEvent) -> None:
-        """A replica takes no more requests; events `before` are folded with that."""
+        """Note that a replica takes no more requests; first fold events `before`."""
         self.router.apply(*before, ReplicaDraining(name))
         self.wake()
 
     def leave(self, name: str) -> None:
-        """A replica is not there, if it was; its requests are lost."""
+        """Note that a replica has gone, if it was there; its requests are lost."""
         if name in self.router.state.replicas:
             self.router.apply(ReplicaLeft(name))
             self.wake()

@@ -36,7 +36,7 @@ class TenantQueue(Generic[Item]):
         self._users.setdefault(waiting.user, deque()).append(waiting)
 
     def first(self) -> Waiting[Item]:
-        """The request whose turn it is."""
+        """Returns the request whose turn it is."""
         return next(iter(self._users.values()))[0]
 
     def remove(self, waiting: Waiting[Item]) -> None:

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import NO_TOTALS, sum_totals
 
-QUIET: Final = 2.0  # seconds without a message of the engine, after which it may hang
+QUIET_SECONDS: Final = 2.0  # without a message of the engine: then it may hang
 
 
 def unknown_snapshot(now: float, requests: int) -> Snapshot:
@@ -33,12 +33,12 @@ def unknown_snapshot(now: float, requests: int) -> Snapshot:
 
 
 def reported_snapshot(
-    now: float, last: Snapshot, quiet: float, *, ready: bool
+    now: float, last: Snapshot, quiet_seconds: float, *, ready: bool
 ) -> Snapshot:
-    """Returns the snapshot of an engine that sent `last`, and nothing for `quiet` seconds
+    """Returns the snapshot of an engine that sent `last`, and nothing for `quiet_seconds`
     in which requests were served.
     """
-    stalled = max(last.stalled, quiet if quiet > QUIET else 0.0)
+    stalled = max(last.stalled, quiet_seconds if quiet_seconds > QUIET_SECONDS else 0.0)
     return evolve(
         last,
         time=now,
@@ -49,7 +49,7 @@ def reported_snapshot(
     )
 
 
-def summed_snapshot(each: Sequence[Snapshot]) -> Snapshot:
+def summed_snapshot(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Returns the state of one engine or more together.
 
     They stall, or fail, only if all do: else some go on serving. Each of them reports the
@@ -57,23 +57,30 @@ def summed_snapshot(each: Sequence[Snapshot]) -> Snapshot:
     before it began: the largest are right.
     """
     waiting_for = Counter[str]()
-    for one in each:
-        waiting_for.update(one.waiting_for)
-    written = [one.journal_writing for one in each if one.journal_writing is not None]
+    for snapshot in snapshots:
+        waiting_for.update(snapshot.waiting_for)
+    journals_writing = [
+        snapshot.journal_writing
+        for snapshot in snapshots
+        if snapshot.journal_writing is not None
+    ]
     return evolve(
-        each[0],
-        draining=all(one.draining for one in each),
-        running=sum(one.running for one in each),
-        requests=sum(one.requests for one in each),
-        waiting=sum(one.waiting for one in each),
+        snapshots[0],
+        draining=all(snapshot.draining for snapshot in snapshots),
+        running=sum(snapshot.running for snapshot in snapshots),
+        requests=sum(snapshot.requests for snapshot in snapshots),
+        waiting=sum(snapshot.waiting for snapshot in snapshots),
         waiting_for=dict(waiting_for),
-        blocks=sum(one.blocks for one in each),
-        blocks_free=sum(one.blocks_free for one in each),
-        blocks_cached=sum(one.blocks_cached for one in each),
-        stalled=min(one.stalled for one in each),
-        failing=min(one.failing for one in each),
-        totals=sum_totals([one.totals for one in each]),
-        journal_writing=all(written) if written else None,
-        journal_errors=sum(one.journal_errors for one in each),
-        fronts=max((one.fronts for one in each), key=lambda it: sum(it.counts.values())),
+        blocks=sum(snapshot.blocks for snapshot in snapshots),
+        blocks_free=sum(snapshot.blocks_free for snapshot in snapshots),
+        blocks_cached=sum(snapshot.blocks_cached for snapshot in snapshots),
+        stalled=min(snapshot.stalled for snapshot in snapshots),
+        failing=min(snapshot.failing for snapshot in snapshots),
+        totals=sum_totals([snapshot.totals for snapshot in snapshots]),
+        journal_writing=all(journals_writing) if journals_writing else None,
+        journal_errors=sum(snapshot.journal_errors for snapshot in snapshots),
+        fronts=max(
+            (snapshot.fronts for snapshot in snapshots),
+            key=lambda totals: sum(totals.counts.values()),
+        ),
     )

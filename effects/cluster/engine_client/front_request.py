@@ -12,7 +12,7 @@ from minfer.effects.cluster.link.crash_rule import (
     SampleHistory,
     SoloDeaths,
 )
-from minfer.effects.live.live_requests import LiveRequest
+from minfer.effects.live.request_registry import RequestRecord
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
@@ -31,7 +31,8 @@ class Handover:
 
     target: int  # the replica that is to decode it
     push_to: str  # how the replica that computes the prompt names that one
-    held: int  # leading blocks of its prompt that the target has, which are not sent
+    # Leading blocks of its prompt that the target has, which are not sent.
+    target_blocks: int
     stage: HandoverStage = HandoverStage.PREFILL
     cached: int | None = None  # prompt tokens that the replica which prefilled it had
 
@@ -41,10 +42,10 @@ class FrontRequest:
     """A request, and its results so far."""
 
     request: Request
-    record: LiveRequest
+    record: RequestRecord
     tokens: list[list[int]]  # new ones, by sample
     histories: list[SampleHistory]  # likewise
-    replica: int | None = None  # the one that has it
+    replica: int | None = None  # that has it
     sent: bool = False  # to an engine, at any time
     started: bool = False  # tokens of it came from the engine that has it
     # By its names on that engine's link, of which it has several if its samples were
@@ -60,7 +61,7 @@ class FrontRequest:
     handover: Handover | None = None  # if its prompt is, or was, computed by another one
 
     @classmethod
-    def of(cls, record: LiveRequest) -> "FrontRequest":
+    def of(cls, record: RequestRecord) -> "FrontRequest":
         """Returns a request without results."""
         request = record.request
         tokens: list[list[int]] = [[] for _ in range(request.n)]
@@ -142,12 +143,16 @@ class FrontRequest:
 
     def ends_without_engine(self) -> list[Finished]:
         """Returns the ends of its samples that have to end."""
-        found = []
+        ends = []
         for sample in self.left():
-            length, end = self.length(sample), self.ends.get(sample)
+            length, requested = self.length(sample), self.ends.get(sample)
             name = self.request.id
-            if end is not None:
-                found.append(Finished(name, sample, end.reason, min(length, end.length)))
+            if requested is not None:
+                ends.append(
+                    Finished(
+                        name, sample, requested.reason, min(length, requested.length)
+                    )
+                )
             elif self.cancelled:
-                found.append(Finished(name, sample, "cancelled", length))
-        return found
+                ends.append(Finished(name, sample, "cancelled", length))
+        return ends

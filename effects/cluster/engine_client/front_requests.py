@@ -23,15 +23,15 @@ from minfer.effects.cluster.engine_client.front_request import FrontRequest
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import EndKind
 from minfer.effects.live.client import RequestReason, TurnOutputs
-from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import request_of
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 
 
 @frozen
-class _Batch:
+class _BatchRows:
     """The last outputs of an engine that had a batch: its samples, and for each the
     request and its sample, if that is on this engine.
     """
@@ -40,16 +40,16 @@ class _Batch:
     rows: tuple[tuple[FrontRequest, int] | None, ...] = ()
 
 
-_NO_BATCH: Final = _Batch()
+_NO_BATCH: Final = _BatchRows()
 
 
 class FrontRequests:
     """The requests of a front that have not ended."""
 
-    def __init__(self, live: LiveRequests) -> None:
+    def __init__(self, live: RequestRegistry) -> None:
         self._live = live
         self._requests: dict[str, FrontRequest] = {}  # by id, in the order of arrival
-        self._batches: dict[int, _Batch] = {}  # by replica
+        self._batches: dict[int, _BatchRows] = {}  # by replica
         # Those that are on no replica, by id, in the order in which they came to be so.
         self.unplaced: dict[str, FrontRequest] = {}
         # Where rounds of beam searches ran: their KV is there, and their queue place.
@@ -62,7 +62,11 @@ class FrontRequests:
 
     def on(self, replica: int) -> list[FrontRequest]:
         """Returns those that are on a replica."""
-        return [kept for kept in self.all() if kept.replica == replica]
+        return [
+            request_state
+            for request_state in self.all()
+            if request_state.replica == replica
+        ]
 
     def get(self, name: str) -> FrontRequest | None:
         """Returns the request with an id, if there is one."""
@@ -71,10 +75,10 @@ class FrontRequests:
     def add(self, request: Request) -> FrontRequest:
         """Add a request, under an id that no other one has; it is on no replica yet."""
         record = self._live.add(request)
-        record.stage = Stage.SUBMITTED
-        kept = self._requests[request.id] = FrontRequest.of(record)
-        self.unplaced[request.id] = kept
-        return kept
+        record.stage = RequestStage.SUBMITTED
+        request_state = self._requests[request.id] = FrontRequest.of(record)
+        self.unplaced[request.id] = request_state
+        return request_state
 
     def cancel(self, ids: Iterable[str]) -> Mapping[int, list[str]]:
         """Note that requests have to end; returns their names on the links, by
@@ -82,69 +86,83 @@ class FrontRequests:
         """
         names = defaultdict[int, list[str]](list)
         for name in ids:
-            if (kept := self.get(name)) is not None:
-                kept.cancelled = True
-                if kept.replica is not None:
-                    names[kept.replica] += kept.names
+            if (request_state := self.get(name)) is not None:
+                request_state.cancelled = True
+                if request_state.replica is not None:
+                    names[request_state.replica] += request_state.names
         return names
 
     def finish(self, ends: Iterable[Finish]) -> Mapping[int, list[Finish]]:
         """Note that samples have to end at a length; returns that with their names on the
         links, by replica.
         """
-        outputs = defaultdict[int, list[Finish]](list)
+        named_ends = defaultdict[int, list[Finish]](list)
         for end in ends:
-            kept = self.get(end.id)
-            if kept is not None and end.sample not in kept.ended:
-                kept.ends[end.sample] = end
-                if kept.replica is not None:
-                    outputs[kept.replica] += self._as_named(kept, end)
-        return outputs
+            request_state = self.get(end.id)
+            if request_state is not None and end.sample not in request_state.ended:
+                request_state.ends[end.sample] = end
+                if request_state.replica is not None:
+                    named_ends[request_state.replica] += self._as_named(
+                        request_state, end
+                    )
+        return named_ends
 
     # --- away from a replica ------------------------------------------------------------
 
-    def leave(self, kept: FrontRequest) -> tuple[str, ...]:
+    def leave(self, request_state: FrontRequest) -> tuple[str, ...]:
         """Take a request from its replica, which lives; returns its names there. What
         still comes from there is not its own any more.
         """
-        names = tuple(kept.names)
-        kept.clear()
-        if kept.replica is not None:
-            batch = self._batches.get(kept.replica, _NO_BATCH)
-            rows = [row and (None if row[0] is kept else row) for row in batch.rows]
+        names = tuple(request_state.names)
+        request_state.clear()
+        if request_state.replica is not None:
+            batch = self._batches.get(request_state.replica, _NO_BATCH)
+            rows = [
+                row and (None if row[0] is request_state else row) for row in batch.rows
+            ]
             pairs = zip(batch.ids, rows, strict=True)
-            ids = [one if row else ("", one[1]) for one, row in pairs]
-            self._batches[kept.replica] = _Batch(tuple(ids), tuple(rows))
-        kept.leave_engine()
-        self.unplaced[kept.request.id] = kept
+            ids = [sample_id if row else ("", sample_id[1]) for sample_id, row in pairs]
+            self._batches[request_state.replica] = _BatchRows(tuple(ids), tuple(rows))
+        request_state.leave_engine()
+        self.unplaced[request_state.request.id] = request_state
         return names
 
     def lose(self, replica: int, probing: str = "", *, served: bool = True) -> None:
         """Note that the link to a replica is over, on which `probing` ran alone, if it is
         set. If the engine had not `served` yet, no request is a suspect.
         """
-        for kept in self.on(replica):
+        for request_state in self.on(replica):
             if not served:
-                kept.leave_engine()
+                request_state.leave_engine()
             else:
-                kept.note_death(kept.samples_named(probing), probing=bool(probing))
-            self.unplaced[kept.request.id] = kept
+                request_state.note_death(
+                    request_state.samples_named(probing), probing=bool(probing)
+                )
+            self.unplaced[request_state.request.id] = request_state
         self._batches.pop(replica, None)
-        on = self.searches.items()
-        self.searches = {name: at for name, at in on if at != replica}
+        searches = self.searches.items()
+        self.searches = {name: number for name, number in searches if number != replica}
 
     def causes(self, replica: int, kind: EndKind) -> list[FrontRequest]:
         """Returns the requests that were the cause of an engine's end, which served them
         alone; called when the next engine of that replica connects.
         """
-        return [kept for kept in self.all() if kept.solo.is_cause(replica, kind)]
+        return [
+            request_state
+            for request_state in self.all()
+            if request_state.solo.is_cause(replica, kind)
+        ]
 
     def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, and that no engine
         has.
         """
-        each = list(self.unplaced.values())
-        return tuple(done for kept in each for done in kept.ends_without_engine())
+        unplaced = list(self.unplaced.values())
+        return tuple(
+            end
+            for request_state in unplaced
+            for end in request_state.ends_without_engine()
+        )
 
     # --- outputs ------------------------------------------------------------------------
 
@@ -157,23 +175,23 @@ class FrontRequests:
         if has_batch:
             for row, tokens in zip(batch.rows, outputs.tokens, strict=True):
                 if tokens and row is not None:
-                    kept, sample = row
-                    if not kept.started:
-                        kept.started = True
-                        self.started.append(kept.request.id)
-                    kept.tokens[sample] += tokens
-                    kept.histories[sample].tokens_received += len(tokens)
-        reasons = [self._reason(part, replica) for part in outputs.reasons]
+                    request_state, sample = row
+                    if not request_state.started:
+                        request_state.started = True
+                        self.started.append(request_state.request.id)
+                    request_state.tokens[sample] += tokens
+                    request_state.histories[sample].tokens_received += len(tokens)
+        reasons = [self._reason(reason, replica) for reason in outputs.reasons]
         places = {
-            one.request.id: at
-            for part, at in outputs.places.items()
-            if (one := self._named_by(part, replica)) is not None
+            placed.request.id: place
+            for name, place in outputs.places.items()
+            if (placed := self._named_by(name, replica)) is not None
         }
-        named = [self._named_by(name, replica) for name in outputs.arrived]
-        arrived = [one for one in named if one]
-        for one in arrived:
-            one.compiling = False
-        finished = [self._finished(done, replica) for done in outputs.finished]
+        owners = [self._named_by(name, replica) for name in outputs.arrived]
+        arrived = [request_state for request_state in owners if request_state]
+        for request_state in arrived:
+            request_state.compiling = False
+        finished = [self._finished(end, replica) for end in outputs.finished]
         return TurnOutputs(
             time=outputs.time,
             ids=batch.ids if has_batch else (),
@@ -181,8 +199,8 @@ class FrontRequests:
             logprobs=outputs.logprobs,
             pooled=outputs.pooled,
             drafts=outputs.drafts,
-            finished=tuple([done for done in finished if done is not None]),
-            arrived=tuple([one.request.id for one in arrived]),
+            finished=tuple([end for end in finished if end is not None]),
+            arrived=tuple([request_state.request.id for request_state in arrived]),
             places=places,
             reasons=tuple([reason for reason in reasons if reason is not None]),
             waits=outputs.waits,
@@ -193,14 +211,14 @@ class FrontRequests:
         that have ended with them.
         """
         ended = []
-        for done in finished:
-            if (kept := self.get(done.id)) is not None:
-                kept.ended.add(done.sample)
-                if not kept.left():
-                    self._live.end(done.id)
-                    del self._requests[done.id]
-                    self.unplaced.pop(done.id, None)
-                    ended.append(done.id)
+        for end in finished:
+            if (request_state := self.get(end.id)) is not None:
+                request_state.ended.add(end.sample)
+                if not request_state.left():
+                    self._live.end(end.id)
+                    del self._requests[end.id]
+                    self.unplaced.pop(end.id, None)
+                    ended.append(end.id)
         return ended
 
     def close(self) -> None:
@@ -210,52 +228,56 @@ class FrontRequests:
         self._requests.clear()
         self.unplaced.clear()
 
-    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _Batch:
+    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _BatchRows:
         """Returns a new batch, with the requests of its rows."""
-        batch: list[SampleId] = []
+        own_ids: list[SampleId] = []
         rows: list[tuple[FrontRequest, int] | None] = []
         for name, number in ids:
-            kept = self._named_by(name, replica)
-            if kept is None:
-                batch.append(("", number))
+            request_state = self._named_by(name, replica)
+            if request_state is None:
+                own_ids.append(("", number))
                 rows.append(None)
             else:
-                sample = _own_sample(kept, name, number)
-                batch.append((kept.request.id, sample))
-                rows.append((kept, sample))
-        return _Batch(tuple(batch), tuple(rows))
+                sample = _own_sample(request_state, name, number)
+                own_ids.append((request_state.request.id, sample))
+                rows.append((request_state, sample))
+        return _BatchRows(tuple(own_ids), tuple(rows))
 
     def _named_by(self, name: str, replica: int) -> FrontRequest | None:
         """Returns the request that a name on a link is of: its own id, or a new one if it
         was resubmitted.
         """
-        for own in (name, request_of(name)):
-            kept = self.get(own)
-            if kept is not None and kept.replica == replica and name in kept.names:
-                return kept
+        for request_id in (name, request_of(name)):
+            request_state = self.get(request_id)
+            if (
+                request_state is not None
+                and request_state.replica == replica
+                and name in request_state.names
+            ):
+                return request_state
         return None
 
-    def _finished(self, done: Finished, replica: int) -> Finished | None:
-        if (kept := self._named_by(done.id, replica)) is None:
+    def _finished(self, end: Finished, replica: int) -> Finished | None:
+        if (request_state := self._named_by(end.id, replica)) is None:
             return None
-        sample = _own_sample(kept, done.id, done.sample)
-        handover = kept.handover
-        first = None if handover is None else handover.cached
-        cached = done.cached if first is None else first
-        return evolve(done, id=kept.request.id, sample=sample, cached=cached)
+        sample = _own_sample(request_state, end.id, end.sample)
+        handover = request_state.handover
+        prefill_cached = None if handover is None else handover.cached
+        cached = end.cached if prefill_cached is None else prefill_cached
+        return evolve(end, id=request_state.request.id, sample=sample, cached=cached)
 
-    def _reason(self, part: wire.WireReason, replica: int) -> RequestReason | None:
-        name = part.reason.id
-        if (kept := self._named_by(name, replica)) is None:
+    def _reason(self, wire_reason: wire.WireReason, replica: int) -> RequestReason | None:
+        name = wire_reason.reason.id
+        if (request_state := self._named_by(name, replica)) is None:
             return None
-        sample = _own_sample(kept, name, part.reason.sample)
-        if isinstance(part, wire.AdmittedReason):
-            kept.histories[sample].admitted = True
-        return evolve(part.reason, id=kept.request.id, sample=sample)
+        sample = _own_sample(request_state, name, wire_reason.reason.sample)
+        if isinstance(wire_reason, wire.AdmittedReason):
+            request_state.histories[sample].admitted = True
+        return evolve(wire_reason.reason, id=request_state.request.id, sample=sample)
 
-    def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
+    def _as_named(self, request_state: FrontRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""
-        for name, sample in kept.names.items():
+        for name, sample in request_state.names.items():
             if sample is None:
                 return [evolve(end, id=name)]
             if sample == end.sample:
@@ -263,7 +285,7 @@ class FrontRequests:
         return []
 
 
-def _own_sample(kept: FrontRequest, name: str, number: int) -> int:
+def _own_sample(request_state: FrontRequest, name: str, number: int) -> int:
     """Returns the sample of a request that has a number under a name on the link."""
-    sample = kept.names[name]
+    sample = request_state.names[name]
     return number if sample is None else sample

@@ -23,21 +23,21 @@ from minfer.routing.messages import (
     RoutingRequest,
 )
 
-# If a request may have as many output tokens, how many are expected is left to the
-# policy: where clients leave the bound out, it is all of the context.
-USUAL: Final = 256
+# Tokens. If a request may have as many output tokens, how many are expected is left to
+# the policy: where clients leave the bound out, it is all of the context.
+MAX_EXPECTED_OUTPUT: Final = 256
 
 
 class FrontRouter(RecordedRouter):
     """The router of one front."""
 
-    def note_keys(self, replica: str, news: wire.CachedKeys) -> None:
+    def note_keys(self, replica: str, cached_keys: wire.CachedKeys) -> None:
         """Fold what entered and left the cache of a replica."""
-        events: list[RouterEvent] = [CacheCleared(replica)] if news.cleared else []
-        if news.evicted:
-            events.append(BlocksEvicted(replica, news.evicted))
-        if news.published:
-            events.append(BlocksPublished(replica, news.published))
+        events: list[RouterEvent] = [CacheCleared(replica)] if cached_keys.cleared else []
+        if cached_keys.evicted:
+            events.append(BlocksEvicted(replica, cached_keys.evicted))
+        if cached_keys.published:
+            events.append(BlocksPublished(replica, cached_keys.published))
         self.apply(*events)
 
     def note_load(self, replica: str, load: wire.EngineLoad) -> None:
@@ -55,5 +55,5 @@ def routing_request(request: Request, session: str = "") -> RoutingRequest:
         tokens=len(request.prompt),
         tenant=request.client,
         session=session,
-        output=request.max_tokens if request.max_tokens < USUAL else None,
+        output=request.max_tokens if request.max_tokens < MAX_EXPECTED_OUTPUT else None,
     )

@@ -21,7 +21,7 @@ from typing import Final, Never, TypeVar, cast
 
 from attrs import frozen
 
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
 from minfer.effects.net.addresses import DEAD_PEER_SECONDS, Address, address_text
@@ -35,19 +35,19 @@ from minfer.effects.net.framing import (
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import connect
 
-# Seconds in which an engine that died should have a new address; without one, no machine
-# may have room for it.
-PLACED: Final = 10.0
-_CHUNK: Final = 2**18  # bytes read at once
-_LOOK: Final = 0.5  # seconds between two looks for silence
+# In which an engine that died should have a new address; without one, no machine may have
+# room for it.
+ADDRESS_SECONDS: Final = 10.0
+_READ_BYTES: Final = 2**18  # at once
+_SILENCE_CHECK_SECONDS: Final = 0.5  # between two checks for silence
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
 Result = TypeVar("Result")
 
 
 @frozen(kw_only=True)
-class Distance:
-    """How links to engines at a distance are kept."""
+class LinkSettings:
+    """How links to engines are kept, by where the engines are."""
 
     retry: float  # seconds between two attempts to connect
     silence: float  # seconds without a message, after which the link is cut
@@ -55,8 +55,8 @@ class Distance:
 
 
 # The system reports the end of a process at once, and the supervisor logs it.
-HERE: Final = Distance(retry=0.05, silence=inf, logged=False)
-ELSEWHERE: Final = Distance(retry=0.5, silence=DEAD_PEER_SECONDS, logged=True)
+SAME_MACHINE: Final = LinkSettings(retry=0.05, silence=inf, logged=False)
+OTHER_MACHINE: Final = LinkSettings(retry=0.5, silence=DEAD_PEER_SECONDS, logged=True)
 
 
 @frozen(kw_only=True)
@@ -67,31 +67,31 @@ class LinkedEngine:
     find: Callable[[], Address | None]  # returns its address, if it has one by now
     terms: Terms
     name: str  # by which the front introduces itself
-    distance: Distance = ELSEWHERE
+    settings: LinkSettings = OTHER_MACHINE
 
 
 class LinkClient(asyncio.Protocol):
     """A front's end of one link, in its event loop."""
 
-    def __init__(self, remote: Remote, replica: int) -> None:
+    def __init__(self, remote: RemoteEngine, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
-        self.heard = time.monotonic()  # when the engine last sent something
+        self.last_received = time.monotonic()  # when the engine last sent something
         self.cut = False  # by this front, or the network: no engine has ended
         self._remote = remote
         self._replica = replica
-        self._frames = FrameReader(wire.LARGEST)
+        self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce this front."""
         self._transport = cast("asyncio.WriteTransport", transport)
-        at = transport.get_extra_info("sockname")
-        here = at[0] if isinstance(at, tuple) else ""
-        self._remote.connect(self._say, self._replica, here)
+        address = transport.get_extra_info("sockname")
+        local_address = address[0] if isinstance(address, tuple) else ""
+        self._remote.connect(self._send, self._replica, local_address)
 
     def data_received(self, data: bytes) -> None:
         """Pass the engine's messages on."""
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         try:
             for message in self._frames.feed(data):
                 self._remote.receive(wire.read_to_front(message), self._replica)
@@ -115,57 +115,57 @@ class LinkClient(asyncio.Protocol):
         """Read what the engine sent before it ended: the event loop does not."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         with contextlib.suppress(OSError):
-            while data := os.read(descriptor, _CHUNK):
+            while data := os.read(descriptor, _READ_BYTES):
                 self.data_received(data)
 
-    def _say(self, message: wire.ToEngine) -> None:
+    def _send(self, message: wire.ToEngine) -> None:
         self._transport.write(frame(wire.encode(message)))
 
 
-async def keep_linked(remote: Remote, engine: LinkedEngine) -> Never:
+async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
     """Keep a link to an engine, with a new one when it is over, until the task is
-    cancelled. If the engine has no address for `PLACED` seconds, nothing waits for it any
-    more.
+    cancelled. If the engine has no address for `ADDRESS_SECONDS`, nothing waits for it
+    any more.
     """
-    said = ""
-    last = time.monotonic()  # when it had an address
+    logged_error = ""
+    last_found = time.monotonic()  # when it had an address
     while True:
         if (address := engine.find()) is not None:
-            last = time.monotonic()
-            said = await _link_once(remote, engine, address, said)
-        elif time.monotonic() > last + PLACED:
+            last_found = time.monotonic()
+            logged_error = await _link_once(remote, engine, address, logged_error)
+        elif time.monotonic() > last_found + ADDRESS_SECONDS:
             remote.give_up(engine.replica)
-            last = inf
-        await asyncio.sleep(engine.distance.retry)
+            last_found = inf
+        await asyncio.sleep(engine.settings.retry)
 
 
 async def _link_once(
-    remote: Remote, engine: LinkedEngine, address: Address, said: str
+    remote: RemoteEngine, engine: LinkedEngine, address: Address, logged_error: str
 ) -> str:
     """Link an engine, if it lets this front in, until the link is over; returns why it
-    does not. What was `said` already is not logged again.
+    does not. The `logged_error` is not logged again.
     """
-    logged = engine.distance.logged
+    is_logged = engine.settings.logged
     try:
         sock = await _in_thread(lambda: _dial(address, engine))
     except (PeerError, OSError) as error:
-        missing = isinstance(error, OSError | EndedError)
-        if str(error) != said and (logged or not missing):
+        is_missing = isinstance(error, OSError | EndedError)
+        if str(error) != logged_error and (is_logged or not is_missing):
             log.warning(
                 "the engine at %s cannot be used: %s", address_text(address), error
             )
         return str(error)
-    if logged:
+    if is_logged:
         _start_log.info("linked to the engine at %s", address_text(address))
     loop = asyncio.get_running_loop()
     transport, client = await loop.create_connection(
         lambda: LinkClient(remote, engine.replica), sock=sock
     )
     try:
-        await _until_over(client, engine.distance.silence)
+        await _wait_until_over(client, engine.settings.silence)
     finally:
         transport.abort()
-    if logged:
+    if is_logged:
         log.warning("the link to the engine at %s is over", address_text(address))
     return ""
 
@@ -176,10 +176,10 @@ def _dial(address: Address, engine: LinkedEngine) -> Socket:
     return sock
 
 
-async def _until_over(client: LinkClient, silence: float) -> None:
+async def _wait_until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
-        await asyncio.wait([client.over], timeout=_LOOK)
-        if time.monotonic() - client.heard > silence:
+        await asyncio.wait([client.over], timeout=_SILENCE_CHECK_SECONDS)
+        if time.monotonic() - client.last_received > silence:
             client.cut = True
             return
 
@@ -189,16 +189,16 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
     meanwhile.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
 
     def end(result: Result | None, error: Exception | None) -> None:
-        if done.cancelled():
+        if future.cancelled():
             if isinstance(result, Socket):
                 result.close()
         elif error is not None:
-            done.set_exception(error)
+            future.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type]  # there is no error
+            future.set_result(result)  # type: ignore[arg-type]  # there is no error
 
     def run() -> None:
         result, failed = None, None
@@ -210,4 +210,4 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
             loop.call_soon_threadsafe(end, result, failed)
 
     threading.Thread(target=run, name="minfer-dial", daemon=True).start()
-    return await done
+    return await future

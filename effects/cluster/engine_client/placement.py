@@ -53,8 +53,8 @@ from minfer.effects.cluster.engine_client.request_sender import (
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist
 from minfer.effects.live.client import TurnOutputs
-from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.records.messages import Finished
 from minfer.routing.messages import (
     Ended,
@@ -72,7 +72,7 @@ class Placement:
 
     def __init__(
         self,
-        live: LiveRequests,
+        live: RequestRegistry,
         replicas: Sequence[ReplicaLink],
         router: FrontRouter | None,
         prefill: PrefillFirst | None = None,
@@ -94,28 +94,35 @@ class Placement:
         if router is not None:
             self.dispatcher = Dispatcher(router, deliver, spare=spare)
 
-    def submit(self, each: Iterable[FrontRequest]) -> None:
+    def submit(self, request_states: Iterable[FrontRequest]) -> None:
         """Send requests that are on no replica to replicas, those of one replica
         together, or have them wait.
         """
         if self.dispatcher is None:
-            (only,) = self._replicas
-            if only.send is not None:
-                free = not only.probing
+            (link,) = self._replicas
+            if link.send is not None:
+                is_free = not link.probing
                 self.sender.send_to(
-                    only, [kept for kept in each if self._runs_alone(kept) or free]
+                    link,
+                    [
+                        request_state
+                        for request_state in request_states
+                        if self._runs_alone(request_state) or is_free
+                    ],
                 )
             return
-        alone: list[FrontRequest] = []
-        due: list[Waiting[FrontRequest]] = []
-        for kept in each:
-            if self._runs_alone(kept):
-                alone.append(kept)
-            elif not self._must_wait(kept):
-                due.append(Waiting(kept, _asked(kept)))
-        if alone and (isolation := self._isolation()) is not None:
-            self.sender.send_to(isolation, alone)
-        self.dispatcher.submit(self._without_searches(due))
+        solo: list[FrontRequest] = []
+        routable: list[Waiting[FrontRequest]] = []
+        for request_state in request_states:
+            if self._runs_alone(request_state):
+                solo.append(request_state)
+            elif not self._must_wait(request_state):
+                routable.append(
+                    Waiting(request_state, _routing_request_of(request_state))
+                )
+        if solo and (isolation := self._isolation()) is not None:
+            self.sender.send_to(isolation, solo)
+        self.dispatcher.submit(self._without_searches(routable))
 
     def place_waiting(self) -> None:
         """Send the requests that wait here to replicas that take them now."""
@@ -123,53 +130,57 @@ class Placement:
         if self.dispatcher is None:
             self.submit(list(unplaced.values()))
             return
-        for name, kept in unplaced.items():
-            if self._runs_alone(kept) or self._must_wait(kept):
+        for name, request_state in unplaced.items():
+            if self._runs_alone(request_state) or self._must_wait(request_state):
                 self.dispatcher.remove(name)
-        self.submit(self._held())
+        self.submit(self._undispatched())
         self.dispatcher.wake()
 
     def note_time(self) -> None:
         """Send the requests that waited for an engine which has not started in time, or
         for the end of their client's isolation.
         """
-        if self._held():
+        if self._undispatched():
             self.place_waiting()
 
-    def _held(self) -> list[FrontRequest]:
+    def _undispatched(self) -> list[FrontRequest]:
         """Returns the requests that wait here, and not for the dispatcher."""
         unplaced, dispatcher = self.requests.unplaced, self.dispatcher
         return [
-            kept
-            for name, kept in unplaced.items()
+            request_state
+            for name, request_state in unplaced.items()
             if dispatcher is None or not dispatcher.has(name)
         ]
 
     def resumed_by(self, replica: ReplicaLink) -> tuple[wire.Resumed, ...]:
         """Returns the requests that wait for the next engine, which is this one."""
-        every = list(self.requests.unplaced.values())
-        if replica.elsewhere:  # its engine may serve others
+        waiting = list(self.requests.unplaced.values())
+        if replica.is_external:  # its engine may serve others
             return ()
-        alone = [kept for kept in every if self._runs_alone(kept)]
+        solo = [
+            request_state for request_state in waiting if self._runs_alone(request_state)
+        ]
         if self.router is not None:
             if self._isolation() is not replica:
                 return ()
-            every = alone
-        each = [self.sender.resume(kept, replica.number) for kept in every]
-        return tuple(resumed for parts in each for resumed in parts)
+            waiting = solo
+        resumptions = [
+            self.sender.resume(request_state, replica.number) for request_state in waiting
+        ]
+        return tuple(resumed for resumption in resumptions for resumed in resumption)
 
     def move_others(self, replica: ReplicaLink) -> None:
         """Take all requests from a replica but the one that it serves alone, and those
         that it holds until they run alone.
         """
         names = list[str]()
-        for kept in self.requests.on(replica.number):
-            if replica.probing in kept.names:
-                kept.waits_alone = False
-            elif not kept.waits_alone:
-                names += self.requests.leave(kept)
+        for request_state in self.requests.on(replica.number):
+            if replica.probing in request_state.names:
+                request_state.waits_alone = False
+            elif not request_state.waits_alone:
+                names += self.requests.leave(request_state)
                 for router in () if self.dispatcher is None else self.dispatcher.routers:
-                    router.settle(Ended(kept.request.id))
+                    router.settle(Ended(request_state.request.id))
         if names and replica.send is not None:
             replica.send(wire.CancelRequests(tuple(names)))
 
@@ -179,46 +190,52 @@ class Placement:
         """
         if self.prefill is None or not outputs.finished:
             return outputs
-        left = list[Finished]()
-        for done in outputs.finished:
-            kept = self.requests.get(done.id)
-            handover = None if kept is None else self.prefill.handover_of(kept, done)
-            if kept is None or handover is None:
-                left.append(done)
+        other_ends = list[Finished]()
+        for end in outputs.finished:
+            request_state = self.requests.get(end.id)
+            handover = (
+                None
+                if request_state is None
+                else self.prefill.handover_of(request_state, end)
+            )
+            if request_state is None or handover is None:
+                other_ends.append(end)
             else:
-                self._decode(kept, handover, done, self.prefill)
-        return evolve(outputs, finished=tuple(left))
+                self._decode(request_state, handover, end, self.prefill)
+        return evolve(outputs, finished=tuple(other_ends))
 
     def _decode(
         self,
-        kept: FrontRequest,
+        request_state: FrontRequest,
         handover: Handover,
-        done: Finished,
+        end: Finished,
         prefill: PrefillFirst,
     ) -> None:
         """Have a request decoded by its target, or, if that is gone, placed again."""
         target = self._replicas[handover.target]
         if handover.cached is None:
-            handover.cached = done.cached
-        self.requests.leave(kept)
-        prefill.router.settle(Ended(done.id))
-        if kept.ends_without_engine():
+            handover.cached = end.cached
+        self.requests.leave(request_state)
+        prefill.router.settle(Ended(end.id))
+        if request_state.ends_without_engine():
             return  # it has to end, which the caller reports
         if not target.takes_requests:
             self.place_waiting()
             return
-        if done.reason == "length":  # else it was refused there
+        if end.reason == "length":  # else it was refused there
             handover.stage = HandoverStage.DECODE
             prefill.handed_over += 1
-        asked = _asked(kept)
-        blocks, tokens = len(asked.keys), asked.tokens
-        placed = Placed(asked.id, target.name, HANDED_OVER, handover.held, blocks, tokens)
-        self.sender.send([Assignment(kept, asked, placed)])
+        routing = _routing_request_of(request_state)
+        blocks, tokens = len(routing.keys), routing.tokens
+        placed = Placed(
+            routing.id, target.name, HANDED_OVER, handover.target_blocks, blocks, tokens
+        )
+        self.sender.send([Assignment(request_state, routing, placed)])
 
     # --- what the router must know ------------------------------------------------------
 
     def router_of(self, replica: ReplicaLink) -> FrontRouter | None:
-        """The router among replicas that do what this one does, if there is one."""
+        """Returns the router among replicas with the role of this one, if any."""
         if self.prefill is not None and replica.prefills:
             return self.prefill.router
         return self.router
@@ -252,38 +269,38 @@ class Placement:
     # --- decisions ----------------------------------------------------------------------
 
     def _without_searches(
-        self, due: Iterable[Waiting[FrontRequest]]
+        self, requests: Iterable[Waiting[FrontRequest]]
     ) -> list[Waiting[FrontRequest]]:
         """Send the next rounds of beam searches to the replicas that had the last ones,
         if these take requests; returns all other requests.
         """
-        left: list[Waiting[FrontRequest]] = []
+        others: list[Waiting[FrontRequest]] = []
         assigned: list[Assignment[FrontRequest]] = []
-        for waiting in due:
+        for waiting in requests:
             request = waiting.item.request
             search = "" if request.search is None else search_of(request.id)
             number = self.requests.searches.get(search)
             home = None if number is None else self._replicas[number]
             router = None if home is None else self.router_of(home)
             if home is None or router is None or not home.takes_requests:
-                left.append(waiting)
+                others.append(waiting)
             else:
                 placed = router.dispatch(waiting.request, home.name, SEARCH)
                 assigned.append(Assignment(waiting.item, waiting.request, placed))
         if assigned:
             self.sender.send(assigned)
-        return left
+        return others
 
-    def _runs_alone(self, kept: FrontRequest) -> bool:
+    def _runs_alone(self, request_state: FrontRequest) -> bool:
         """Returns whether a request must run alone."""
-        kept.isolated = self.denylist.isolates(kept.request.client)
-        return kept.runs_alone
+        request_state.isolated = self.denylist.isolates(request_state.request.client)
+        return request_state.runs_alone
 
-    def _must_wait(self, kept: FrontRequest) -> bool:
+    def _must_wait(self, request_state: FrontRequest) -> bool:
         """Returns whether a request must wait: it may have killed an engine, and no
         replica may be lost now.
         """
-        return bool(kept.deaths) and not self._may_lose_one()
+        return bool(request_state.deaths) and not self._may_lose_one()
 
     def _isolation(self) -> ReplicaLink | None:
         """Returns the replica on which requests run alone, if it has a link: of this
@@ -292,11 +309,15 @@ class Placement:
         the others.
         """
         now = self._clock()
-        local = [link for link in self._replicas if not link.elsewhere]
-        able = [link for link in local if link.takes_requests or link.will_take(now)]
-        others = [link for link in able[1:] if link.takes_requests]
-        found = able[0] if able and (others or len(able) == 1) else None
-        return None if found is None or found.send is None else found
+        own_links = [link for link in self._replicas if not link.is_external]
+        candidates = [
+            link for link in own_links if link.takes_requests or link.will_take(now)
+        ]
+        serving = [link for link in candidates[1:] if link.takes_requests]
+        isolation = (
+            candidates[0] if candidates and (serving or len(candidates) == 1) else None
+        )
+        return None if isolation is None or isolation.send is None else isolation
 
     def _may_lose_one(self) -> bool:
         """Returns whether a replica may be lost: another one serves, or waiting for a
@@ -308,6 +329,6 @@ class Placement:
         return not any(link.will_take(now) for link in self._replicas)
 
 
-def _asked(kept: FrontRequest) -> RoutingRequest:
+def _routing_request_of(request_state: FrontRequest) -> RoutingRequest:
     """Returns what the router must know of a request."""
-    return routing_request(kept.request, kept.record.session)
+    return routing_request(request_state.request, request_state.record.session)

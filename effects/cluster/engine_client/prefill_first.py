@@ -30,7 +30,7 @@ from minfer.routing.messages import Placed
 
 # Tokens of a prompt, at most, that a decode replica computes itself: they hardly make its
 # steps longer, and sending their KV would take as long.
-DIRECT: Final = 256
+MAX_DIRECT_TOKENS: Final = 256
 Assigned = Sequence[Assignment[FrontRequest]]
 
 
@@ -42,7 +42,7 @@ class PrefillFirst:
 
     router: FrontRouter
     max_model_len: int = 2**31
-    direct: int = DIRECT
+    max_direct_tokens: int = MAX_DIRECT_TOKENS
     handed_over: int = 0  # requests
 
     def deliver(
@@ -54,48 +54,54 @@ class PrefillFirst:
         """Send requests to the replicas that they are assigned to, or first to others,
         which compute their prompts.
         """
-        send([self._prefill_first(one, replicas) for one in assigned])
+        send([self._prefill_first(assignment, replicas) for assignment in assigned])
 
     def _prefill_first(
-        self, assigned: Assignment[FrontRequest], replicas: Sequence[ReplicaLink]
+        self, assignment: Assignment[FrontRequest], replicas: Sequence[ReplicaLink]
     ) -> Assignment[FrontRequest]:
         """Returns the assignment of a request to the replica that computes its prompt:
         another one than that which decodes it, or the same.
         """
-        kept, decode = assigned.item, assigned.placed
+        request_state, decode = assignment.item, assignment.placed
         target = replicas[int(decode.replica)]
-        if target.prefills or not self._pays(kept, decode):
-            return assigned
-        placed = self.router.decide(assigned.request)
+        if target.prefills or not self._should_prefill_elsewhere(request_state, decode):
+            return assignment
+        placed = self.router.decide(assignment.request)
         if not isinstance(placed, Placed):
-            return assigned
-        kept.handover = Handover(
+            return assignment
+        request_state.handover = Handover(
             target=target.number,
             push_to=replicas[int(placed.replica)].pushes_to(target),
-            held=decode.hit,
-            cached=None if kept.handover is None else kept.handover.cached,
+            target_blocks=decode.hit,
+            cached=None
+            if request_state.handover is None
+            else request_state.handover.cached,
         )
-        return Assignment(kept, assigned.request, placed)
+        return Assignment(request_state, assignment.request, placed)
 
-    def _pays(self, kept: FrontRequest, decode: Placed) -> bool:
-        """Whether another replica should compute the prompt of a request."""
-        request = kept.request
-        known = len(request.prompt) + len(request.output) + len(kept.tokens[0])
-        least = known + 2  # the first one yields a token, and the second one another
+    def _should_prefill_elsewhere(
+        self, request_state: FrontRequest, decode: Placed
+    ) -> bool:
+        """Returns whether another replica should compute the prompt of a request."""
+        request = request_state.request
+        num_known = (
+            len(request.prompt) + len(request.output) + len(request_state.tokens[0])
+        )
+        min_length = num_known + 2  # each of the two replicas yields a token
         return (
-            decode.prefill > self.direct
+            decode.prefill > self.max_direct_tokens
             and request.n == 1
-            and request.most_known(self.max_model_len) >= least
+            and request.most_known(self.max_model_len) >= min_length
             and request.reads_cache
             and request.search is None
-            and not kept.suspect
+            and not request_state.suspect
         )
 
-    def handover_of(self, kept: FrontRequest, done: Finished) -> Handover | None:
+    def handover_of(self, request_state: FrontRequest, end: Finished) -> Handover | None:
         """Returns the handover of a request if only its prefill has ended; or if it was
         refused, by an engine with less memory than the one that is to decode it.
         """
-        handover = kept.handover
+        handover = request_state.handover
         if handover is None or handover.stage is not HandoverStage.PREFILL:
             return None
-        return handover if done.reason in ("length", "rejected") else None
+        return handover if end.reason in ("length", "rejected") else None

@@ -25,8 +25,8 @@ from minfer.effects.net.addresses import (
 from minfer.records.request import Request
 
 # Engines in a row that died while they loaded, after which nothing waits for a next one.
-MOST_FAILURES: Final = 2
-# Seconds after the end of a link in which a new engine's process should be there; while
+MAX_FAILED_LOADS: Final = 2
+# After the end of a link, in which a new engine's process should be there; while
 # that loads, there is a link.
 RESTART_SECONDS: Final = 60.0
 _WAITING: Final = wire.LoadingProgress("waiting for the engine")
@@ -38,10 +38,11 @@ class ReplicaLink:
 
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
-    elsewhere: bool = False  # of another server, which starts and ends it
+    is_external: bool = False  # of another server, which starts and ends it
     machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
-    here: str = ""  # this machine's address on the link, if that is to another machine
+    # This machine's address on the link, if that is to another machine.
+    local_address: str = ""
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
@@ -66,21 +67,23 @@ class ReplicaLink:
         """What requests wait for, or nothing."""
         if self.progress is None:
             return ""
-        of = f" ({self.progress.done} of {self.progress.total})"
-        return self.progress.stage + (of if self.progress.total else "")
+        share = f" ({self.progress.done} of {self.progress.total})"
+        return self.progress.stage + (share if self.progress.total else "")
 
-    def pushes_to(self, other: "ReplicaLink") -> str:
+    def pushes_to(self, target: "ReplicaLink") -> str:
         """Returns how this one names another one, to which it sends KV."""
-        if not self.here or other.listens is None:
-            return other.name
-        host, port = other.listens
-        return port_text((self.here if is_wildcard(other.listens) else host, port))
+        if not self.local_address or target.listens is None:
+            return target.name
+        host, port = target.listens
+        return port_text(
+            (self.local_address if is_wildcard(target.listens) else host, port)
+        )
 
     def connect(
-        self, send: Callable[[wire.ToEngine], None], now: float, here: str = ""
+        self, send: Callable[[wire.ToEngine], None], now: float, local_address: str = ""
     ) -> None:
         """Note a new link."""
-        self.send, self.here = send, here
+        self.send, self.local_address = send, local_address
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
 
@@ -110,7 +113,7 @@ class ReplicaLink:
         """Returns whether it takes no requests now, but probably will soon: its engine
         loads, serves a suspect, or died less than `RESTART_SECONDS` ago.
         """
-        if self.takes_requests or self.failures >= MOST_FAILURES:
+        if self.takes_requests or self.failures >= MAX_FAILED_LOADS:
             return False
         return self.send is not None or now < self.lost_at + RESTART_SECONDS
 
@@ -135,16 +138,18 @@ class ReplicaLink:
         last = NO_TOTALS if self.snapshot is None else self.snapshot.totals
         return sum_totals([self.past, last])
 
-    def now(self, now: float, *, busy: bool) -> Snapshot | None:
+    def current_snapshot(self, now: float, *, busy: bool) -> Snapshot | None:
         """Returns the engine's state; `busy`: it has requests of this front."""
         if self.snapshot is None:
             return None
-        quiet = now - self.last_message if busy else 0.0
-        return reported_snapshot(now, self.snapshot, quiet, ready=self.progress is None)
+        quiet_seconds = now - self.last_message if busy else 0.0
+        return reported_snapshot(
+            now, self.snapshot, quiet_seconds, ready=self.progress is None
+        )
 
-    def state(self, *, apart: bool) -> ReplicaState:
-        """Returns the engine's state among several; `apart`: some compute prompts for the
-        others.
+    def state(self, *, has_prefillers: bool) -> ReplicaState:
+        """Returns the engine's state among several; `has_prefillers`: some compute
+        prompts for the others.
         """
         last = self.snapshot
         alive = last is not None and self.progress is None
@@ -152,7 +157,7 @@ class ReplicaLink:
         return ReplicaState(
             name=self.name,
             machine=self.machine,
-            role=BOTH if not apart else PREFILL if self.prefills else DECODE,
+            role=BOTH if not has_prefillers else PREFILL if self.prefills else DECODE,
             unready=self.unready,
             running=last.running if last and alive else 0,
             waiting=last.waiting if last and alive else 0,

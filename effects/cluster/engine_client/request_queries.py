@@ -1,14 +1,15 @@
-"""A front's questions to all others about a request, by way of an engine's host.
+"""A front's questions to all others about a request, by way of an engine server.
 
-    front 0 --- SendQuery ----> host --- ReceivedQuery ---> front 1, front 2, ...
-            <-- QueryAnswer ---      <-- SendAnswer ------
+    front 0 --- SendQuery ----> engine --- ReceivedQuery ---> front 1, front 2, ...
+            <-- QueryAnswer --- server <-- SendAnswer ------
 
 Any front may get a connection, so a question about a request may come to a front that
-does not have it. The host passes messages on and keeps nothing of them: each names the
-front that asks, and how many others were asked. The first answer that is not empty ends a
-question; if all are empty, the last one does. A caller waits as long as it wants, and
-then forgets its question. Where there are several engines, a question goes over the
-oldest link, at whose other end most fronts are, and its answers come back that way.
+does not have it. The engine server passes messages on and keeps nothing of them: each
+names the front that asks, and how many others were asked. The first answer that is not
+empty ends a question; if all are empty, the last one does. A caller waits as long as it
+wants, and then forgets its question. Where there are several engines, a question goes
+over the oldest link, at whose other end most fronts are, and its answers come back that
+way.
 """
 
 import secrets
@@ -74,10 +75,10 @@ class RequestQueries:
     def disconnect(self, link: Send) -> None:
         """End all questions on a link without an answer, as it is over."""
         self._links.remove(link)
-        each = list(self._pending.items())
-        unanswered = [number for number, one in each if one.link is link]
-        for one in [self._pending.pop(number) for number in unanswered]:
-            one.on_answer(None)
+        pending = list(self._pending.items())
+        unanswered = [number for number, query in pending if query.link is link]
+        for query in [self._pending.pop(number) for number in unanswered]:
+            query.on_answer(None)
 
     def answer_query(self, received: wire.ReceivedQuery, link: Send) -> None:
         """Answer another front's question, over the link that it came by."""
@@ -88,10 +89,10 @@ class RequestQueries:
 
     def take_answer(self, answer: wire.QueryAnswer) -> None:
         """Take an answer to this front's question; ignored if it is too late."""
-        one = self._pending.get(answer.number)
-        if one is None:
+        query = self._pending.get(answer.number)
+        if query is None:
             return
-        one.empty += 1
-        if answer.record or one.empty >= answer.others:
+        query.empty += 1
+        if answer.record or query.empty >= answer.others:
             del self._pending[answer.number]
-            one.on_answer(answer.record)
+            query.on_answer(answer.record)

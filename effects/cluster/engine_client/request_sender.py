@@ -22,18 +22,18 @@ from minfer.effects.cluster.engine_client.front_request import (
 from minfer.effects.cluster.engine_client.front_requests import FrontRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.live.live_requests import LiveRequests, Sending
-from minfer.effects.live.request_names import again_name, search_of
+from minfer.effects.live.request_names import resumed_name, search_of
+from minfer.effects.live.request_registry import RequestRegistry, Sending
 from minfer.records.request import Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
 SEARCH: Final = "search"  # a later round of a beam search
-HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
+HANDED_OVER: Final = "handed over"  # by the replica that has computed its prompt
 _WITHOUT_DECISION: Final = frozenset({SEARCH, HANDED_OVER})
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 # Searches of which the replica is known; the next round of another one is routed anew.
-_SEARCHES: Final = 4096
+_MAX_SEARCHES: Final = 4096
 
 
 class RequestSender:
@@ -42,114 +42,133 @@ class RequestSender:
     """
 
     def __init__(
-        self, live: LiveRequests, requests: FrontRequests, replicas: Sequence[ReplicaLink]
+        self,
+        live: RequestRegistry,
+        requests: FrontRequests,
+        replicas: Sequence[ReplicaLink],
     ) -> None:
         self.sent = Counter[str]()
         self._live = live
         self._requests = requests
         self._replicas = replicas
-        self._again = count(1)
+        self._resumptions = count(1)
 
     def send(self, assigned: Iterable[Assignment[FrontRequest]]) -> None:
         """Send requests to their replicas, those of one replica together."""
         by_replica = defaultdict[int, list[FrontRequest]](list)
-        for one in assigned:
-            link = self._replicas[int(one.placed.replica)]
-            self._note(one.item, one.placed, link)
-            by_replica[link.number].append(one.item)
+        for assignment in assigned:
+            link = self._replicas[int(assignment.placed.replica)]
+            self._note_placement(assignment.item, assignment.placed, link)
+            by_replica[link.number].append(assignment.item)
         for number, group in by_replica.items():
             self.send_to(self._replicas[number], group)
 
-    def send_to(self, link: ReplicaLink, each: Iterable[FrontRequest]) -> None:
+    def send_to(self, link: ReplicaLink, request_states: Iterable[FrontRequest]) -> None:
         """Send requests to a replica."""
         new, resumed = list[Request](), list[wire.Resumed]()
-        for kept in each:
-            if kept.sent or kept.runs_alone:
-                resumed += self.resume(kept, link.number)
+        for request_state in request_states:
+            if request_state.sent or request_state.runs_alone:
+                resumed += self.resume(request_state, link.number)
             else:
-                self._go(kept, kept.request.id, None, link.number)
-                new.append(_for_engine(kept, kept.request))
+                self._note_sent(
+                    request_state, request_state.request.id, None, link.number
+                )
+                new.append(_for_engine(request_state, request_state.request))
         link.submit(new, resumed)
 
-    def resume(self, kept: FrontRequest, replica: int) -> list[wire.Resumed]:
+    def resume(self, request_state: FrontRequest, replica: int) -> list[wire.Resumed]:
         """Returns the unfinished parts of a request, to resubmit them to a replica: as a
         whole; or, if its samples have begun, each of them.
         """
-        request = kept.request
-        kept.waits_alone = kept.runs_alone
+        request = request_state.request
+        request_state.waits_alone = request_state.runs_alone
         if request.n == 1:
-            output = request.output + tuple(kept.tokens[0])
+            output = request.output + tuple(request_state.tokens[0])
             # Queue places are not valid in another engine.
-            part = evolve(request, output=output, place=None)
-            return [self._resumed(kept, part, None, replica)]
-        if not kept.ended and not any(kept.tokens):
-            return [self._resumed(kept, request, None, replica)]
-        found = []
-        for sample in kept.left():
+            unfinished = evolve(request, output=output, place=None)
+            return [self._make_resumed(request_state, unfinished, None, replica)]
+        if not request_state.ended and not any(request_state.tokens):
+            return [self._make_resumed(request_state, request, None, replica)]
+        resumed = []
+        for sample in request_state.left():
             number = request.first_sample + sample
-            output = tuple(kept.tokens[sample])
-            part = evolve(request, n=1, first_sample=number, output=output)
-            found.append(self._resumed(kept, part, sample, replica))
-        return found
+            output = tuple(request_state.tokens[sample])
+            unfinished = evolve(request, n=1, first_sample=number, output=output)
+            resumed.append(self._make_resumed(request_state, unfinished, sample, replica))
+        return resumed
 
-    def _resumed(
-        self, kept: FrontRequest, part: Request, sample: int | None, replica: int
+    def _make_resumed(
+        self,
+        request_state: FrontRequest,
+        unfinished: Request,
+        sample: int | None,
+        replica: int,
     ) -> wire.Resumed:
-        name = again_name(kept.request.id, next(self._again))
-        taken = kept.sent  # else an engine may still refuse it, as any new one
-        self._go(kept, name, sample, replica)
-        histories = kept.histories if sample is None else [kept.histories[sample]]
+        name = resumed_name(request_state.request.id, next(self._resumptions))
+        was_sent = request_state.sent  # else an engine may refuse it, as any new one
+        self._note_sent(request_state, name, sample, replica)
+        histories = (
+            request_state.histories
+            if sample is None
+            else [request_state.histories[sample]]
+        )
         return wire.Resumed(
-            request=evolve(_for_engine(kept, part), id=name, taken=taken),
+            request=evolve(
+                _for_engine(request_state, unfinished), id=name, taken=was_sent
+            ),
             deaths=max(history.deaths for history in histories),
             to_clear=max(history.to_clear for history in histories),
-            isolated=kept.isolated,
+            isolated=request_state.isolated,
         )
 
-    def _go(
-        self, kept: FrontRequest, name: str, sample: int | None, replica: int
+    def _note_sent(
+        self, request_state: FrontRequest, name: str, sample: int | None, replica: int
     ) -> None:
         """Note that a request, or one of its samples, is sent to a replica under a
         name.
         """
-        self._requests.unplaced.pop(kept.request.id, None)
-        kept.replica, kept.sent = replica, True
-        kept.names[name] = sample
-        kept.compiling = kept.request.sampling.structured_outputs is not None
+        self._requests.unplaced.pop(request_state.request.id, None)
+        request_state.replica, request_state.sent = replica, True
+        request_state.names[name] = sample
+        request_state.compiling = (
+            request_state.request.sampling.structured_outputs is not None
+        )
 
-    def _note(self, kept: FrontRequest, placed: Placed, link: ReplicaLink) -> None:
+    def _note_placement(
+        self, request_state: FrontRequest, placed: Placed, link: ReplicaLink
+    ) -> None:
         """Note where a request goes, and why."""
-        decided = placed.why not in _WITHOUT_DECISION
-        why = RESUMED if decided and kept.sent else placed.why
-        self.sent[f"{placed.replica} {why}"] += 1
+        was_routed = placed.why not in _WITHOUT_DECISION
+        reason = RESUMED if was_routed and request_state.sent else placed.why
+        self.sent[f"{placed.replica} {reason}"] += 1
         sending = Sending(placed, link.machine)
-        kept.record.sendings.append(sending)
-        if kept.request.search is None or not decided:
+        request_state.record.sendings.append(sending)
+        if request_state.request.search is None or not was_routed:
             return
-        search = search_of(kept.request.id)
-        if (whole := self._live.get(search)) is not None:
-            whole.sendings.append(sending)
-        if kept.request.place is not None:  # it is not valid in another engine
-            kept.request = evolve(kept.request, place=None)
+        search = search_of(request_state.request.id)
+        if (search_record := self._live.get(search)) is not None:
+            search_record.sendings.append(sending)
+        if request_state.request.place is not None:  # it is not valid in another engine
+            request_state.request = evolve(request_state.request, place=None)
         searches = self._requests.searches
-        if len(searches) >= _SEARCHES:
+        if len(searches) >= _MAX_SEARCHES:
             del searches[next(iter(searches))]
         searches[search] = link.number
 
 
-def _for_engine(kept: FrontRequest, part: Request) -> Request:
+def _for_engine(request_state: FrontRequest, request: Request) -> Request:
     """Returns a request, or a part of it, as its engine gets it. A replica that computes
     the prompt for another one gets it for one more token only; the other one learns which
     blocks of the prompt were sent to it.
     """
-    handover = kept.handover
+    handover = request_state.handover
     if handover is None or handover.stage is HandoverStage.OVER:
-        return part
+        return request
     if handover.stage is HandoverStage.DECODE:
-        return evolve(part, stored=len(part.keys), sent_from=handover.held)
+        return evolve(request, stored=len(request.keys), sent_from=handover.target_blocks)
     return evolve(
-        part,
-        max_tokens=len(part.output) + 1,
+        request,
+        max_tokens=len(request.output) + 1,
         push_to=handover.push_to,
-        sent_from=handover.held,
+        sent_from=handover.target_blocks,
     )

@@ -2,13 +2,13 @@
 
 The engine's stepping thread must never wait for a front: bytes that a front's socket does
 not take at once are kept for the links' thread, which sends them when the socket is
-ready. A front that takes nothing while `MOST_KEPT` bytes wait for it is disconnected. A
+ready. A front that takes nothing while `MAX_UNSENT_BYTES` wait for it is disconnected. A
 link with invalid messages is closed, and no other one. If the links' thread itself
 breaks, the engine counts as broken, as no front could reach it.
 
 Fronts of this machine and of other ones come through a `Listener`, and both ends know
-then that they speak the same version and have the same secret (`let_in`). From there on,
-all links are alike.
+then that they speak the same version and have the same secret (`accept_links`). From
+there on, all links are alike.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
@@ -30,26 +30,26 @@ from minfer.effects.net.framing import FrameReader, PeerError, Socket, frame
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener
 
-MOST_KEPT: Final = 2**27  # bytes that wait for a front
-TICK: Final = 0.1  # seconds between two reports of the engine's state
-_CHUNK: Final = 2**18  # bytes read at once
+MAX_UNSENT_BYTES: Final = 2**27  # that wait for a front
+TICK_SECONDS: Final = 0.1  # between two reports of the engine's state
+_READ_BYTES: Final = 2**18  # at once
 
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
 
 
 class LinkServer:
-    """Links of fronts to a host, in a thread of their own."""
+    """Links of fronts to an engine server, in a thread of their own."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, engine_server: EngineServer) -> None:
+        self._engine_server = engine_server
         self._listeners = list[Listener]()
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._taken = deque[Socket]()  # connections that the thread does not serve yet
+        self._new_connections = deque[Socket]()  # that the thread does not serve yet
         self._closing = False
         self._over = False  # the thread serves no more
         self._thread = threading.Thread(target=self._run, name="minfer-links")
@@ -59,26 +59,26 @@ class LinkServer:
         """Serve links from now on."""
         self._thread.start()
 
-    def let_in(self, sock: Socket, terms: Terms) -> None:
+    def accept_links(self, sock: Socket, terms: Terms) -> None:
         """Accept links of fronts at a socket that listens."""
-        here = sock.family == socket.AF_UNIX
-        whom = "a front" if here else "a front of another machine"
+        is_local = sock.family == socket.AF_UNIX
+        peer = "a front" if is_local else "a front of another machine"
 
         def enter(connection: Socket, name: str) -> None:
-            if not here:
-                _start_log.info("%s (%s) is linked", whom, name)
-            self.take(connection)
+            if not is_local:
+                _start_log.info("%s (%s) is linked", peer, name)
+            self.add_connection(connection)
 
-        listener = Listener(sock, terms, enter, whom)
+        listener = Listener(sock, terms, enter, peer)
         self._listeners.append(listener)
         listener.start()
 
-    def take(self, connection: Socket) -> None:
+    def add_connection(self, connection: Socket) -> None:
         """Serve a front on a connection that is there, from any thread."""
-        self._taken.append(connection)
+        self._new_connections.append(connection)
         self.wake()
         if self._over:
-            self._close_taken()
+            self._close_new_connections()
 
     def close(self) -> None:
         """Close all links."""
@@ -87,7 +87,7 @@ class LinkServer:
         self._thread.join()
 
     def wake(self) -> None:
-        """Wake the thread to send what is kept."""
+        """Wake the thread to send unsent bytes."""
         with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or ended
             self._waker.send(b"\0")
 
@@ -97,33 +97,35 @@ class LinkServer:
             self._serve(links)
         except BaseException as error:  # any error: the engine is unreachable then
             log.exception("the thread of the links broke")
-            self._host.hear(EngineDied((), f"the thread of the links broke: {error!r}"))
+            self._engine_server.handle_message(
+                EngineDied((), f"the thread of the links broke: {error!r}")
+            )
         finally:
             for listener in self._listeners:
                 listener.close()
             self._over = True
-            self._close_taken()
+            self._close_new_connections()
             for link in links:
                 self._drop(link)
             self._selector.close()
-            for one in (self._woken, self._waker):
-                one.close()
+            for end in (self._woken, self._waker):
+                end.close()
 
-    def _close_taken(self) -> None:
+    def _close_new_connections(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                self._taken.popleft().close()
+                self._new_connections.popleft().close()
 
     def _serve(self, links: "set[_Link]") -> None:
-        ticked = 0.0
+        last_tick = 0.0
         while not self._closing:
-            for key, mask in self._selector.select(TICK):
+            for key, mask in self._selector.select(TICK_SECONDS):
                 if key.fileobj is self._woken:
-                    self._woken.recv(_CHUNK)
+                    self._woken.recv(_READ_BYTES)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
-            while self._taken:
-                self._add(self._taken.popleft(), links)
+            while self._new_connections:
+                self._add_link(self._new_connections.popleft(), links)
             for link in list(links):
                 if link.flush():
                     self._watch(link)
@@ -131,42 +133,44 @@ class LinkServer:
                     links.discard(link)
                     self._drop(link)
             now = time.monotonic()
-            if now >= ticked + TICK:
-                self._host.tick()
-                ticked = now
+            if now >= last_tick + TICK_SECONDS:
+                self._engine_server.tick()
+                last_tick = now
 
-    def _add(self, connection: Socket, links: "set[_Link]") -> None:
+    def _add_link(self, connection: Socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
-        link = _Link(connection, self._host, self.wake)
+        link = _Link(connection, self._engine_server, self.wake)
         self._selector.register(connection, link.watched, link)
         links.add(link)
-        self._host.join(link.session)
+        self._engine_server.join(link.session)
 
     def _watch(self, link: "_Link") -> None:
-        """Wait for a writable socket only while bytes are kept for it."""
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
-        if wanted != link.watched:
-            link.watched = wanted
-            self._selector.modify(link.connection, wanted, link)
+        """Wait for a writable socket only while bytes are unsent."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+        if events != link.watched:
+            link.watched = events
+            self._selector.modify(link.connection, events, link)
 
     def _drop(self, link: "_Link") -> None:
         self._selector.unregister(link.connection)
         link.connection.close()
-        self._host.leave(link.session)
+        self._engine_server.leave(link.session)
 
 
 class _Link:
     """One front's link, at the engine's end."""
 
-    def __init__(self, connection: Socket, host: Host, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: Socket, engine_server: EngineServer, wake: Callable[[], None]
+    ) -> None:
         self.connection = connection
         self.session = Session(self.send)
         self.watched = selectors.EVENT_READ  # what the selector waits for
-        self._host = host
+        self._engine_server = engine_server
         self._wake = wake
-        self._frames = FrameReader(wire.LARGEST)
+        self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._lock = threading.Lock()  # guards the attributes below
-        self.kept = bytearray()  # bytes that the socket did not take yet
+        self.unsent = bytearray()  # bytes that the socket did not take yet
         self._over = False
 
     def send(self, message: bytes) -> None:
@@ -175,18 +179,18 @@ class _Link:
             if self._over:
                 return
             data = frame(message)
-            if not self.kept:
+            if not self.unsent:
                 data = data[self._sent(data) :]
-            self.kept += data
+            self.unsent += data
         if data:
             self._wake()
 
     def flush(self) -> bool:
-        """Send kept bytes; returns False if the link is over."""
+        """Send unsent bytes; returns False if the link is over."""
         with self._lock:
-            if self.kept and not self._over:
-                del self.kept[: self._sent(self.kept)]
-                if len(self.kept) > MOST_KEPT:
+            if self.unsent and not self._over:
+                del self.unsent[: self._sent(self.unsent)]
+                if len(self.unsent) > MAX_UNSENT_BYTES:
                     log.warning("a front takes nothing any more: its link is cut")
                     self._over = True
             return not self._over
@@ -194,7 +198,7 @@ class _Link:
     def read(self) -> None:
         """Read and handle incoming messages."""
         try:
-            data = self.connection.recv(_CHUNK)
+            data = self.connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:  # the front has disconnected
@@ -203,7 +207,7 @@ class _Link:
             self._over = True
         try:
             for message in self._frames.feed(data):
-                self._host.receive(self.session, wire.read_to_engine(message))
+                self._engine_server.receive(self.session, wire.read_to_engine(message))
         except PeerError as error:
             log.warning("a front's link is cut: %s", error)
             self._over = True

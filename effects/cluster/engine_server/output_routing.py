@@ -55,66 +55,68 @@ class OutputRouter:
         """Yields the outputs of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
             self._regroup(outputs.ids, sessions, readers)
-        parts = dict[int, _Extras]()
-        for done in outputs.finished:
-            _extras_of(parts, readers.get(done.id)).finished.append(done)
+        extras_of_session = dict[int, _Extras]()
+        for end in outputs.finished:
+            _extras_of(extras_of_session, readers.get(end.id)).finished.append(end)
         for name in outputs.arrived:
-            _extras_of(parts, readers.get(name)).arrived.append(name)
+            _extras_of(extras_of_session, readers.get(name)).arrived.append(name)
         for name, place in outputs.places.items():
-            _extras_of(parts, readers.get(name)).places[name] = place
+            _extras_of(extras_of_session, readers.get(name)).places[name] = place
         for reason in outputs.reasons:
-            part = _extras_of(parts, readers.get(reason.id))
-            part.reasons.append(wire.REASONS[type(reason)](reason))
+            extras = _extras_of(extras_of_session, readers.get(reason.id))
+            extras.reasons.append(wire.REASONS[type(reason)](reason))
         for session in sessions:
-            part = parts.get(id(session), _NO_EXTRAS)
-            if part is not _NO_EXTRAS or (outputs.ids and session.rows):
-                yield session, _front_outputs(session, outputs, part)
+            extras = extras_of_session.get(id(session), _NO_EXTRAS)
+            if extras is not _NO_EXTRAS or (outputs.ids and session.rows):
+                yield session, _front_outputs(session, outputs, extras)
 
     def _regroup(
         self, batch: SampleIds, sessions: Sequence[Session], readers: Readers
     ) -> None:
         """Compute the rows of each session in a new batch."""
         self._batch = batch
-        rows: dict[int, list[int]] = {id(one): [] for one in sessions}
-        for at, (name, _) in enumerate(batch):
+        rows: dict[int, list[int]] = {id(session): [] for session in sessions}
+        for row, (name, _) in enumerate(batch):
             reader = readers.get(name)
             if reader is not None and id(reader) in rows:
-                rows[id(reader)].append(at)
+                rows[id(reader)].append(row)
         for session in sessions:
             session.rows = tuple(rows[id(session)])
             session.batch_sent = False
 
 
-def _extras_of(parts: dict[int, _Extras], session: Session | None) -> _Extras:
-    return parts.setdefault(id(session), _Extras())
+def _extras_of(extras_of_session: dict[int, _Extras], session: Session | None) -> _Extras:
+    return extras_of_session.setdefault(id(session), _Extras())
 
 
 def _front_outputs(
-    session: Session, outputs: TurnOutputs, part: _Extras
+    session: Session, outputs: TurnOutputs, extras: _Extras
 ) -> wire.FrontOutputs:
     """Returns the outputs as sent to one front."""
     rows = session.rows if outputs.ids else ()
-    whole = len(rows) == len(outputs.ids)
+    has_all = len(rows) == len(outputs.ids)
     ids: SampleIds | None = ()
     if rows and session.batch_sent:
         ids = None
     elif rows:
-        ids = outputs.ids if whole else tuple([outputs.ids[at] for at in rows])
+        ids = outputs.ids if has_all else tuple([outputs.ids[row] for row in rows])
         session.batch_sent = True
     return wire.FrontOutputs(
         time=outputs.time,
         ids=ids,
-        tokens=outputs.tokens if whole else tuple([outputs.tokens[at] for at in rows]),
+        tokens=outputs.tokens
+        if has_all
+        else tuple([outputs.tokens[row] for row in rows]),
         logprobs=_own_rows(outputs, rows),
-        pooled=tuple([outputs.pooled[at] for at in rows]) if outputs.pooled else (),
-        drafts=tuple([outputs.drafts[at] for at in rows]) if outputs.drafts else (),
-        finished=tuple(part.finished),
-        arrived=tuple(part.arrived),
-        places=part.places,
-        reasons=tuple(part.reasons),
-        waits=dict(outputs.waits) if part.arrived or part.reasons else {},
+        pooled=tuple([outputs.pooled[row] for row in rows]) if outputs.pooled else (),
+        drafts=tuple([outputs.drafts[row] for row in rows]) if outputs.drafts else (),
+        finished=tuple(extras.finished),
+        arrived=tuple(extras.arrived),
+        places=extras.places,
+        reasons=tuple(extras.reasons),
+        waits=dict(outputs.waits) if extras.arrived or extras.reasons else {},
     )
 
 
 def _own_rows(outputs: TurnOutputs, rows: Sequence[int]) -> Logprobs:
-    return tuple([outputs.logprobs[at] for at in rows]) if outputs.logprobs else ()
+    return tuple([outputs.logprobs[row] for row in rows]) if outputs.logprobs else ()

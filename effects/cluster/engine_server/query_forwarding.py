@@ -6,22 +6,24 @@ from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 
 
-def pass_on(
+def forward_query(
     session: Session,
     message: wire.SendQuery | wire.SendAnswer,
     sessions: Sequence[Session],
 ) -> None:
-    """At the host: pass the question of a front on to all others, or an answer to the
-    front that asked.
+    """Forward the question of a front to all others, or an answer to the front that
+    asked.
     """
     if isinstance(message, wire.SendAnswer):
-        for one in sessions:
-            if one.front == message.front:
-                one.send(wire.encode(message.answer))
+        for receiver in sessions:
+            if receiver.front == message.front:
+                receiver.send(wire.encode(message.answer))
         return
-    others = [one for one in sessions if one.front not in (None, session.front)]
-    for one in others:
-        fields = (session.front or 0, message.number, len(others), message.query)
-        one.send(wire.encode(wire.ReceivedQuery(*fields)))
-    if not others:
+    receivers = [
+        receiver for receiver in sessions if receiver.front not in (None, session.front)
+    ]
+    for receiver in receivers:
+        fields = (session.front or 0, message.number, len(receivers), message.query)
+        receiver.send(wire.encode(wire.ReceivedQuery(*fields)))
+    if not receivers:
         session.send(wire.encode(wire.QueryAnswer(message.number, 0)))

@@ -60,17 +60,17 @@ class CrashDenylist:
     def add(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
         """Add requests; returns the new entries."""
         self._forget_old()
-        new = []
+        new_entries = []
         for request in crashing:
             key = (request.client, request.digest)
             if key in self._known or request.age >= REFUSED_SECONDS:
                 continue
             self._known[key] = (self._clock() - request.age, request.engines)
             self._engines[request.client] += request.engines
-            new.append(request)
+            new_entries.append(request)
         while len(self._known) > MAX_CRASHING_REQUESTS:
             self._forget_first()
-        return tuple(new)
+        return tuple(new_entries)
 
     def all(self) -> tuple[CrashingRequest, ...]:
         """Returns all entries."""
@@ -93,8 +93,8 @@ class CrashDenylist:
 
     def contains(self, client: str, digest: bytes) -> bool:
         """Returns whether the list has a client's request with this digest."""
-        known = self._known.get((client, digest))
-        return known is not None and known[0] > self._clock() - REFUSED_SECONDS
+        entry = self._known.get((client, digest))
+        return entry is not None and entry[0] > self._clock() - REFUSED_SECONDS
 
     def isolates(self, client: str) -> bool:
         """Returns whether all requests of a client must run alone."""

@@ -1,8 +1,8 @@
 """The rule for requests that kill engines: who is suspected, runs alone, is ended, and is
 refused. The numbers by which it judges are here. How long others wait is where they wait:
-for an engine's restart (`RESTART_SECONDS`, `MOST_FAILURES` in `replica_link`), and for a
-front with suspects of its own (`PATIENCE` in `host`); the length of the denylist is
-`MAX_CRASHING_REQUESTS` in `crash_denylist`.
+for an engine's restart (`RESTART_SECONDS`, `MAX_FAILED_LOADS` in `replica_link`), and for
+a front with suspects of its own (`FRONT_RETURN_SECONDS` in `engine_server`); the length
+of the denylist is `MAX_CRASHING_REQUESTS` in `crash_denylist`.
 
     an engine dies --> what ran there is resubmitted --> it dies again --> suspects
     a suspect runs alone --> it is cleared by tokens, or ends by itself
@@ -31,7 +31,7 @@ All requests of a client that were the cause of more than `MAX_CLIENT_DEATHS` en
 alone: it may have changed the request each time.
 
     a front     notes the ends of engines in `SampleHistory` and `SoloDeaths`, and ends
-                requests (`front_requests`, `remote`)
+                requests (`front_requests`, `remote_engine`)
     an engine   runs suspects alone (`quarantine`)
     both        refuse requests (`crash_denylist`)
     a proxy     has the denylist, too (`denied_bodies`), and gives a request up that
@@ -110,8 +110,8 @@ class SampleHistory:
         """Whether the engine's death was not its fault: it had got many tokens, and not
         about as many as from the engine that died before.
         """
-        alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
-        return self.tokens_received > CLEARING_TOKENS and not alike
+        is_similar = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
+        return self.tokens_received > CLEARING_TOKENS and not is_similar
 
     @property
     def to_clear(self) -> int:

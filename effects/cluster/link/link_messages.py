@@ -30,7 +30,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
 from minfer.records.token_logprobs import Logprobs
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30
 
 # --- from a front to the engine ---------------------------------------------------------
 
@@ -46,7 +46,7 @@ class Resumed(Struct, frozen=True):
     isolated: bool = False  # it runs alone whatever its deaths are
 
 
-class Hello(Struct, tag="hello", frozen=True):
+class FrontHello(Struct, tag="hello", frozen=True):
     """A front is connected, with those of its requests that wait for this engine."""
 
     front: int  # its number, from 0
@@ -129,7 +129,7 @@ class SendAnswer(Struct, tag="answer", frozen=True):
 
 
 ToEngine: TypeAlias = (
-    Hello
+    FrontHello
     | SubmitRequests
     | ResumeRequests
     | CancelRequests
@@ -169,7 +169,7 @@ class AdmittedReason(Struct, tag="admitted", frozen=True):
     reason: Admitted
 
 
-class HeldReason(Struct, tag="held", frozen=True):
+class BlockedReason(Struct, tag="blocked", frozen=True):
     """See `AdmittedReason`."""
 
     reason: QueueBlocked
@@ -187,10 +187,10 @@ class MissedReason(Struct, tag="missed", frozen=True):
     reason: Missed
 
 
-WireReason: TypeAlias = AdmittedReason | HeldReason | PreemptedReason | MissedReason
+WireReason: TypeAlias = AdmittedReason | BlockedReason | PreemptedReason | MissedReason
 REASONS: Final = {
     Admitted: AdmittedReason,
-    QueueBlocked: HeldReason,
+    QueueBlocked: BlockedReason,
     Preempted: PreemptedReason,
     Missed: MissedReason,
 }

@@ -1,7 +1,7 @@
 """Runs suspects alone after engines have died, so that only the request that is the cause
 ends with an error.
 
-    hold --> waiting --+--> no suspect: all at once
+    add ---> waiting --+--> no suspect: all at once
                        +--> a suspect: `probing` --> all others have left: it starts -->
                             cleared, or ended: the next suspect, or all that wait
 
@@ -29,7 +29,7 @@ from minfer.records.request import Request
 
 
 @frozen
-class Held:
+class QuarantinedRequest:
     """A request that waits."""
 
     request: Request
@@ -49,84 +49,90 @@ class Quarantine:
     def __init__(self) -> None:
         self.probing = ""  # the request that runs alone, or is the next to do so
         self.started = False  # it runs
-        self._probed: Held | None = None
+        self._probed: QuarantinedRequest | None = None
         self._began = 0.0
         self._rest_until = 0.0  # when the next isolated request may run
-        self._got: Counter[int] = Counter()  # its tokens, by sample
-        self._waiting: list[Held] = []  # in the order in which they came
+        self._num_tokens: Counter[int] = Counter()  # its tokens, by sample
+        self._waiting: list[QuarantinedRequest] = []  # in the order in which they came
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
-        return {held.request.id for held in self._waiting}
+        return {entry.request.id for entry in self._waiting}
 
-    def hold(self, requests: Sequence[Held]) -> None:
+    def add(self, requests: Sequence[QuarantinedRequest]) -> None:
         """Have requests wait until there is no suspect."""
         self._waiting += requests
 
     def drop(self, name: str) -> Request | None:
         """Remove a request that waits here; returns it, if it did."""
-        for index, held in enumerate(self._waiting):
-            if held.request.id == name:
+        for index, entry in enumerate(self._waiting):
+            if entry.request.id == name:
                 del self._waiting[index]
                 if name == self.probing:
                     self._end_probe()
-                return held.request
+                return entry.request
         return None
 
-    def give(self, sample: int, tokens: int) -> bool:
+    def count_tokens(self, sample: int, tokens: int) -> bool:
         """Count new tokens of a sample of the running suspect; returns whether it is
         cleared.
         """
-        self._got[sample] += tokens
-        held = self._probed
+        self._num_tokens[sample] += tokens
+        entry = self._probed
         return (
-            held is not None and not held.isolated and self._got[sample] > held.to_clear
+            entry is not None
+            and not entry.isolated
+            and self._num_tokens[sample] > entry.to_clear
         )
 
     def clear(self, name: str, now: float) -> bool:
         """Note that a request is cleared or has ended; returns whether it was the running
         suspect.
         """
-        cleared = name == self.probing != "" and self.started
-        if cleared:
+        was_probing = name == self.probing != "" and self.started
+        if was_probing:
             if self._probed is not None and self._probed.isolated:
                 self._rest_until = now + max(REST_SECONDS, now - self._began)
             self._end_probe()
-        return cleared
+        return was_probing
 
     def is_over(self, now: float) -> bool:
         """Returns whether an isolated request has run alone for as long as it may."""
-        held = self._probed
-        isolated = self.started and held is not None and held.isolated
+        entry = self._probed
+        isolated = self.started and entry is not None and entry.isolated
         return isolated and now >= self._began + SOLO_SECONDS
 
-    def due(
+    def take_due(
         self, running: Callable[[], Collection[str]], now: float
     ) -> tuple[Request, ...]:
         """Returns the requests to serve now: the next suspect, once no other request is
         `running`; without a suspect, all waiting requests.
         """
-        if not self.probing and (held := self._next_probe(now)) is not None:
-            self.probing, self._probed = held.request.id, held
+        if not self.probing and (entry := self._next_probe(now)) is not None:
+            self.probing, self._probed = entry.request.id, entry
         if not self.probing:
-            free = tuple(held.request for held in self._waiting if not held.isolated)
-            self._waiting = [held for held in self._waiting if held.isolated]
-            return free
+            released = tuple(
+                entry.request for entry in self._waiting if not entry.isolated
+            )
+            self._waiting = [entry for entry in self._waiting if entry.isolated]
+            return released
         name = request_of(self.probing)  # the samples of a request may run together
-        if self.started or any(request_of(other) != name for other in running()):
+        if self.started or any(
+            request_of(running_name) != name for running_name in running()
+        ):
             return ()
-        self._waiting = [held for held in self._waiting if held is not self._probed]
+        self._waiting = [entry for entry in self._waiting if entry is not self._probed]
         self.started, self._began = True, now
-        self._got.clear()
+        self._num_tokens.clear()
         return () if self._probed is None else (self._probed.request,)
 
-    def _next_probe(self, now: float) -> Held | None:
-        suspects = [held for held in self._waiting if held.suspect]
+    def _next_probe(self, now: float) -> QuarantinedRequest | None:
+        suspects = [entry for entry in self._waiting if entry.suspect]
         if suspects:
             return max(suspects, key=lambda held: held.deaths)  # the first of these
         if now < self._rest_until:
             return None
-        return next((held for held in self._waiting if held.isolated), None)
+        return next((entry for entry in self._waiting if entry.isolated), None)
 
     def _end_probe(self) -> None:
         self.probing, self.started, self._probed = "", False, None

@@ -35,7 +35,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
-_SECRET: Final = 32  # bytes
+_SECRET_BYTES: Final = 32
 
 
 @frozen(kw_only=True)
@@ -72,11 +72,13 @@ class Deployment:
         return self.prefill_listen is not None
 
     def listens(self, number: int) -> Port | None:
-        """Where an engine that decodes receives KV from other machines, if it does."""
-        return _after(self.kv_listen, number - self.prefillers)
+        """Returns where an engine that decodes receives KV from other machines, if it
+        does.
+        """
+        return _port_after(self.kv_listen, number - self.prefillers)
 
     def settings(self, args: EngineArgs) -> list[EngineArgs]:
-        """The settings of each engine, by number, but for its part in sending KV."""
+        """Returns the settings of each engine, by number, without its peer plan."""
         prefill = evolve(
             args, tensor_parallel_size=self.prefill_ranks or args.tensor_parallel_size
         )
@@ -84,85 +86,85 @@ class Deployment:
         return [prefill] * self.prefillers + [args] * decode
 
     def peer_plans(self, paths: Sequence[Path], ranks: int) -> list[PeerPlan | None]:
-        """The part of each engine, by number, in sending KV; `paths` are their sockets,
-        beside which those for KV are, and `ranks` the tensor parallel size of those that
-        decode.
+        """Returns the part of each engine, by number, in sending KV; `paths` are their
+        sockets, beside which those for KV are, and `ranks` the tensor parallel size of
+        those that decode.
         """
         if self.serves_others:
             name = socket.gethostname()
-            own = PeerPlan(name=name, role=PREFILL, dials=True, secret=self.secret)
-            return [own] * len(paths)
+            plan = PeerPlan(name=name, role=PREFILL, dials=True, secret=self.secret)
+            return [plan] * len(paths)
         if not self.prefills:
             return [None] * len(paths)
         if self.distributed:
-            return [self._placed(number) for number in range(len(paths))]
-        local = {
+            return [self._placed_plan(number) for number in range(len(paths))]
+        local_paths = {
             str(number): path.with_name("kv")
             for number, path in enumerate(paths)
             if number >= self.prefillers
         }
-        of = partial(
+        make_plan = partial(
             PeerPlan,
             secret=self.secret,
             prefill_ranks=self.prefill_ranks or ranks,
             decode_ranks=ranks,
         )
         senders = [
-            of(name=str(number), role=PREFILL, sends=local)
+            make_plan(name=str(number), role=PREFILL, sends=local_paths)
             for number in range(self.prefillers)
         ]
         receivers = [
-            of(
+            make_plan(
                 name=name,
                 role=DECODE,
-                listens=self._receives(int(name), path),
+                listens=self._kv_addresses(int(name), path),
                 nixl=self.nixl,
             )
-            for name, path in local.items()
+            for name, path in local_paths.items()
         ]
         return [*senders, *receivers]
 
-    def _placed(self, number: int) -> PeerPlan:
-        """The part of an engine that has its addresses only where it is placed."""
+    def _placed_plan(self, number: int) -> PeerPlan:
+        """Returns the plan of an engine that gets its addresses where it is placed."""
         sends = number < self.prefillers
         role = PREFILL if sends else DECODE
         return PeerPlan(name=str(number), role=role, dials=sends, secret=self.secret)
 
-    def _receives(self, number: int, path: Path) -> tuple[Address, ...]:
+    def _kv_addresses(self, number: int, path: Path) -> tuple[Address, ...]:
         port = self.listens(number)
-        local = (path,) if self.prefillers else ()
-        return local if port is None else (*local, port)
+        local_paths = (path,) if self.prefillers else ()
+        return local_paths if port is None else (*local_paths, port)
 
     def link_sockets(self, stack: contextlib.ExitStack) -> list[socket.socket]:
         """Returns sockets that listen for fronts of other machines, one for each engine,
         if there are such fronts. Raises ConfigError if that, or listening where KV is to
         be received later, is impossible.
         """
-        found = []
+        sockets = []
         for number in range(self.replicas):
             kv = self.listens(number)
             if kv is not None and number >= self.prefillers:
-                _listening(kv, "--kv-listen").close()
-            if (own := _after(self.prefill_listen, number)) is not None:
-                sock = _listening(own, "--prefill-listen")
-                found.append(stack.enter_context(sock))
-        return found
+                _listen_at(kv, "--kv-listen").close()
+            if (port := _port_after(self.prefill_listen, number)) is not None:
+                sock = _listen_at(port, "--prefill-listen")
+                sockets.append(stack.enter_context(sock))
+        return sockets
 
 
 def read_deployment(options: argparse.Namespace) -> Deployment:
-    """The engines of the command line. Raises ConfigError."""
+    """Returns the engines of the command line. Raises ConfigError."""
     prefill, decode = options.prefill, options.decode
     listen = _port(options.prefill_listen, "--prefill-listen")
     kv_listen = _port(options.kv_listen, "--kv-listen")
-    others = tuple(
-        port for one in options.prefill_at if (port := _port(one, "--prefill-at"))
+    prefill_at = tuple(
+        port for text in options.prefill_at if (port := _port(text, "--prefill-at"))
     )
     _check_distributed(options)
     if options.replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, not {options.replicas}")
-    if bool(others) is not (kv_listen is not None):
+    if bool(prefill_at) is not (kv_listen is not None):
         raise ConfigError("--prefill-at and --kv-listen need each other")
-    if (others or listen) and not options.cache_secret:
+    if (prefill_at or listen) and not options.cache_secret:
         raise ConfigError(
             "engines of other machines need a --cache-secret (or MINFER_CACHE_SECRET), "
             "which is the same on all of them"
@@ -171,69 +173,71 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         raise ConfigError("--kv-nixl is for --kv-listen; leave it out")
     if options.kv_nixl and not is_installed():
         raise ConfigError(f"--kv-nixl needs {PACKAGE}: {how_to_install('nixl')}")
-    if listen and (others or decode):
+    if listen and (prefill_at or decode):
         raise ConfigError(
             "--prefill-listen is for engines that compute prompts alone; leave --decode, "
             "--prefill-at and --kv-listen to the machine that decodes"
         )
-    apart = prefill or decode or others or listen
-    if apart and options.replicas > 1:
+    is_divided = prefill or decode or prefill_at or listen
+    if is_divided and options.replicas > 1:
         raise ConfigError(
             "--replicas are engines that do both; leave it or --prefill and --decode out"
         )
     if min(prefill, decode) < 0 or (
-        not (others or listen) and (prefill > 0) is not (decode > 0)
+        not (prefill_at or listen) and (prefill > 0) is not (decode > 0)
     ):
         raise ConfigError("--prefill and --decode need each other, with at least 1 each")
     ranks = options.prefill_tensor_parallel_size
-    if ranks is not None and (ranks < 1 or others or not prefill):
+    if ranks is not None and (ranks < 1 or prefill_at or not prefill):
         raise ConfigError(
             f"--prefill-tensor-parallel-size {ranks} must be at least 1, and is for "
             "--prefill and --decode of one machine"
         )
     if listen:
         decode, prefill = 0, max(prefill, 1)
-    elif others:
+    elif prefill_at:
         decode = max(decode, 1)
     return Deployment(
-        replicas=prefill + decode if apart else options.replicas,
+        replicas=prefill + decode if is_divided else options.replicas,
         prefillers=prefill,
         prefill_ranks=ranks,
         routing=options.routing,
-        prefill_at=others,
+        prefill_at=prefill_at,
         kv_listen=kv_listen,
         nixl=options.kv_nixl,
         prefill_listen=listen,
         distributed=options.distributed,
-        secret=_link_secret(options, between_servers=bool(others or listen)),
+        secret=_link_secret(options, between_servers=bool(prefill_at or listen)),
     )
 
 
 def _check_distributed(options: argparse.Namespace) -> None:
     """Raise ConfigError if engines cannot be placed by what is asked to."""
-    what = options.distributed
-    if what and find_spec(what) is None:
-        raise ConfigError(f"--distributed {what} needs {what}: {how_to_install('ray')}")
-    if what and any((options.prefill_at, options.prefill_listen, options.kv_listen)):
+    package = options.distributed
+    if package and find_spec(package) is None:
         raise ConfigError(
-            f"--distributed {what} places all engines of a server; leave --prefill-at, "
-            "--prefill-listen and --kv-listen out"
+            f"--distributed {package} needs {package}: {how_to_install('ray')}"
+        )
+    if package and any((options.prefill_at, options.prefill_listen, options.kv_listen)):
+        raise ConfigError(
+            f"--distributed {package} places all engines of a server; leave "
+            "--prefill-at, --prefill-listen and --kv-listen out"
         )
     sizes = (options.tensor_parallel_size or 1, options.prefill_tensor_parallel_size or 1)
-    if what and options.prefill and max(sizes) > 1:
+    if package and options.prefill and max(sizes) > 1:
         raise ConfigError(
-            f"--prefill and --decode with --distributed {what} are for engines of one "
+            f"--prefill and --decode with --distributed {package} are for engines of one "
             "rank; leave --tensor-parallel-size and --prefill-tensor-parallel-size out"
         )
 
 
 def _link_secret(options: argparse.Namespace, *, between_servers: bool) -> bytes:
-    """The secret of links between machines; one that no other server has, if there are
-    none to other servers.
+    """Returns the secret of links between machines; one that no other server has, if
+    there are none to other servers.
     """
     if between_servers:
         return secret_key(options.cache_secret)
-    return secrets.token_bytes(_SECRET) if options.distributed else b""
+    return secrets.token_bytes(_SECRET_BYTES) if options.distributed else b""
 
 
 def _port(text: str | None, name: str) -> Port | None:
@@ -243,12 +247,12 @@ def _port(text: str | None, name: str) -> Port | None:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _after(first: Port | None, count: int) -> Port | None:
-    """Returns the port that is so many behind another one."""
+def _port_after(first: Port | None, count: int) -> Port | None:
+    """Returns the port that follows `first` by `count`."""
     return None if first is None else (first[0], first[1] + count)
 
 
-def _listening(port: Port, name: str) -> socket.socket:
+def _listen_at(port: Port, name: str) -> socket.socket:
     try:
         return listen_at(port)
     except (OSError, OverflowError) as error:

@@ -18,25 +18,25 @@ class EngineAddress:
     machine: str = ""  # as people know that
 
 
-def note_address(path: Path, address: EngineAddress | None) -> None:
+def write_address(path: Path, address: EngineAddress | None) -> None:
     """Write where the engine of a socket's path listens; None: nowhere now."""
     file = _address_file(path)
     if address is None:
         file.unlink(missing_ok=True)
         return
-    part = file.with_suffix(".part")
-    each = [address.port] if address.kv is None else [address.port, address.kv]
-    part.write_text("\n".join([address.machine, *map(port_text, each)]))
-    part.rename(file)  # never there in part
+    temporary = file.with_suffix(".part")
+    ports = [address.port] if address.kv is None else [address.port, address.kv]
+    temporary.write_text("\n".join([address.machine, *map(port_text, ports)]))
+    temporary.rename(file)  # never there in part
 
 
-def noted_address(path: Path) -> EngineAddress | None:
+def read_address(path: Path) -> EngineAddress | None:
     """Returns where the engine of a socket's path listens, if there is one."""
     try:
-        said = _address_file(path).read_text()
+        text = _address_file(path).read_text()
     except FileNotFoundError:
         return None
-    machine, port, *kv = said.split("\n")
+    machine, port, *kv = text.split("\n")
     return EngineAddress(read_port(port), read_port(kv[0]) if kv else None, machine)
 
 

@@ -10,10 +10,10 @@ from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
 from minfer.effects.cluster.processes.oom_kills import oom_kills
 
 # Signals that a process gets for faults of its own.
-_FAULTS: Final = frozenset(
+_FAULT_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 )
-_NUMBERS: Final = 256  # of ends: one byte
+_MAX_ENDS: Final = 256  # the number of ends is one byte
 
 
 class EngineEnds:
@@ -33,7 +33,7 @@ class EngineEnds:
         """
         before, now = self._oom_kills[replica], oom_kills()
         self._oom_kills[replica] = now
-        if code > 0 or -code in _FAULTS:
+        if code > 0 or -code in _FAULT_SIGNALS:
             kind = EndKind.CRASHED
         elif hung:
             kind = EndKind.HUNG
@@ -44,7 +44,7 @@ class EngineEnds:
         else:
             kind = EndKind.OUT_OF_MEMORY if now > before else EndKind.KILLED
         self._kinds[replica] = kind.value
-        self._numbers[replica] = (self._numbers[replica] + 1) % _NUMBERS
+        self._numbers[replica] = (self._numbers[replica] + 1) % _MAX_ENDS
 
     def last(self, replica: int) -> EngineEnd:
         """Returns how an engine's last process ended that has ended."""

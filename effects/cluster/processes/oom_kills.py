@@ -18,10 +18,10 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text("utf-8").splitlines():
             if line.startswith("0::/"):
-                own = line.removeprefix("0::/")
-                paths.insert(0, cgroups / own / "memory.events")
-    found = map(_count, paths)
-    return next((count for count in found if count is not None), None)
+                group = line.removeprefix("0::/")
+                paths.insert(0, cgroups / group / "memory.events")
+    counts = map(_count, paths)
+    return next((count for count in counts if count is not None), None)
 
 
 def _count(path: Path) -> int | None:

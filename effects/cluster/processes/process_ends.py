@@ -26,30 +26,32 @@ from typing import Final
 from attrs import define, field, frozen
 
 ENGINE: Final = "engine"
-MOST_FAILED_STARTS: Final = 5  # in a row, of one process before it was ready
-FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
-FAILED: Final = 70  # exit code of a server with a process that fails again and again
-LONGEST_PAUSE: Final = 60.0  # seconds: so it is doubled up to this
-_DOUBLINGS: Final = 10  # which is more
-INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
+MAX_FAILED_STARTS: Final = 5  # in a row, of one process before it was ready
+FIRST_PAUSE_SECONDS: Final = 0.1  # before a process is restarted; doubled each time
+FAILED_EXIT_CODE: Final = 70  # of a server with a process that fails again and again
+MAX_PAUSE_SECONDS: Final = 60.0  # it is doubled up to this
+_MAX_DOUBLINGS: Final = 10  # which exceed that
+INTERRUPTED_EXIT_CODE: Final = 130  # after a SIGINT: 128 and its number
 
 
 def front_name(number: int) -> str:
-    """The name of a front's process."""
+    """Returns the name of a front's process."""
     return f"front {number}"
 
 
 def engine_names(replicas: int) -> list[str]:
-    """The names of the engines' processes."""
+    """Returns the names of the engines' processes."""
     numbered = [f"{ENGINE} {number}" for number in range(replicas)]
     return [ENGINE] if replicas == 1 else numbered
 
 
 def restart_pause(failures: int) -> float:
-    """Seconds before a process is restarted that ended so many times in a row before it
-    was ready.
+    """Returns the seconds before a process is restarted that ended `failures` times in a
+    row before it was ready.
     """
-    return min(FIRST_PAUSE * 2.0 ** min(failures, _DOUBLINGS), LONGEST_PAUSE)
+    return min(
+        FIRST_PAUSE_SECONDS * 2.0 ** min(failures, _MAX_DOUBLINGS), MAX_PAUSE_SECONDS
+    )
 
 
 @frozen
@@ -103,10 +105,10 @@ class Processes:
         self.hung.discard(name)
 
     def may_start(self, name: str) -> bool:
-        """Whether a process that is due may still be started."""
+        """Returns whether a process that is due may still be started."""
         is_engine = name in self._engines()
-        needed = is_engine and self.phase == "draining" and self._fronts_alive()
-        return self.phase == "watching" or bool(needed)
+        is_needed = is_engine and self.phase == "draining" and self._fronts_alive()
+        return self.phase == "watching" or bool(is_needed)
 
     def note_ready(self, name: str) -> bool:
         """Note that a process is ready; returns whether all are, for the first time."""
@@ -128,11 +130,11 @@ class Processes:
             return [] if is_engine or self._fronts_alive() else self._stop()
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count
-        never = not self.served and not was_ready
-        ends = never or (self.by_torchrun and name in self._engines())
-        others = name in self._engines() and self.ready.intersection(self._engines())
-        if ends or (count >= MOST_FAILED_STARTS and not others):
-            self.code = code or FAILED
+        is_first_start = not self.served and not was_ready
+        ends_server = is_first_start or (self.by_torchrun and name in self._engines())
+        other_ready = name in self._engines() and self.ready.intersection(self._engines())
+        if ends_server or (count >= MAX_FAILED_STARTS and not other_ready):
+            self.code = code or FAILED_EXIT_CODE
             return self._stop()
         return [Start(name, restart_pause(count))]
 
@@ -148,7 +150,7 @@ class Processes:
     def note_signal(self, *, interrupt: bool) -> list[Action]:
         """Note a signal to end; an interrupt stops at once."""
         if interrupt:
-            self.code = INTERRUPTED
+            self.code = INTERRUPTED_EXIT_CODE
         if self.phase != "watching" or interrupt or not self._fronts_alive():
             return self._stop()
         self.phase = "draining"

@@ -13,7 +13,7 @@ from minfer.effects.setup.memory import CPU_SHARE
 from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.values.checks import ConfigError
 
-THREADS: Final = "OMP_NUM_THREADS"
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 
 @frozen(kw_only=True)
@@ -31,7 +31,7 @@ class ReplicaDevice:
         """
         if self.number is None:
             return args
-        os.environ.setdefault(THREADS, str(self.threads))
+        os.environ.setdefault(THREADS_VARIABLE, str(self.threads))
         if self.gpus:
             os.environ[VISIBLE_VARIABLE] = self.gpus
         elif args.gpu_memory_utilization is None:
@@ -42,14 +42,14 @@ class ReplicaDevice:
 
 
 def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
-    """The devices of engines with these settings: the GPUs that are visible, one for each
-    of their ranks, or else the CPU. Raises ConfigError for fewer GPUs.
+    """Returns the devices of engines with these settings: the GPUs that are visible, one
+    for each of their ranks, or else the CPU. Raises ConfigError for fewer GPUs.
     """
     args, count = engines[0], len(engines)
     if count == 1:
         return [ReplicaDevice()]
     gpus = [] if args.device == "cpu" or args.executor != "torch" else visible_gpus()
-    ends = [*accumulate(one.parallel.ranks for one in engines)]
+    ends = [*accumulate(engine.parallel.ranks for engine in engines)]
     if len(gpus) < ends[-1] and (gpus or args.device == "cuda"):
         raise ConfigError(
             f"{count} engines need {ends[-1]} GPUs, and {len(gpus)} can be seen; use "
@@ -59,13 +59,13 @@ def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
         ReplicaDevice(
             number=number,
             gpus=",".join(gpus[end - engines[number].parallel.ranks : end]),
-            threads=max(1, _cores() // count),
+            threads=max(1, _num_cores() // count),
             memory=CPU_SHARE / count,
         )
         for number, end in enumerate(ends)
     ]
 
 
-def _cores() -> int:
+def _num_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # where there is one
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -27,8 +27,8 @@ from minfer.effects.net.child import (
     reap_orphans,
 )
 
-LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
-_LOOK: Final = 0.5  # seconds between two looks at the clock
+END_SECONDS: Final = 10.0  # in which a process has to end, beyond its own time
+_CHECK_SECONDS: Final = 0.5  # between two checks of the clock
 
 # Work of a process, which gets callbacks for a heartbeat and for when it is ready;
 # returns the exit code.
@@ -44,20 +44,21 @@ class Supervisor:
         processes: Processes,
         runs: Mapping[str, Run],
         guard: Guard,
-        patience: float,
-        limit: float,
+        end_seconds: float,
+        heartbeat_seconds: float,
         note_end: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        """`patience`: seconds that a process has to end in; `limit`: seconds without a
-        heartbeat until it is killed, or 0. `note_end` is called with the name of each
-        process that has ended, and its exit code, or its signal (negative).
+        """`end_seconds`: seconds that a process has to end in; `heartbeat_seconds`:
+        seconds without a heartbeat until it is killed, or 0. `note_end` is called with
+        the name of each process that has ended, and its exit code, or its signal
+        (negative).
         """
         self._note_end = note_end
         self._processes = processes
         self._runs = runs
         self._guard = guard
-        self._patience = patience
-        self._limit = limit
+        self._end_seconds = end_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._children: dict[str, Child] = {}  # by name
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
@@ -71,10 +72,10 @@ class Supervisor:
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(self._reports, False)
-        before = {one: signal.getsignal(one) for one in PARENT_SIGNALS}
-        for one in PARENT_SIGNALS:
-            signal.signal(one, self._note_signal)
-        old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        old_handlers = {number: signal.getsignal(number) for number in PARENT_SIGNALS}
+        for number in PARENT_SIGNALS:
+            signal.signal(number, self._note_signal)
+        old_wakeup_fd = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(woken, selectors.EVENT_READ)
@@ -87,9 +88,9 @@ class Supervisor:
                             self._read_reports(data.decode(), ready)
                     self._check_processes()
         finally:
-            signal.set_wakeup_fd(old)
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            signal.set_wakeup_fd(old_wakeup_fd)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
             for pipe in (woken, waker, self._reports, self._reports_end):
                 os.close(pipe)
         return self._processes.code
@@ -101,7 +102,7 @@ class Supervisor:
 
     def _select_timeout(self) -> float:
         until_due = min(self._due.values(), default=float("inf")) - time.monotonic()
-        return max(0.0, min(_LOOK, until_due))
+        return max(0.0, min(_CHECK_SECONDS, until_due))
 
     def _read_reports(self, reports: str, ready: Callable[[], None]) -> None:
         for name in reports.split("\n"):
@@ -113,17 +114,17 @@ class Supervisor:
         while self._signals:
             interrupt = self._signals.pop(0) == signal.SIGINT
             self._execute(self._processes.note_signal(interrupt=interrupt))
-            wait = self._patience if self._processes.phase == "draining" else 0.0
-            self._deadline = time.monotonic() + wait + LAST_MOMENTS
+            wait = self._end_seconds if self._processes.phase == "draining" else 0.0
+            self._deadline = time.monotonic() + wait + END_SECONDS
         self._reap()
         now = time.monotonic()
         self._check_heartbeats(now)
         if self._processes.phase == "stopping" and self._deadline is None:
-            self._deadline = now + LAST_MOMENTS
+            self._deadline = now + END_SECONDS
         if self._deadline is not None and now > self._deadline:
-            self._deadline = now + LAST_MOMENTS
+            self._deadline = now + END_SECONDS
             self._execute(self._processes.note_timeout())
-        for name in [name for name, when in self._due.items() if when <= now]:
+        for name in [name for name, due_time in self._due.items() if due_time <= now]:
             del self._due[name]
             if self._processes.may_start(name):
                 self._start(name)
@@ -148,8 +149,8 @@ class Supervisor:
             if not child.hangs(now, ready=name in self._processes.ready):
                 continue
             if actions := self._processes.note_hang(name):
-                why = "has not answered for too long (--engine-timeout); it is killed"
-                print(f"minfer: {name} {why}", file=sys.stderr, flush=True)
+                reason = "has not answered for too long (--engine-timeout); it is killed"
+                print(f"minfer: {name} {reason}", file=sys.stderr, flush=True)
                 self._execute(actions)
 
     def _execute(self, actions: list[Action]) -> None:
@@ -167,7 +168,7 @@ class Supervisor:
             with contextlib.suppress(OSError):  # the parent has gone
                 os.write(self._reports_end, f"{name}\n".encode())
 
-        self._children[name] = fork_child(run, name, self._limit)
+        self._children[name] = fork_child(run, name, self._heartbeat_seconds)
         self._processes.note_started(name)
 
 
@@ -176,9 +177,9 @@ _SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
 
 def _report_end(name: str, code: int, phase: str, actions: list[Action]) -> None:
     """Print why a process is restarted, or why the server ends."""
-    how = f"with {code}" if code >= 0 else f"by signal {-code}"
+    ending = f"with {code}" if code >= 0 else f"by signal {-code}"
     if any(isinstance(action, Start) for action in actions):
-        print(f"minfer: {name} ended {how}; it is started again", file=sys.stderr)
+        print(f"minfer: {name} ended {ending}; it is started again", file=sys.stderr)
     elif phase == "watching" and code < 0:  # otherwise it has printed the reason
-        print(f"minfer: {name} ended {how}; the server ends", file=sys.stderr)
+        print(f"minfer: {name} ended {ending}; the server ends", file=sys.stderr)
     sys.stderr.flush()

@@ -14,8 +14,8 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.cluster.engine_server.engine_process import (
-    Outside,
-    noted_blocks,
+    FrontSocket,
+    read_num_blocks,
     run_engine,
 )
 from minfer.effects.cluster.processes.process_ends import engine_names
@@ -32,7 +32,7 @@ from minfer.effects.net.run_folder import socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE
 from minfer.values.texts import without_breaks
 
-_LONGEST: Final = 1000  # characters, at most, of the reason that is reported
+_MAX_REASON_CHARS: Final = 1000  # of the reason that is reported
 
 
 def run_child(host: str, folder: Path, plans: Connection) -> None:
@@ -45,8 +45,8 @@ def run_child(host: str, folder: Path, plans: Connection) -> None:
         code = _serve(plan, host, folder, beat)
     except (ValueError, OSError) as error:
         code = CANNOT_START
-        why = without_breaks(f"{type(error).__name__}: {error}")[:_LONGEST]
-        EngineReport(why=why).write(folder)
+        reason = without_breaks(f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]
+        EngineReport(why=reason).write(folder)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -61,7 +61,7 @@ def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) 
     report = EngineReport()
 
     def ready() -> None:
-        evolve(report, blocks=noted_blocks(path)).write(folder)
+        evolve(report, blocks=read_num_blocks(path)).write(folder)
 
     with listen_at((host, 0)) as sock:
         report = evolve(report, port=sock.getsockname()[1])
@@ -77,7 +77,7 @@ def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) 
             ready,
             beat,
             routed=plan.replicas > 1,
-            outside=Outside(sock, plan.secret, own=True),
+            front_socket=FrontSocket(sock, plan.secret, own=True),
         )
 
 

@@ -25,7 +25,7 @@ from attrs import define, evolve, field, frozen
 from ray.exceptions import RayError
 
 from minfer.effects.cluster.processes.deployment import Deployment
-from minfer.effects.cluster.processes.engine_address import note_address
+from minfer.effects.cluster.processes.engine_address import write_address
 from minfer.effects.cluster.processes.process_ends import (
     Action,
     Processes,
@@ -33,18 +33,18 @@ from minfer.effects.cluster.processes.process_ends import (
     engine_names,
 )
 from minfer.effects.cluster.ray.engine_plan import (
-    STOP_TIMEOUT,
+    STOP_SECONDS,
     EnginePlan,
     with_absolute_paths,
 )
 from minfer.effects.cluster.ray.ray_cluster import (
     GPU,
+    alive_nodes,
     check_nodes,
     connected,
     draining_nodes,
     has_room,
-    needs,
-    nodes,
+    replica_resources,
     warn_of_open_ports,
 )
 from minfer.effects.cluster.ray.ray_engine import ActorEngineEnd, EnginePlace, RayEngine
@@ -53,10 +53,10 @@ from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 
-LOOK: Final = 0.1  # seconds between two looks at the engines
-DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
-# Seconds after which engines that no node has room for are named on standard error.
-ROOM_WARNING: Final = 15.0
+POLL_SECONDS: Final = 0.1  # between two polls of the engines
+DRAIN_POLL_SECONDS: Final = 2.0  # between two searches for nodes that are drained
+# After which engines that no node has room for are named on standard error.
+ROOM_WARNING_SECONDS: Final = 15.0
 
 
 @frozen(kw_only=True)
@@ -76,30 +76,30 @@ class RayEngines:
     ) -> int:
         """Keep the engines until a `STOP`; returns the exit code. Their addresses are
         written beside `paths`, one for each; `ready` is called when the first of them is
-        ready, and `beat` every LOOK seconds.
+        ready, and `beat` every POLL_SECONDS.
 
         Raises ConfigError if the cluster or one of its nodes cannot serve the model, or
         if an engine cannot be started, by the table of processes.
         """
         configure_logs("cluster")
-        over = threading.Event()
-        _handle_signals(over)
+        stop_event = threading.Event()
+        _handle_signals(stop_event)
         with connected():
-            _handle_signals(over)  # connecting has set Ray's handlers
-            args, found = with_absolute_paths(self.args), nodes()
-            warn_of_open_ports(found)
-            needed = needs(args, found)
-            plans = self._plans(args, paths, on_gpu=GPU in needed)
+            _handle_signals(stop_event)  # connecting has set Ray's handlers
+            args, cluster_nodes = with_absolute_paths(self.args), alive_nodes()
+            warn_of_open_ports(cluster_nodes)
+            resources = replica_resources(args, cluster_nodes)
+            plans = self._plans(args, paths, on_gpu=GPU in resources)
             server = _server_name(self.deployment.secret)
-            places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
-            again = any(place.is_there for place in places)
-            if not again:
-                check_nodes(args, found)
+            places = [EnginePlace(f"{server} {plan.number}", resources) for plan in plans]
+            is_resumed = any(place.is_there for place in places)
+            if not is_resumed:
+                check_nodes(args, cluster_nodes)
             names = engine_names(len(plans))
             engines = [*map(RayEngine, plans, paths, places)]
             keeper = Keeper(dict(zip(names, engines, strict=True)), ready)
             try:
-                keeper.keep(over, beat, again=again)
+                keeper.keep(stop_event, beat, is_resumed=is_resumed)
             except ConfigError:
                 _end(engines)
                 raise
@@ -136,27 +136,27 @@ class Keeper:
         self.table = Processes(fronts=0, replicas=len(self.engines))
 
     def keep(
-        self, over: threading.Event, beat: Callable[[], None], *, again: bool
+        self, stop_event: threading.Event, beat: Callable[[], None], *, is_resumed: bool
     ) -> None:
-        """Keep the engines until `over`. `again`: an earlier keeper created the actors,
-        so that some engine was ready.
+        """Keep the engines until `stop_event` is set. `is_resumed`: an earlier keeper
+        created the actors, so that some engine was ready.
         """
-        begun = looked = time.monotonic()
+        start = last_drain_poll = time.monotonic()
         warned = False
         self._execute(self.table.begin())
-        if again:
+        if is_resumed:
             self._note_served()
-        while not over.wait(LOOK):
+        while not stop_event.wait(POLL_SECONDS):
             beat()
-            self.look(now := time.monotonic())
-            if now > looked + DRAIN_POLL:
-                looked = now
+            self.poll(now := time.monotonic())
+            if now > last_drain_poll + DRAIN_POLL_SECONDS:
+                last_drain_poll = now
                 self._move_one()
-            if not warned and now > begun + ROOM_WARNING:
+            if not warned and now > start + ROOM_WARNING_SECONDS:
                 warned = True
                 self._warn_of_room()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start the engines that are due, and look at those that were started."""
         for name, engine in self.engines.items():
             if name in self._due and now >= self._due[name]:
@@ -165,10 +165,10 @@ class Keeper:
                 self.table.note_started(name)
             if name not in self.table.alive:
                 continue
-            end = engine.look()
+            end = engine.poll()
             if engine.ready and name not in self.table.ready:
                 self.table.note_ready(name)
-                _say(f"{name} is ready on {engine.state and engine.state.node}")
+                _print(f"{name} is ready on {engine.state and engine.state.node}")
                 if not self.table.served:
                     self._note_served()
             if end is not None:
@@ -182,7 +182,7 @@ class Keeper:
         actions = self.table.note_ended(name, end.code)
         if self.table.phase == "stopping":
             raise ConfigError(f"{name} cannot be started on {end.node}: {end.why}")
-        _say(f"{name} on {end.node}: {end.why}; it is started again")
+        _print(f"{name} on {end.node}: {end.why}; it is started again")
         self._execute(actions)
 
     def _execute(self, actions: Sequence[Action]) -> None:
@@ -200,42 +200,46 @@ class Keeper:
                 continue
             if has_room(engine.place.needs, leaving):
                 engine.end()
-                why = "it is being drained"
-                self._note_ended(name, ActorEngineEnd(node=state.node, code=0, why=why))
+                reason = "it is being drained"
+                self._note_ended(
+                    name, ActorEngineEnd(node=state.node, code=0, why=reason)
+                )
                 return
 
     def _warn_of_room(self) -> None:
-        each = self.engines.items()
-        if waiting := [name for name, engine in each if engine.state is None]:
-            _say(f"{', '.join(waiting)} of {len(each)} wait for a node with room")
+        engines = self.engines.items()
+        if waiting := [name for name, engine in engines if engine.state is None]:
+            _print(f"{', '.join(waiting)} of {len(engines)} wait for a node with room")
 
 
 def _server_name(secret: bytes) -> str:
-    """The prefix of the names of a server's actors: the same for each of its keepers, but
-    not for another server, as `secret` differs.
+    """Returns the prefix of the names of a server's actors: the same for each of its
+    keepers, but not for another server, as `secret` differs.
     """
-    own = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
-    return f"minfer {socket.gethostname()} {own}"
+    digest = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
+    return f"minfer {socket.gethostname()} {digest}"
 
 
 def _end(engines: Sequence[RayEngine]) -> None:
     """Stop the engines, and end their actors."""
     for engine in engines:
-        note_address(engine.path, None)
+        write_address(engine.path, None)
     with suppress(RayError):
         asked = [engine.actor.stop.remote() for engine in engines]
-        ray.wait(asked, num_returns=len(asked), timeout=STOP_TIMEOUT)
+        ray.wait(asked, num_returns=len(asked), timeout=STOP_SECONDS)
     for engine in engines:
         with suppress(RayError):
             ray.kill(engine.actor)
 
 
-def _handle_signals(over: threading.Event) -> None:
-    """Set `over` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor handles."""
-    signal.signal(STOP, lambda *_: over.set())
+def _handle_signals(stop_event: threading.Event) -> None:
+    """Set `stop_event` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor
+    handles.
+    """
+    signal.signal(STOP, lambda *_: stop_event.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
 
-def _say(what: str) -> None:
-    print(f"minfer: {what}", file=sys.stderr, flush=True)
+def _print(text: str) -> None:
+    print(f"minfer: {text}", file=sys.stderr, flush=True)

@@ -13,10 +13,10 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
 from minfer.effects.setup.speculation_settings import speculative_config
 
-STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
-KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
+STOP_SECONDS: Final = 5.0  # in which an engine has to end
+KEEPER_SECONDS: Final = 30.0  # without a call of a keeper until an actor ends
 CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
-_REPORT: Final = "report"  # the name of a file
+_REPORT_FILE: Final = "report"
 
 
 @frozen(kw_only=True)
@@ -33,7 +33,7 @@ class EnginePlan:
     # KV blocks of the engine that it replaces: requests that are resubmitted may need as
     # many. None: as the settings say.
     blocks: int | None = None
-    keeper_timeout: float = KEEPER_TIMEOUT
+    keeper_timeout: float = KEEPER_SECONDS
 
     def settings(self, gpus: str) -> EngineArgs:
         """Limit this process to its part of the node; returns the engine's settings.
@@ -50,7 +50,7 @@ class EnginePlan:
 
 
 @frozen(kw_only=True)
-class EngineState:
+class EngineProcessState:
     """The state of an engine's process on a node, as its actor knows it."""
 
     node: str  # for messages
@@ -74,16 +74,16 @@ class EngineReport:
 
     def write(self, folder: Path) -> None:
         """Replace what was reported before."""
-        part = folder / f"{_REPORT}.part"
-        part.write_bytes(msgspec.json.encode(self))
-        part.rename(folder / _REPORT)  # never there in part
+        temporary = folder / f"{_REPORT_FILE}.part"
+        temporary.write_bytes(msgspec.json.encode(self))
+        temporary.rename(folder / _REPORT_FILE)  # never there in part
 
 
 def read_report(folder: Path) -> EngineReport:
-    """The latest report in the folder of an engine's process."""
+    """Returns the latest report in the folder of an engine's process."""
     with suppress(FileNotFoundError):
-        said = (folder / _REPORT).read_bytes()
-        return msgspec.json.decode(said, type=EngineReport)
+        data = (folder / _REPORT_FILE).read_bytes()
+        return msgspec.json.decode(data, type=EngineReport)
     return EngineReport()
 
 
@@ -102,7 +102,7 @@ def with_absolute_paths(args: EngineArgs) -> EngineArgs:
 
 
 def _with_absolute_path(model: str | None) -> str | None:
-    """A model as it is, but for a folder, or a file, that is here."""
+    """Returns a model with an absolute path, if it is a folder or file here."""
     if model is None or not Path(model).exists():
         return model
     return str(Path(model).resolve())

@@ -26,16 +26,16 @@ from minfer.values.checks import ConfigError
 from minfer.values.texts import without_breaks
 from minfer.version import __version__
 
-# Seconds that nodes have to check a model in: they may have to download it.
-CHECK_TIMEOUT: Final = 120.0
-CONNECT_TIMEOUT: Final = 5.0  # seconds for a TCP connection to the cluster's head
+# In which nodes have to check a model: they may have to download it.
+CHECK_SECONDS: Final = 120.0
+CONNECT_SECONDS: Final = 5.0  # for a TCP connection to the cluster's head
 GPU: Final = "GPU"
 CPU: Final = "CPU"
 _log = logging.getLogger("minfer.cluster")
 
 
 @frozen(kw_only=True)
-class Node:
+class ClusterNode:
     """A node of the cluster."""
 
     id: str
@@ -43,9 +43,11 @@ class Node:
     address: str  # at which Ray's ports of the node are reached
     resources: Mapping[str, float] = field(repr=False)  # in all, used or not
 
-    def has(self, needs: Mapping[str, float]) -> bool:
-        """Whether a replica would fit if nothing else ran on the node."""
-        return all(self.resources.get(name, 0) >= count for name, count in needs.items())
+    def has(self, resources: Mapping[str, float]) -> bool:
+        """Returns whether a replica would fit if nothing else ran on the node."""
+        return all(
+            self.resources.get(name, 0) >= count for name, count in resources.items()
+        )
 
 
 @contextlib.contextmanager
@@ -67,24 +69,24 @@ def connect(namespace: str) -> None:
         _check_address(os.environ.get("RAY_ADDRESS") or _last_address())
         ray.init(namespace=namespace, logging_level=logging.WARNING)
     except (OSError, RayError, RuntimeError, ValueError) as error:
-        where = os.environ.get("RAY_ADDRESS") or "of this machine"
-        why = without_breaks(error)
+        cluster = os.environ.get("RAY_ADDRESS") or "of this machine"
+        reason = without_breaks(error)
         raise ConfigError(
-            f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
+            f"the Ray cluster {cluster} cannot be used: {reason}; see RAY_ADDRESS, and "
             "`ray status`; `ray stop` forgets a cluster of this machine that was killed"
         ) from error
 
 
 def _last_address() -> str:
-    """The address of the cluster that was started last on this machine, which may have
-    been killed; empty if there is none.
+    """Returns the address of the cluster that was started last on this machine, which may
+    have been killed; empty if there is none.
     """
     # Not part of Ray's stable API, which can only connect to it.
     return ray._private.services.get_ray_address_from_environment(None, None) or ""
 
 
 def _check_address(address: str) -> None:
-    """Raise OSError if nobody listens at an address: Ray would try for many minutes."""
+    """Raise OSError if no process listens there: Ray would try for many minutes."""
     place = address.removeprefix("ray://")
     if "://" in place:  # Ray refuses it, as it does an HTTP address, or has a plugin
         return
@@ -92,30 +94,32 @@ def _check_address(address: str) -> None:
         port = read_port(place)
     except ValueError:  # it is empty or a word such as `auto`, or Ray refuses it
         return
-    socket.create_connection(port, CONNECT_TIMEOUT).close()
+    socket.create_connection(port, CONNECT_SECONDS).close()
 
 
-def nodes() -> list[Node]:
-    """The nodes that are alive."""
+def alive_nodes() -> list[ClusterNode]:
+    """Returns the nodes that are alive."""
     return [
-        Node(
-            id=one["NodeID"],
-            name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
-            f"{one['NodeID'][:8]})",
-            address=one["NodeManagerAddress"],
-            resources=one["Resources"],
+        ClusterNode(
+            id=info["NodeID"],
+            name=f"{info['NodeManagerHostname']} ({info['NodeManagerAddress']}, "
+            f"{info['NodeID'][:8]})",
+            address=info["NodeManagerAddress"],
+            resources=info["Resources"],
         )
-        for one in ray.nodes()
-        if one["Alive"]
+        for info in ray.nodes()
+        if info["Alive"]
     ]
 
 
-def warn_of_open_ports(found: Sequence[Node]) -> None:
+def warn_of_open_ports(cluster_nodes: Sequence[ClusterNode]) -> None:
     """Log a warning if other machines may run code on the nodes through Ray's ports:
     token authentication is off, and the address of a node is not private. Machines in the
     same private network are not checked.
     """
-    public = sorted({node.address for node in found if not _is_private(node.address)})
+    public = sorted(
+        {node.address for node in cluster_nodes if not _is_private(node.address)}
+    )
     if not public or has_token_authentication():
         return
     _log.warning(
@@ -128,8 +132,8 @@ def warn_of_open_ports(found: Sequence[Node]) -> None:
 
 
 def has_token_authentication() -> bool:
-    """Whether Ray sends its token with each call of this process, and refuses calls to it
-    without that. Nodes without authentication take calls with a token, too.
+    """Returns whether Ray sends its token with each call of this process, and refuses
+    calls to it without that. Nodes without authentication take calls with a token, too.
     """
     # Not part of Ray's stable API. Ray has it since 2.52.
     with contextlib.suppress(ImportError):
@@ -140,107 +144,119 @@ def has_token_authentication() -> bool:
 
 
 def _is_private(address: str) -> bool:
-    """Whether it is an address of this machine or of a private network."""
+    """Returns whether it is an address of this machine or of a private network."""
     with contextlib.suppress(ValueError):  # it is a name
         return ip_address(address).is_private
     return False
 
 
 def draining_nodes() -> frozenset[str]:
-    """The ids of nodes that are being drained: they will leave, and get no new actors."""
+    """Returns the ids of nodes that are being drained: they will leave, and get no new
+    actors.
+    """
     # Not part of Ray's stable API, which has no such call; Ray's own libraries use it.
     drained: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return frozenset(drained)
 
 
-def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
-    """Whether a replica fits now on a node that is not in `without` (ids of nodes)."""
-    free: Mapping[str, Mapping[str, float]]
-    free = ray._private.state.available_resources_per_node()
+def has_room(resources: Mapping[str, float], excluded: Collection[str]) -> bool:
+    """Returns whether a replica fits now on a node that is not in `excluded` (ids of
+    nodes).
+    """
+    free_by_node: Mapping[str, Mapping[str, float]]
+    free_by_node = ray._private.state.available_resources_per_node()
     return any(
-        all(has.get(name, 0) >= count for name, count in needs.items())
-        for node, has in free.items()
-        if node not in without
+        all(free.get(name, 0) >= count for name, count in resources.items())
+        for node, free in free_by_node.items()
+        if node not in excluded
     )
 
 
-def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
-    """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
-    With `--device auto`, GPUs if any of the nodes has one.
+def replica_resources(
+    args: EngineArgs, cluster_nodes: Sequence[ClusterNode]
+) -> dict[str, float]:
+    """Returns the resources of a replica, by Ray's names: a GPU for each rank, or else a
+    CPU. With `--device auto`, GPUs if any of the nodes has one.
     """
     on_gpus = args.executor == "torch" and (
-        args.device == "cuda" or (args.device == "auto" and any(map(_has_gpu, found)))
+        args.device == "cuda"
+        or (args.device == "auto" and any(map(_has_gpu, cluster_nodes)))
     )
     return {GPU if on_gpus else CPU: args.parallel.ranks}
 
 
-def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
+def check_nodes(args: EngineArgs, cluster_nodes: Sequence[ClusterNode]) -> None:
     """Raise ConfigError if no node has the resources of a replica, or if one that has
     them lacks this version of minfer, or cannot read the model. The error names each such
     node.
     """
-    needed = needs(args, found)
-    able = [node for node in found if node.has(needed)]
-    if not able:
-        (name, count), *_ = needed.items()
-        has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]
+    resources = replica_resources(args, cluster_nodes)
+    able_nodes = [node for node in cluster_nodes if node.has(resources)]
+    if not able_nodes:
+        (name, count), *_ = resources.items()
+        available = [
+            f"{node.name} has {node.resources.get(name, 0):g}" for node in cluster_nodes
+        ]
         raise ConfigError(
-            f"each replica needs {count} {name} of one node: {'; '.join(has)}"
+            f"each replica needs {count} {name} of one node: {'; '.join(available)}"
         )
-    bad = _asked(able, _version_check(), __version__)
-    if not bad:  # another version may not be able to unpickle the settings
-        bad = _asked(able, model_error, args)
-    there = {node.id for node in nodes()}  # a node that has left meanwhile is no error
-    each = [f"node {node.name}: {why}" for node, why in bad if node.id in there]
-    if each:
-        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(each)}")
+    failed = _run_check(able_nodes, _version_check(), __version__)
+    if not failed:  # another version may not be able to unpickle the settings
+        failed = _run_check(able_nodes, model_error, args)
+    # A node that has left meanwhile is no error.
+    current_ids = {node.id for node in alive_nodes()}
+    errors = [
+        f"node {node.name}: {error}" for node, error in failed if node.id in current_ids
+    ]
+    if errors:
+        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(errors)}")
 
 
 def _version_check() -> Callable[[str], str]:
-    """A check that a node has the version of minfer that the argument names. Ray pickles
-    nested functions by value, so it runs even where minfer is missing.
+    """Returns a check that a node has the version of minfer that the argument names. Ray
+    pickles nested functions by value, so it runs even where minfer is missing.
     """
 
     def check(version: str) -> str:
         try:
-            from minfer.version import __version__ as there
+            from minfer.version import __version__ as node_version
         except ImportError:
             return f"minfer is not installed; install {version}"
-        if there == version:
+        if node_version == version:
             return ""
-        return f"it has minfer {there}, and the server has {version}"
+        return f"it has minfer {node_version}, and the server has {version}"
 
     return check
 
 
-def _asked(
-    able: Sequence[Node], check: Callable[[Any], str], about: object
-) -> list[tuple[Node, str]]:
+def _run_check(
+    able_nodes: Sequence[ClusterNode], check: Callable[[Any], str], argument: object
+) -> list[tuple[ClusterNode, str]]:
     """Run a check on each of these nodes; returns those with a result that is not empty,
     or that failed, with the result or the error.
     """
     task = ray.remote(check)
-    asked = [
+    references = [
         task.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        ).remote(about)
-        for node in able
+        ).remote(argument)
+        for node in able_nodes
     ]
-    ray.wait(asked, num_returns=len(asked), timeout=CHECK_TIMEOUT)
-    said = zip(able, map(_answer, asked), strict=True)
-    return [(node, why) for node, why in said if why]
+    ray.wait(references, num_returns=len(references), timeout=CHECK_SECONDS)
+    answers = zip(able_nodes, map(_answer, references), strict=True)
+    return [(node, answer) for node, answer in answers if answer]
 
 
-def _answer(asked: Any) -> str:
+def _answer(reference: Any) -> str:
     try:
-        return str(ray.get(asked, timeout=0))
+        return str(ray.get(reference, timeout=0))
     except TimeoutError:
-        return f"it did not answer within {CHECK_TIMEOUT:g} s"
+        return f"it did not answer within {CHECK_SECONDS:g} s"
     except RayError as error:
         return without_breaks(error)[-300:]
 
 
-def _has_gpu(node: Node) -> bool:
+def _has_gpu(node: ClusterNode) -> bool:
     return node.has({GPU: 1})

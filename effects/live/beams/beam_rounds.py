@@ -41,12 +41,12 @@ NO_HYPOTHESIS: Final = Hypothesis((), 0.0, 0.0, "length")
 
 @frozen(kw_only=True)
 class SearchRequest(Request):
-    """A beam search as one request: with so many beams, of which the `n` best sequences
+    """A beam search as one request: with `width` beams, of which the `n` best sequences
     are returned. No engine gets it: its rounds are submitted instead.
     """
 
     width: int
-    how: BeamSearch
+    search_params: BeamSearch
     block_size: int
 
 
@@ -63,7 +63,7 @@ class Beam:
 class SearchRounds:
     """A search between two rounds."""
 
-    about: BeamRound  # of the next round; its `beam` is not used
+    next_round: BeamRound  # its `beam` is not used
     stop_ids: frozenset[int]
     beams: tuple[Beam, ...] = (Beam((), 0.0),)  # empty: the search is over
     done: tuple[Hypothesis, ...] = ()  # the best, best first
@@ -71,22 +71,22 @@ class SearchRounds:
     @classmethod
     def of(cls, request: SearchRequest) -> "SearchRounds":
         """Returns a new search."""
-        about = BeamRound(
+        first_round = BeamRound(
             id=request.id,
             width=request.width,
             prompt=len(request.prompt),
             most=request.max_tokens,
-            how=request.how,
+            how=request.search_params,
         )
         keys = block_keys(request.root, request.prompt, request.block_size)
-        return cls(about, request.stop_ids, (Beam((), 0.0, keys),))
+        return cls(first_round, request.stop_ids, (Beam((), 0.0, keys),))
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no round follows."""
         return not self.beams
 
-    def found(self, count: int) -> tuple[Hypothesis, ...]:
+    def best(self, count: int) -> tuple[Hypothesis, ...]:
         """Returns the best `count` outputs of a search that is over."""
         return (*self.done, *(NO_HYPOTHESIS,) * count)[:count]
 
@@ -95,7 +95,7 @@ class SearchRounds:
         order.
         """
         outputs = [beam.output for beam in self.beams]
-        padding = self.about.width - len(offers)  # fewer beams than the width
+        padding = self.next_round.width - len(offers)  # fewer beams than the width
         search = Search(
             logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
             offers=(*offers, *(None,) * padding),
@@ -104,46 +104,59 @@ class SearchRounds:
         choice = choose(
             search,
             Round(
-                how=self.about.how,
+                how=self.next_round.how,
                 stop_ids=self.stop_ids,
                 length=len(outputs[0]) + 1,
-                most=self.about.most,
+                most=self.next_round.most,
                 output_of=outputs.__getitem__,
             ),
         )
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
             for child in choice.children
-            if child.logprob > _IMPOSSIBLE
+            if child.logprob > _PADDING_LOGPROB
             for parent in (self.beams[child.parent],)
         )
-        about = evolve(self.about, number=self.about.number + 1)
-        return SearchRounds(about, self.stop_ids, beams, choice.done)
+        next_round = evolve(self.next_round, number=self.next_round.number + 1)
+        return SearchRounds(next_round, self.stop_ids, beams, choice.done)
 
 
-def replayed(
-    turns: Iterable[Turn], begun: Mapping[str, SearchRounds] = MappingProxyType({})
+def replay_searches(
+    turns: Iterable[Turn], earlier: Mapping[str, SearchRounds] = MappingProxyType({})
 ) -> dict[str, SearchRounds]:
-    """Returns a journal's searches, by id, after all its turns; `begun` are those that
+    """Returns a journal's searches, by id, after all its turns; `earlier` are those that
     began in earlier journals. A first round begins a new search: an id may be used again
     once its search has ended.
     """
-    found, offers = dict(begun), dict[tuple[str, int], Candidates]()
+    searches, offers = dict(earlier), dict[tuple[str, int], Candidates]()
     for turn in turns:
         for event in turn.events:
-            if isinstance(event, Submit) and (about := event.request.search) is not None:
-                if not about.number:
-                    found[about.id] = SearchRounds(about, event.request.stop_ids)
-                    offers = {at: one for at, one in offers.items() if at[0] != about.id}
+            if (
+                isinstance(event, Submit)
+                and (beam_round := event.request.search) is not None
+            ):
+                if not beam_round.number:
+                    searches[beam_round.id] = SearchRounds(
+                        beam_round, event.request.stop_ids
+                    )
+                    offers = {
+                        key: offer
+                        for key, offer in offers.items()
+                        if key[0] != beam_round.id
+                    }
             elif isinstance(event, Executed):
                 offers |= _offers_in(turn, event)
-        for name in {name for name, _ in offers} & found.keys():
-            each = [offers.get((name, at)) for at in range(len(found[name].beams))]
-            if not found[name].over and None not in each:
-                found[name] = found[name].after_round([one for one in each if one])
-                for at in range(len(each)):
-                    del offers[name, at]
-    return found
+        for name in {name for name, _ in offers} & searches.keys():
+            round_offers = [
+                offers.get((name, beam)) for beam in range(len(searches[name].beams))
+            ]
+            if not searches[name].is_finished and None not in round_offers:
+                searches[name] = searches[name].after_round(
+                    [offer for offer in round_offers if offer]
+                )
+                for beam in range(len(round_offers)):
+                    del offers[name, beam]
+    return searches
 
 
 def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]:
@@ -151,24 +164,26 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     candidates.
     """
     run = turn.before.running
-    plan = next((p for p in turn.before.inflight if p.step == event.step), None)
+    inflight = turn.before.inflight
+    plan = next((plan for plan in inflight if plan.step == event.step), None)
     if plan is None or not event.logprobs:
         return {}
     rounds = {
-        gen: seq.request.search for gen, seq in zip(run.run_ids, run.seqs, strict=True)
+        run_id: seq.request.search
+        for run_id, seq in zip(run.run_ids, run.seqs, strict=True)
     }
-    found = dict[tuple[str, int], Candidates]()
-    for gen, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
-        about = rounds.get(gen)
+    offers = dict[tuple[str, int], Candidates]()
+    for run_id, logprobs in zip(plan.run_ids, event.logprobs, strict=True):
+        beam_round = rounds.get(run_id)
         if (
-            about is not None
-            and (offer := candidates_of(about.beam, logprobs)) is not None
+            beam_round is not None
+            and (offer := candidates_of(beam_round.beam, logprobs)) is not None
         ):
-            found[about.id, about.beam] = offer
-    return found
+            offers[beam_round.id, beam_round.beam] = offer
+    return offers
 
 
-_IMPOSSIBLE: Final = float("-inf")  # the log-probability of a padding beam
+_PADDING_LOGPROB: Final = float("-inf")  # the log-probability of a padding beam
 
 
 def candidates_of(beam: int, logprobs: Sequence[TokenLogprobs]) -> Candidates | None:
@@ -189,20 +204,20 @@ def round_requests(
     """Returns the requests of the next round, one for each beam, and the search with
     their content keys, which those of later rounds extend.
     """
-    about, size = rounds.about, request.block_size
+    next_round, size = rounds.next_round, request.block_size
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=1,
         logprobs=wanted(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
-    for at, beam in enumerate(rounds.beams):
+    for number, beam in enumerate(rounds.beams):
         prompt = request.prompt + beam.output
         keys = extend_keys(beam.keys, request.root, prompt, size)
         beams.append(Beam(beam.output, beam.logprob, keys))
         requests.append(
             Request(
-                id=round_name(about.id, about.number, at),
+                id=round_name(next_round.id, next_round.number, number),
                 prompt=prompt,
                 max_tokens=1,
                 stop_ids=request.stop_ids,
@@ -213,8 +228,8 @@ def round_requests(
                 root=request.root,
                 keys=keys,
                 tails=tail_keys(request.root, keys, prompt, size),
-                place=None if request.place is None else (*request.place[:2], at),
-                search=evolve(about, beam=at),
+                place=None if request.place is None else (*request.place[:2], number),
+                search=evolve(next_round, beam=number),
             )
         )
     return evolve(rounds, beams=tuple(beams)), tuple(requests)

@@ -39,10 +39,10 @@ class BeamSearchParams:
             raise ParameterError("n", f"must not exceed the {self.beam_width} beams")
         if self.max_tokens is not None:
             check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
-        _ = self.how, self.sampling  # these check the other fields
+        _ = self.search_params, self.sampling  # these check the other fields
 
     @property
-    def how(self) -> BeamSearch:
+    def search_params(self) -> BeamSearch:
         """The engine's parameters."""
         return BeamSearch(
             length_penalty=self.length_penalty, early_stopping=self.early_stopping
@@ -79,32 +79,32 @@ class BeamSearchOutput:
     request: RequestOutput  # the same without the prompt, and the request's metrics
 
     @classmethod
-    def of(cls, found: RequestOutput, tokenizer: Tokenizer | None) -> "BeamSearchOutput":
+    def of(cls, output: RequestOutput, tokenizer: Tokenizer | None) -> "BeamSearchOutput":
         """Returns the results of a request that has ended."""
-        ids, prompt = found.prompt_token_ids, found.prompt
+        ids, prompt = output.prompt_token_ids, output.prompt
         if prompt is None:
             prompt = "" if tokenizer is None else tokenizer.decode(ids)
         sequences = tuple(
             BeamSearchSequence(
-                tokens=(*ids, *one.token_ids),
-                text=prompt + one.text,
-                cum_logprob=one.cumulative_logprob,
-                finish_reason=one.finish_reason,
+                tokens=(*ids, *sample.token_ids),
+                text=prompt + sample.text,
+                cum_logprob=sample.cumulative_logprob,
+                finish_reason=sample.finish_reason,
             )
-            for one in found.outputs
+            for sample in output.outputs
         )
-        return cls(sequences=sequences, request=found)
+        return cls(sequences=sequences, request=output)
 
 
 def searches_for(params: Any, count: int) -> list[BeamSearchParams]:
     """Returns one set of parameters for each of `count` prompts. Raises
     ParameterError.
     """
-    several = [params] * count if isinstance(params, BeamSearchParams) else params
-    if not isinstance(several, list | tuple) or len(several) != count:
-        why = "must be BeamSearchParams: one, or one for each prompt"
-        raise ParameterError("params", why)
-    for one in several:
-        if not isinstance(one, BeamSearchParams):
+    all_params = [params] * count if isinstance(params, BeamSearchParams) else params
+    if not isinstance(all_params, list | tuple) or len(all_params) != count:
+        rule = "must be BeamSearchParams: one, or one for each prompt"
+        raise ParameterError("params", rule)
+    for search in all_params:
+        if not isinstance(search, BeamSearchParams):
             raise ParameterError("params", "must be BeamSearchParams")
-    return list(several)
+    return list(all_params)

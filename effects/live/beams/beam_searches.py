@@ -29,14 +29,14 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.live_requests import Stage
+from minfer.effects.live.request_registry import RequestStage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
 from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
-_NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
+_NO_LOGPROBS_ERROR = "the model gave a beam no log-probabilities that can be compared"
 
 
 @define(eq=False)
@@ -51,9 +51,9 @@ class LiveSearch:
     failed: Finished | None = None  # the first of its requests that did not end well
     cancelled: bool = False
 
-    def fail(self, done: Finished) -> None:
+    def fail(self, end: Finished) -> None:
         """Note the end of one of its requests that failed."""
-        self.failed = self.failed or done
+        self.failed = self.failed or end
 
 
 @frozen(eq=False)
@@ -83,28 +83,28 @@ class BeamSearches:
         """Raise the error with which a request would be refused now, as
         `EngineClient.check`: a search begins as one sample.
         """
-        one = isinstance(request, SearchRequest)
-        self._client.check(evolve(request, n=1) if one else request)
+        is_search = isinstance(request, SearchRequest)
+        self._client.check(evolve(request, n=1) if is_search else request)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Submit requests, searches among them, as `EngineClient.submit`."""
-        if not any(isinstance(one, SearchRequest) for one in requests):
+        if not any(isinstance(request, SearchRequest) for request in requests):
             self._client.submit(requests)
             return
         with self._lock:
-            for one in requests:
-                self._requests.check_new(one)
-            found = list[Request]()
+            for request in requests:
+                self._requests.check_new(request)
+            submitted = list[Request]()
             try:
-                for one in requests:
-                    if isinstance(one, SearchRequest):
-                        found += self._begin(one)
+                for request in requests:
+                    if isinstance(request, SearchRequest):
+                        submitted += self._begin(request)
                     else:
-                        found.append(one)
-                self._client.submit(found)
+                        submitted.append(request)
+                self._client.submit(submitted)
             except (EngineDeadError, RequestError):
-                for one in requests:
-                    self._forget(one.id)
+                for request in requests:
+                    self._forget(request.id)
                 raise
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
@@ -113,15 +113,19 @@ class BeamSearches:
         """
         with self._lock:
             # In the journal's order.
-            wanted = {name: self._searches.get(name) for name in ids}
-            searches = [one for one in wanted.values() if one is not None]
-            names = dict.fromkeys(name for name, one in wanted.items() if one is None)
+            by_id = {name: self._searches.get(name) for name in ids}
+            searches = [search for search in by_id.values() if search is not None]
+            names = dict.fromkeys(
+                name for name, search in by_id.items() if search is None
+            )
             for search in searches:
                 search.cancelled = True
                 names |= dict.fromkeys(sorted(search.names))
             served = self._client.cancel(names)
-            found = {one.request.id for one in searches if one.names & served}
-            return frozenset(served & wanted.keys() | found)
+            served_searches = {
+                search.request.id for search in searches if search.names & served
+            }
+            return frozenset(served & by_id.keys() | served_searches)
 
     def translate(self, message: EngineMessage) -> list[EngineMessage]:
         """Returns what a front gets for a message of the engine."""
@@ -137,7 +141,7 @@ class BeamSearches:
     def _begin(self, request: SearchRequest) -> tuple[Request, ...]:
         """Register a search; returns the requests of its first round."""
         record = self._requests.add(request)
-        record.stage = Stage.SEARCHING
+        record.stage = RequestStage.SEARCHING
         search = LiveSearch(request, SearchRounds.of(request))
         self._searches[request.id] = search
         return self._next_round(search)
@@ -146,10 +150,10 @@ class BeamSearches:
         """Register and return the requests of a search's next round."""
         search.rounds, requests = round_requests(search.rounds, search.request)
         search.offers = {}
-        for at, one in enumerate(requests):
-            self._requests.add(one, read=True)
-            self._beams[one.id] = SearchBeam(search, at)
-            search.names.add(one.id)
+        for beam, request in enumerate(requests):
+            self._requests.add(request, read=True)
+            self._beams[request.id] = SearchBeam(search, beam)
+            search.names.add(request.id)
         return requests
 
     def _forget(self, name: str) -> None:
@@ -167,138 +171,139 @@ class BeamSearches:
     def _translate_death(self, death: EngineDied) -> EngineDied:
         """Returns a death with the ids of searches instead of their beams'."""
         beams = {name: self._beams.get(name) for name in death.ids}
-        others = [name for name, one in beams.items() if one is None]
-        searches = [one.search.request.id for one in beams.values() if one is not None]
+        other_ids = [name for name, beam in beams.items() if beam is None]
+        searches = [beam.search.request.id for beam in beams.values() if beam is not None]
         for name in self.live:
             self._forget(name)
-        return EngineDied((*others, *dict.fromkeys(searches)), death.why)
+        return EngineDied((*other_ids, *dict.fromkeys(searches)), death.reason)
 
     # --- outputs ------------------------------------------------------------------------
 
     def _translate_outputs(self, outputs: TurnOutputs) -> list[EngineMessage]:
         """Returns outputs without those of beams, and with those of their searches."""
-        places = {
-            at: beam
-            for at, (name, _) in enumerate(outputs.ids)
+        beams = {
+            row: beam
+            for row, (name, _) in enumerate(outputs.ids)
             if (beam := self._beams.get(name)) is not None
         }
-        for at, one in places.items():
-            logprobs = outputs.logprobs[at] if outputs.logprobs else ()
-            if (offer := candidates_of(one.beam, logprobs)) is not None:
-                one.search.offers[one.beam] = offer
+        for row, beam in beams.items():
+            logprobs = outputs.logprobs[row] if outputs.logprobs else ()
+            if (offer := candidates_of(beam.beam, logprobs)) is not None:
+                beam.search.offers[beam.beam] = offer
         reasons = self._translate_reasons(outputs)
         arrived = self._translate_arrivals(outputs)
-        ended = [done for done in outputs.finished if done.id in self._beams]
-        finished = [done for done in outputs.finished if done.id not in self._beams]
-        passed = evolve(
+        beam_ends = [end for end in outputs.finished if end.id in self._beams]
+        finished = [end for end in outputs.finished if end.id not in self._beams]
+        translated = evolve(
             outputs,
-            ids=_without(outputs.ids, places),
-            tokens=_without(outputs.tokens, places),
-            logprobs=_without(outputs.logprobs, places),
-            pooled=_without(outputs.pooled, places),
-            drafts=_without(outputs.drafts, places),
+            ids=_without_rows(outputs.ids, beams),
+            tokens=_without_rows(outputs.tokens, beams),
+            logprobs=_without_rows(outputs.logprobs, beams),
+            pooled=_without_rows(outputs.pooled, beams),
+            drafts=_without_rows(outputs.drafts, beams),
             finished=tuple(finished),
             arrived=arrived,
             reasons=reasons,
         )
-        if not ended:
-            return [passed]
-        over, dead = self._advance(ended)
-        for search in over:
-            passed = _with_outputs(passed, search)
-        return [passed, *([dead] if dead else [])]
+        if not beam_ends:
+            return [translated]
+        finished_searches, death = self._advance(beam_ends)
+        for search in finished_searches:
+            translated = _with_outputs(translated, search)
+        return [translated, *([death] if death else [])]
 
     def _translate_reasons(self, outputs: TurnOutputs) -> tuple[RequestReason, ...]:
         """Returns reasons, with those of beams as their search's: its first admission,
         and preemptions.
         """
-        found = list[RequestReason]()
-        for one in outputs.reasons:
-            if (beam := self._beams.get(one.id)) is None:
-                found.append(one)
-            elif isinstance(one, Preempted) or (
-                isinstance(one, Admitted) and not beam.search.rounds.about.number
+        reasons = list[RequestReason]()
+        for reason in outputs.reasons:
+            if (beam := self._beams.get(reason.id)) is None:
+                reasons.append(reason)
+            elif isinstance(reason, Preempted) or (
+                isinstance(reason, Admitted) and not beam.search.rounds.next_round.number
             ):
-                found.append(evolve(one, id=beam.search.request.id, sample=0))
-        return tuple(found)
+                reasons.append(evolve(reason, id=beam.search.request.id, sample=0))
+        return tuple(reasons)
 
     def _translate_arrivals(self, outputs: TurnOutputs) -> tuple[str, ...]:
         """Returns the requests that entered the waiting queue; a search enters with its
         first round, and keeps that round's place.
         """
-        found = list[str]()
+        arrived = list[str]()
         for name in outputs.arrived:
             if (beam := self._beams.get(name)) is None:
-                found.append(name)
+                arrived.append(name)
                 continue
             search = beam.search
             if (place := outputs.places.get(name)) is not None:
                 search.request = evolve(search.request, place=place)
-            if not search.rounds.about.number:
-                found.append(search.request.id)
-        return tuple(found)
+            if not search.rounds.next_round.number:
+                arrived.append(search.request.id)
+        return tuple(arrived)
 
     def _advance(
-        self, ended: Iterable[Finished]
+        self, beam_ends: Iterable[Finished]
     ) -> tuple[list[LiveSearch], EngineDied | None]:
         """Continue searches of which requests have ended; returns those that are over,
         and a death with those that a dead engine did not take.
         """
-        over, lost, why = list[LiveSearch](), list[str](), ""
-        for search in self._note_ends(ended):
+        finished_searches, lost_ids, reason = list[LiveSearch](), list[str](), ""
+        for search in self._note_ends(beam_ends):
             if self._searches.get(search.request.id) is not search:
                 continue  # it was over before these outputs were read: see `_note_ends`
             if search.failed is None and search.cancelled:
                 search.fail(Finished(search.request.id, 0, "cancelled", 0))
             if search.failed is None:
-                offers = [search.offers[at] for at in range(len(search.rounds.beams))]
+                offers = [search.offers[beam] for beam in range(len(search.rounds.beams))]
                 search.rounds = search.rounds.after_round(offers)
-            if search.failed is not None or search.rounds.over:
+            if search.failed is not None or search.rounds.is_finished:
                 self._forget(search.request.id)
-                over.append(search)
+                finished_searches.append(search)
                 continue
             try:
                 self._client.submit(self._next_round(search))
             except EngineDeadError as error:
                 self._forget(search.request.id)
-                lost.append(search.request.id)
-                why = str(error)
+                lost_ids.append(search.request.id)
+                reason = str(error)
             except RequestError as error:
                 self._forget(search.request.id)
                 search.fail(Finished(search.request.id, 0, "error", 0, str(error)))
-                over.append(search)
-        return over, EngineDied(tuple(lost), why) if lost else None
+                finished_searches.append(search)
+        death = EngineDied(tuple(lost_ids), reason) if lost_ids else None
+        return finished_searches, death
 
-    def _note_ends(self, ended: Iterable[Finished]) -> list[LiveSearch]:
+    def _note_ends(self, beam_ends: Iterable[Finished]) -> list[LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
         reports their ends at once, while these outputs are read.
         """
-        touched = dict[str, LiveSearch]()
-        for done in ended:
-            if (one := self._beams.get(done.id)) is None:
+        searches = dict[str, LiveSearch]()
+        for end in beam_ends:
+            if (beam := self._beams.get(end.id)) is None:
                 continue
-            self._release(done.id)
-            search = one.search
-            search.names.discard(done.id)
-            touched[search.request.id] = search
-            if not search.rounds.about.number:
-                search.cached = done.cached
-            if done.reason not in ("stop", "length"):
-                search.fail(done)
-            elif one.beam not in search.offers:
-                search.fail(Finished(done.id, 0, "error", 0, _NO_NUMBERS))
-        for search in touched.values():
+            self._release(end.id)
+            search = beam.search
+            search.names.discard(end.id)
+            searches[search.request.id] = search
+            if not search.rounds.next_round.number:
+                search.cached = end.cached
+            if end.reason not in ("stop", "length"):
+                search.fail(end)
+            elif beam.beam not in search.offers:
+                search.fail(Finished(end.id, 0, "error", 0, _NO_LOGPROBS_ERROR))
+        for search in searches.values():
             if search.failed is not None and search.names:
                 self._client.cancel(sorted(search.names))
-        return [one for one in touched.values() if not one.names]
+        return [search for search in searches.values() if not search.names]
 
 
-def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ...]:
+def _without_rows(column: tuple[T, ...], rows: Mapping[int, object]) -> tuple[T, ...]:
     """Returns a column without the entries at some places."""
-    if not places or not column:
+    if not rows or not column:
         return column
-    return tuple([one for at, one in enumerate(column) if at not in places])
+    return tuple([entry for row, entry in enumerate(column) if row not in rows])
 
 
 def _with_outputs(outputs: TurnOutputs, search: LiveSearch) -> TurnOutputs:
@@ -309,24 +314,24 @@ def _with_outputs(outputs: TurnOutputs, search: LiveSearch) -> TurnOutputs:
             Finished(name, i, failed.reason, 0, failed.error) for i in range(count)
         )
         return evolve(outputs, finished=(*outputs.finished, *ends))
-    found = search.rounds.found(count)
+    hypotheses = search.rounds.best(count)
     ids = tuple((name, i) for i in range(count))
     ends = tuple(
         BeamFinished(
             name,
             i,
-            one.reason,
-            len(one.tokens),
+            hypothesis.reason,
+            len(hypothesis.tokens),
             cached=search.cached,
-            cum_logprob=one.logprob,
+            cum_logprob=hypothesis.logprob,
         )
-        for i, one in enumerate(found)
+        for i, hypothesis in enumerate(hypotheses)
     )
     padded = (*outputs.logprobs, *((),) * count) if outputs.logprobs else ()
     return evolve(
         outputs,
         ids=(*outputs.ids, *ids),
-        tokens=(*outputs.tokens, *[one.tokens for one in found]),
+        tokens=(*outputs.tokens, *[hypothesis.tokens for hypothesis in hypotheses]),
         logprobs=padded,
         finished=(*outputs.finished, *ends),
     )

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from attrs import frozen
 
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.text.grammars.grammar_library import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.request import Request
@@ -33,7 +33,7 @@ class PendingBatch:
 class CompilingRequests:
     """The waiting requests. Its caller holds a lock, which `then` may take again."""
 
-    def __init__(self, grammars: Grammars | None, live: LiveRequests) -> None:
+    def __init__(self, grammars: Grammars | None, live: RequestRegistry) -> None:
         self._grammars = grammars
         self._pending: dict[str, PendingBatch] = {}  # by request id
         self.live = live
@@ -42,57 +42,63 @@ class CompilingRequests:
         return len(self._pending)
 
     def wait_for_grammars(
-        self, requests: Sequence[Request], then: Callable[[list[str]], object]
+        self, requests: Sequence[Request], on_compiled: Callable[[list[str]], object]
     ) -> bool:
-        """Returns whether requests that enter together have to wait; then `then` is
-        called with their ids, by any thread.
+        """Returns whether requests that enter together have to wait; then `on_compiled`
+        is called with their ids, by any thread.
         """
         if self._grammars is None:
             return False
         by_constraint = {
             request.sampling.structured_outputs: request for request in requests
         }
-        begun = [
-            self._grammars.begin(one, request.client)
-            for one, request in by_constraint.items()
-            if one is not None
+        compilations = [
+            self._grammars.begin(constraint, request.client)
+            for constraint, request in by_constraint.items()
+            if constraint is not None
         ]
-        unfinished = tuple(one for one in begun if not one.done())
+        unfinished = tuple(
+            compilation for compilation in compilations if not compilation.done()
+        )
         if not unfinished:
             return False
         pending = PendingBatch(tuple(requests), unfinished)
         for request in requests:
             self._pending[request.id] = pending
-            self.live[request.id].stage = Stage.COMPILING
-        _when_all_done(unfinished, lambda: then([one.id for one in pending.batch]))
+            self.live[request.id].stage = RequestStage.COMPILING
+        _when_all_done(
+            unfinished, lambda: on_compiled([request.id for request in pending.batch])
+        )
         return True
 
     def release(self, ids: Iterable[str]) -> list[Requests]:
         """Returns the whole batches of these requests, which wait no more."""
-        found = []
+        batches = []
         for name in ids:
             if (pending := self._pending.get(name)) is not None:
-                found.append(pending.batch)
+                batches.append(pending.batch)
                 for request in pending.batch:
                     del self._pending[request.id]
-                    self.live[request.id].stage = Stage.SUBMITTED
-                for one in pending.begun:
-                    one.cancel()  # unless it is done
-        return found
+                    self.live[request.id].stage = RequestStage.SUBMITTED
+                for compilation in pending.begun:
+                    compilation.cancel()  # unless it is done
+        return batches
 
 
-def _when_all_done(begun: Sequence[Compilation], then: Callable[[], object]) -> None:
-    """Call `then` once, when all are done or cancelled."""
-    left = len(begun)
+def _when_all_done(
+    compilations: Sequence[Compilation], on_done: Callable[[], object]
+) -> None:
+    """Call `on_done` once, when all are done or cancelled."""
+    num_pending = len(compilations)
     lock = threading.Lock()
 
     def note_done(_: Compilation) -> None:
-        nonlocal left
+        nonlocal num_pending
         with lock:
-            left -= 1
-            last = not left
-        if last:
-            then()
+            num_pending -= 1
+            is_last = not num_pending
+        if is_last:
+            on_done()
 
-    for one in begun:
-        one.add_done_callback(note_done)
+    for compilation in compilations:
+        compilation.add_done_callback(note_done)

@@ -35,7 +35,7 @@ import numpy as np
 from attrs import evolve
 from typing_extensions import override
 
-from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
+from minfer.effects.live.constraints.mask_batch import STUCK_ERROR as STUCK_ERROR
 from minfer.effects.live.constraints.mask_batch import MaskBatch
 from minfer.effects.live.constraints.sample_grammars import (
     AllowedTokens,
@@ -60,8 +60,8 @@ from minfer.records.request import Request
 from minfer.records.sequence import Running, SampleId
 from minfer.records.state import EngineState, Transition
 
-ANY: Final = -1  # a word that allows all its tokens
-NOTHING: Final = frozenset[int]()
+ALL_TOKENS: Final = -1  # a word that allows all its tokens
+NO_TOKENS: Final = frozenset[int]()
 
 
 class GrammarMasks(MaskMaker):
@@ -122,17 +122,19 @@ class GrammarMasks(MaskMaker):
             for i, name in enumerate(run.ids)
             if (grammar := self._slow.get(name)) is not None  # threads remove some
         ]
-        planned = _planned_gens(transition)
+        planned = _planned_run_ids(transition)
         for i, grammar in slow:
             if run.run_ids[i] in planned:
                 self._pause(grammar)
-        flying = {gen for plan in transition.state.inflight for gen in plan.run_ids}
+        inflight_run_ids = {
+            run_id for plan in transition.state.inflight for run_id in plan.run_ids
+        }
         for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
             if grammar.busy or not grammar.paused:
                 continue
-            if grammar.is_new or run.run_ids[i] not in flying:
+            if grammar.is_new or run.run_ids[i] not in inflight_run_ids:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     @override
@@ -145,8 +147,10 @@ class GrammarMasks(MaskMaker):
             return ready_masks(StepMasks(ends=batch.end(())))
         count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
-        fits = lent is not None and lent.shape[1] == words and len(lent) >= count
-        lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
+        is_usable = lent is not None and lent.shape[1] == words and len(lent) >= count
+        lines = (
+            lent if is_usable and lent is not None else np.empty((count, words), np.int32)
+        )
         masked = self._write_masks(batch, lines, plan, state.running)
         if lines is lent:
             return ready_masks(evolve(masked, written=True))
@@ -194,9 +198,9 @@ class GrammarMasks(MaskMaker):
         constraint = request.sampling.structured_outputs
         if (
             constraint is not None
-            and (idle := self._grammars.take_idle_matcher(constraint)) is not None
+            and (matcher := self._grammars.take_idle_matcher(constraint)) is not None
         ):
-            self._set_matcher(grammar, idle)
+            self._set_matcher(grammar, matcher)
             return
         self._slow[grammar.name] = grammar
         self._pause(grammar)
@@ -215,7 +219,7 @@ class GrammarMasks(MaskMaker):
         so it is inlined here.
         """
         batch = MaskBatch.of(plan)
-        samples, ids, seqs, known, fresh = (
+        samples, ids, seqs, num_known, new_tokens = (
             self._samples,
             run.ids,
             run.seqs,
@@ -234,18 +238,20 @@ class GrammarMasks(MaskMaker):
                     continue
                 grammar = self._sample_grammar(ids[i], request)
             grammar_of_line[line] = grammar
-            lengths[line] = length = known[i] - grammar.prompt
-            new, matcher = fresh[i], grammar.matcher
+            lengths[line] = length = num_known[i] - grammar.prompt
+            new, matcher = new_tokens[i], grammar.matcher
             one_more = length == grammar.consumed + 1 and new
             if one_more and matcher is not None and grammar.job is None:
                 grammar.consumed, grammar.allowed = length, None
                 move(MatcherUpdate(matcher, 0, new[-1:], line))
             else:
                 self._prepare_row(batch, line, run, i)
-            never = (
-                grammar.never if length >= grammar.min_tokens else barred_tokens(grammar)
+            barred = (
+                grammar.forbidden_tokens
+                if length >= grammar.min_tokens
+                else barred_tokens(grammar)
             )
-            batch.barred_tokens[never].append(line)
+            batch.barred_tokens[barred].append(line)
         return batch
 
     def _prepare_row(self, batch: MaskBatch, line: int, run: Running, i: int) -> None:
@@ -254,17 +260,19 @@ class GrammarMasks(MaskMaker):
         """
         grammar = batch.samples[line]
         grammar.wait_for_job()  # this waits only if it was planned too early
-        due = due_mask(grammar, run, i, self._block_size)
-        if due.is_made and grammar.failed is None:
+        mask = due_mask(grammar, run, i, self._block_size)
+        if mask.is_made and grammar.failed is None:
             batch.made.append(line)
             return
         grammar.allowed = None
         if grammar.matcher is None and grammar.failed is None:
-            self._open(grammar)
+            self._open_matcher(grammar)
         if grammar.failed is not None:
             batch.errors[line] = grammar.failed
         elif grammar.matcher is not None:
-            batch.moves.append(MatcherUpdate(grammar.matcher, due.back, due.tokens, line))
+            batch.moves.append(
+                MatcherUpdate(grammar.matcher, mask.back, mask.tokens, line)
+            )
 
     def _write_masks(
         self, batch: MaskBatch, lines: Lines, plan: Plan, run: Running
@@ -274,19 +282,19 @@ class GrammarMasks(MaskMaker):
         if batch.errors:
             self._retry_errors(batch, lines, _running_indices(plan, run), run)
         for line in batch.made:
-            last = batch.samples[line].allowed
-            if last is None:
+            allowed = batch.samples[line].allowed
+            if allowed is None:
                 raise AssertionError(f"no mask was made for {batch.samples[line].name}")
-            if isinstance(last.bits, GrammarError):
-                batch.errors[line] = last.bits
+            if isinstance(allowed.bits, GrammarError):
+                batch.errors[line] = allowed.bits
             else:
-                fill(lines[line], last.bits)
+                fill(lines[line], allowed.bits)
         ends: tuple[Finish, ...] = ()
-        empty = self._barring.clear(lines, batch.barred_tokens)
-        if empty or batch.errors:
-            ends = batch.end(empty)
+        empty_lines = self._barring.clear(lines, batch.barred_tokens)
+        if empty_lines or batch.errors:
+            ends = batch.end(empty_lines)
         for line in batch.free:
-            lines[line] = ANY
+            lines[line] = ALL_TOKENS
         return StepMasks(ends=ends)
 
     def _make_at_once(self, batch: MaskBatch, lines: Lines) -> dict[int, GrammarError]:
@@ -299,20 +307,20 @@ class GrammarMasks(MaskMaker):
         # A library's panic, which is no Exception: samples of the step with a grammar
         # end, and the others continue.
         except BaseException as error:
-            errors = {one.line: GrammarError(str(error)) for one in moves}
-        for one in moves:
-            if one.slow:
-                self._mark_slow(batch.samples[one.line].request)
+            errors = {move.line: GrammarError(str(error)) for move in moves}
+        for move in moves:
+            if move.slow:
+                self._mark_slow(batch.samples[move.line].request)
         return errors
 
     def _retry_errors(
-        self, batch: MaskBatch, lines: Lines, places: Sequence[int | None], run: Running
+        self, batch: MaskBatch, lines: Lines, indices: Sequence[int | None], run: Running
     ) -> None:
         """Retry failed samples whose matcher had served others before with a new matcher;
         those that fail again end with the new error.
         """
         for line in [*batch.errors]:
-            grammar, i = batch.samples[line], places[line]
+            grammar, i = batch.samples[line], indices[line]
             if i is None or grammar.matcher is None or not grammar.matcher.served:
                 continue
             if grammar.failed is not None:
@@ -327,14 +335,14 @@ class GrammarMasks(MaskMaker):
                 del batch.errors[line]
                 fill(lines[line], bits)
 
-    def _mask_from_new_matcher(self, due: DueMask) -> bytes | GrammarError:
+    def _mask_from_new_matcher(self, mask: DueMask) -> bytes | GrammarError:
         """Returns the mask of an output from a new matcher, which reads all its
         tokens.
         """
-        matcher = self._open(due.grammar)
+        matcher = self._open_matcher(mask.grammar)
         if matcher is None:
-            return due.grammar.failed or GrammarError("there is no matcher")
-        return _advance_matcher(matcher, due)
+            return mask.grammar.failed or GrammarError("there is no matcher")
+        return _advance_matcher(matcher, mask)
 
     def _mark_slow(self, request: Request) -> None:
         """Have threads make this request's masks: a step waited too long for one."""
@@ -343,21 +351,21 @@ class GrammarMasks(MaskMaker):
                 grammar.is_slow = True
                 self._slow[name] = grammar
 
-    def _submit_mask_job(self, due: DueMask) -> None:
+    def _submit_mask_job(self, mask: DueMask) -> None:
         """Have a thread make the mask of a slow sample, and resume it then; at once if
         the mask is ready, as the sample was planned for prefill.
         """
-        if due.is_made:
-            due.grammar.paused = False
-            self._post(Pause(*due.grammar.name, paused=False))
+        if mask.is_made:
+            mask.grammar.paused = False
+            self._post(Pause(*mask.grammar.name, paused=False))
             return
-        due.grammar.job = self._threads.submit(self._run_mask_job, due)
+        mask.grammar.job = self._threads.submit(self._run_mask_job, mask)
 
-    def _run_mask_job(self, due: DueMask) -> None:
-        grammar = due.grammar
+    def _run_mask_job(self, mask: DueMask) -> None:
+        grammar = mask.grammar
         try:
             if self._samples.get(grammar.name) is grammar:  # else the sample has ended
-                self._make(due)
+                self._make_mask(mask)
         # Any error: otherwise the sample would stay paused forever.
         except BaseException as error:
             grammar.failed = GrammarError(f"making its mask failed: {error!r}")
@@ -367,24 +375,24 @@ class GrammarMasks(MaskMaker):
         if now is grammar or now is None or not now.busy:
             self._post(Pause(*grammar.name, paused=False))
 
-    def _make(self, due: DueMask) -> None:
+    def _make_mask(self, mask: DueMask) -> None:
         """Make the mask of a slow sample; notes if the sample is not slow any more."""
-        grammar = due.grammar
-        matcher = grammar.matcher or self._open(grammar)
-        begun = time.thread_time()
+        grammar = mask.grammar
+        matcher = grammar.matcher or self._open_matcher(grammar)
+        start = time.thread_time()
         if matcher is not None:
-            bits = _advance_matcher(matcher, due)
+            bits = _advance_matcher(matcher, mask)
             if isinstance(bits, GrammarError) and matcher.served:
                 grammar.discard_matcher()
-                whole = due.whole or due.tokens  # the tokens, if the matcher is new
-                bits = self._mask_from_new_matcher(evolve(due, back=0, tokens=whole))
-                grammar.consumed = due.length
-            grammar.allowed = AllowedTokens(due.length, bits)
-        quick = time.thread_time() - begun <= MASK_WAIT_SECONDS
-        if quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
+                output = mask.output or mask.tokens  # the tokens, if the matcher is new
+                bits = self._mask_from_new_matcher(evolve(mask, back=0, tokens=output))
+                grammar.consumed = mask.length
+            grammar.allowed = AllowedTokens(mask.length, bits)
+        is_quick = time.thread_time() - start <= MASK_WAIT_SECONDS
+        if is_quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
             del self._slow[grammar.name]
 
-    def _open(self, grammar: SampleGrammar) -> Matcher | None:
+    def _open_matcher(self, grammar: SampleGrammar) -> Matcher | None:
         """Give a sample a matcher; if that fails, it may sample no token, ever."""
         constraint = grammar.request.sampling.structured_outputs
         if constraint is None:
@@ -405,8 +413,11 @@ class GrammarMasks(MaskMaker):
         return grammar.matcher
 
     def _set_matcher(self, grammar: SampleGrammar, matcher: Matcher) -> None:
-        ends = self._ends if grammar.request.sampling.ignore_eos else NOTHING
-        grammar.matcher, grammar.never = matcher, ends | self._grammars.forbidden_tokens
+        ends = self._ends if grammar.request.sampling.ignore_eos else NO_TOKENS
+        grammar.matcher, grammar.forbidden_tokens = (
+            matcher,
+            ends | self._grammars.forbidden_tokens,
+        )
 
 
 def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
@@ -415,22 +426,22 @@ def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     """
     if plan.run_ids == run.run_ids:
         return plan.deferred
-    places = dict(zip(run.run_ids, range(len(run)), strict=True))
-    return [places.get(plan.run_ids[index]) for index in plan.deferred]
+    index_of = dict(zip(run.run_ids, range(len(run)), strict=True))
+    return [index_of.get(plan.run_ids[index]) for index in plan.deferred]
 
 
-def _planned_gens(transition: Transition) -> set[int]:
-    """Returns the generations in the turn's plans."""
+def _planned_run_ids(transition: Transition) -> set[int]:
+    """Returns the run ids in the turn's plans."""
     commands = transition.commands
-    plans = [one.plan for one in commands if isinstance(one, Execute)]
-    return {gen for plan in plans for gen in plan.run_ids}
+    plans = [command.plan for command in commands if isinstance(command, Execute)]
+    return {run_id for plan in plans for run_id in plan.run_ids}
 
 
-def _advance_matcher(matcher: Matcher, due: DueMask) -> bytes | GrammarError:
+def _advance_matcher(matcher: Matcher, mask: DueMask) -> bytes | GrammarError:
     """Move a matcher to where its mask is due; returns the mask."""
     try:
-        matcher.rollback(due.back)
-        matcher.advance(due.tokens)
+        matcher.rollback(mask.back)
+        matcher.advance(mask.tokens)
         return matcher.mask()
     except GrammarError as error:
         return error

@@ -14,7 +14,7 @@ from minfer.effects.text.grammars.mask_lines import Lines, bits_of
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan
 
-STUCK: Final = "the grammar cannot go on"  # prefix of errors that end a sample
+STUCK_ERROR: Final = "the grammar cannot go on"  # prefix of errors that end a sample
 
 
 @define(eq=False)
@@ -45,16 +45,18 @@ class MaskBatch:
             if line not in free:
                 yield Mask(index, bits_of(lines[line]))
 
-    def end(self, empty: Collection[int]) -> tuple[Finish, ...]:
-        """Returns the ends of samples with errors, and of those in `empty`: lines without
-        any allowed token. Their rows may sample any token.
+    def end(self, empty_lines: Collection[int]) -> tuple[Finish, ...]:
+        """Returns the ends of samples with errors, and of those in `empty_lines`: lines
+        without any allowed token. Their rows may sample any token.
         """
         ends = []
         for line, grammar in self.samples.items():
             length, error = self.lengths[line], self.errors.get(line)
             if error is not None:
-                ends.append(Finish(*grammar.name, length, "error", f"{STUCK}: {error}"))
-            elif line in empty:
+                ends.append(
+                    Finish(*grammar.name, length, "error", f"{STUCK_ERROR}: {error}")
+                )
+            elif line in empty_lines:
                 ends.append(Finish(*grammar.name, length))
             else:
                 continue

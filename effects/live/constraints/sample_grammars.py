@@ -11,7 +11,7 @@ from minfer.records.sequence import Running, SampleId
 
 @frozen(eq=False)
 class AllowedTokens:
-    """The allowed tokens after so many output tokens, or why the sample cannot
+    """The allowed tokens after `length` output tokens, or why the sample cannot
     continue.
     """
 
@@ -33,7 +33,7 @@ class SampleGrammar:
     paused: bool = False  # as the engine knows
     job: "Future[None] | None" = None  # of the thread that makes its next mask
     is_slow: bool = False  # a step waited too long for a mask of its request
-    never: frozenset[int] = frozenset()  # tokens that it must never sample
+    forbidden_tokens: frozenset[int] = frozenset()  # tokens that it must never sample
     discarded: bool = False  # whether a matcher of it was discarded
     # Cached, as each token needs them:
     prompt: int = field(init=False)  # its length
@@ -51,8 +51,8 @@ class SampleGrammar:
     @property
     def is_new(self) -> bool:
         """Whether its matcher was never used."""
-        never = self.job is None and self.matcher is None and not self.discarded
-        return never and self.failed is None
+        unused = self.job is None and self.matcher is None and not self.discarded
+        return unused and self.failed is None
 
     def discard_matcher(self) -> None:
         """Discard its matcher: the next one starts from the beginning."""
@@ -75,14 +75,14 @@ class DueMask:
     tokens: tuple[int, ...]  # tokens that it has to read then
     length: int  # of the output after them
     # all output tokens, if its matcher has served others before
-    whole: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
 
     @property
     def is_made(self) -> bool:
         """Whether the mask is ready, or impossible."""
-        last = self.grammar.allowed
-        there = last is not None and last.length == self.length and not self.back
-        return there or self.grammar.failed is not None
+        allowed = self.grammar.allowed
+        is_ready = allowed is not None and allowed.length == self.length and not self.back
+        return is_ready or self.grammar.failed is not None
 
 
 def due_mask(
@@ -92,16 +92,16 @@ def due_mask(
     run.
     """
     length = running.known[i] - grammar.prompt
-    back = max(0, grammar.consumed - length)
-    start = grammar.prompt + grammar.consumed - back
-    new = running.inputs(i, start, running.known[i], block_size)
+    num_rolled_back = max(0, grammar.consumed - length)
+    start = grammar.prompt + grammar.consumed - num_rolled_back
+    new_tokens = running.inputs(i, start, running.known[i], block_size)
     grammar.consumed = length
-    whole: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
     if grammar.matcher is not None and grammar.matcher.served:
-        whole = running.inputs(i, grammar.prompt, running.known[i], block_size)
-    return DueMask(grammar, back, new, length, whole)
+        output = running.inputs(i, grammar.prompt, running.known[i], block_size)
+    return DueMask(grammar, num_rolled_back, new_tokens, length, output)
 
 
 def barred_tokens(grammar: SampleGrammar) -> frozenset[int]:
     """Returns the tokens that must not come in an output that is too short to end."""
-    return grammar.never | grammar.request.stop_ids
+    return grammar.forbidden_tokens | grammar.request.stop_ids

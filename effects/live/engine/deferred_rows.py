@@ -35,16 +35,16 @@ class DeferredStep:
     # None: an earlier token is not known yet
     masks: "Future[StepMasks] | None" = None
     sampled: bool = False
-    gens: frozenset[int] = field(init=False)  # generations of these rows
+    run_ids: frozenset[int] = field(init=False)  # of these rows
 
     def __attrs_post_init__(self) -> None:
-        self.gens = frozenset(map(self.plan.run_ids.__getitem__, self.plan.deferred))
+        self.run_ids = frozenset(map(self.plan.run_ids.__getitem__, self.plan.deferred))
 
-    def feeds(self, gens: Iterable[int]) -> bool:
-        """Returns whether a row of these generations needs a token that this step
+    def feeds(self, run_ids: Iterable[int]) -> bool:
+        """Returns whether a row with these run ids needs a token that this step
         samples.
         """
-        return not self.gens.isdisjoint(gens)
+        return not self.run_ids.isdisjoint(run_ids)
 
     @property
     def is_ready(self) -> bool:
@@ -82,9 +82,9 @@ class DeferredSampling:
         self._last = transition
         if self.steps or self.unlaunched:
             inflight = {plan.step for plan in transition.state.inflight}
-            self.steps = [one for one in self.steps if one.plan.step in inflight]
-            left = [plan for plan in self.unlaunched if plan.step in inflight]
-            self.unlaunched = deque(left)
+            self.steps = [step for step in self.steps if step.plan.step in inflight]
+            unlaunched = [plan for plan in self.unlaunched if plan.step in inflight]
+            self.unlaunched = deque(unlaunched)
         self.masks.observe(transition)
         self._begin_masks()
         self._launch_due()
@@ -147,7 +147,9 @@ class DeferredSampling:
         for plan in inflight:
             if plan.step >= step.plan.step:
                 return False
-            if not step.gens.isdisjoint(compress(plan.run_ids, plan.max_sampled_tokens)):
+            if not step.run_ids.isdisjoint(
+                compress(plan.run_ids, plan.max_sampled_tokens)
+            ):
                 return True
         return False
 
@@ -158,9 +160,11 @@ class DeferredSampling:
         if step.masks is None:
             raise AssertionError(f"step {step.plan.step} awaits tokens before its masks")
         step.sampled = True
-        made = step.masks.result()
-        self._ends += made.ends
-        self.executor.sample(SampleDeferred(step.plan.step, made.masks, made.written))
+        step_masks = step.masks.result()
+        self._ends += step_masks.ends
+        self.executor.sample(
+            SampleDeferred(step.plan.step, step_masks.masks, step_masks.written)
+        )
 
     def _drop_sampled(self) -> None:
         self.steps = [step for step in self.steps if not step.sampled]

@@ -22,10 +22,10 @@ from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.live.engine.reporting import OutputReporter
-from minfer.effects.live.errors import PROGRAM_ENDS, DrainingError, check_queue
+from minfer.effects.live.errors import PROGRAM_ENDED_MESSAGE, DrainingError, check_queue
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import JournalWriter
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
 from minfer.planning.schedule import queue_blocked_by
@@ -33,8 +33,8 @@ from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 
-COLLECT_INTERVAL: Final = 60.0  # seconds; a server that is never idle creates cycles, too
-POLL: Final = 0.02  # seconds between two checks while waiting for the end
+COLLECT_SECONDS: Final = 60.0  # a server that is never idle creates cycles, too
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for the end
 
 
 class EngineWorker:
@@ -54,7 +54,7 @@ class EngineWorker:
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
         driver.report = self._post_event
-        self.live = LiveRequests()
+        self.live = RequestRegistry()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.store = store
@@ -121,17 +121,17 @@ class EngineWorker:
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            known = [name for name in ids if self.live.known(name)]
-            self._post_compiled(known)  # else they could not be ended
-            self.driver.inbox.extend(map(Cancel, known))
+            served = [name for name in ids if self.live.is_served(name)]
+            self._post_compiled(served)  # else they could not be ended
+            self.driver.inbox.extend(map(Cancel, served))
             if self.driver.busy:
                 self._wake()
-            return frozenset(known)
+            return frozenset(served)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            self.driver.inbox.extend(one for one in ends if self.live.known(one.id))
+            self.driver.inbox.extend(end for end in ends if self.live.is_served(end.id))
             if self.driver.busy:
                 self._wake()
 
@@ -181,7 +181,7 @@ class EngineWorker:
         with self.posted:
             self.draining = True
             while self.working and (end is None or time.monotonic() < end):
-                self.posted.wait(POLL)
+                self.posted.wait(POLL_SECONDS)
             return not self.working
 
     def close(self) -> None:
@@ -193,8 +193,8 @@ class EngineWorker:
         if self.thread is not None:
             self.thread.join()
         with self.posted:
-            closing, self.closed = not self.closed, True
-        if closing:  # without the lock: the ends of transfers are posted meanwhile
+            is_first_close, self.closed = not self.closed, True
+        if is_first_close:  # without the lock: the ends of transfers are posted meanwhile
             self.driver.close()
 
     def _push_when_computed(self, request: Request) -> None:
@@ -224,7 +224,7 @@ class EngineWorker:
         now = self.driver.clock()
         for request in requests:
             record = self.live[request.id]
-            record.arrived, record.stage = now, Stage.SUBMITTED
+            record.arrived, record.stage = now, RequestStage.SUBMITTED
             if record.stored:
                 request = evolve(request, stored=record.stored)
             self.driver.post(Submit(request))
@@ -252,12 +252,14 @@ class EngineWorker:
         `Snapshot`.
         """
         # Requests that wait for a grammar wait for no step.
-        served = self.live.served().values()
-        came = [one.arrived for one in served if one.stage is Stage.SUBMITTED]
+        records = self.live.served().values()
+        arrivals = [
+            record.arrived for record in records if record.stage is RequestStage.SUBMITTED
+        ]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
-        if not came or policy_waits:
+        if not arrivals or policy_waits:
             return 0.0
-        return max(0.0, now - max(self.tally.last_step_time, min(came)))
+        return max(0.0, now - max(self.tally.last_step_time, min(arrivals)))
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -277,14 +279,14 @@ class EngineWorker:
         holds the lock, and reports it then. Threads that wait for an answer get one, and
         can end.
         """
-        self._stop_serving(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
+        self._stop_serving(EngineDeadError(PROGRAM_ENDED_MESSAGE), PROGRAM_ENDED_MESSAGE)
 
     def _run(self) -> None:
         collected_at = time.monotonic()
         try:
             with paused_collector(), short_switch_interval():
                 while self._has_work():
-                    if time.monotonic() - collected_at > COLLECT_INTERVAL:
+                    if time.monotonic() - collected_at > COLLECT_SECONDS:
                         gc.collect()
                         collected_at = time.monotonic()
                     self._turn()
@@ -297,14 +299,16 @@ class EngineWorker:
         with self.posted:
             # A program that ends without waiting for its requests does not need them.
             while driver.busy and threading.main_thread().is_alive():
-                idle = not driver.state.inflight and not driver.inbox
-                left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
-                waits = driver.state.paused or driver.state.tiers.transfers
-                if idle and driver.wake is None and waits:
-                    left = POLL  # until an event reports a mask, or moved blocks
-                if left <= 0:
+                is_idle = not driver.state.inflight and not driver.inbox
+                wait_seconds = (driver.wake or 0.0) - driver.clock() if is_idle else 0.0
+                awaits_event = driver.state.paused or driver.state.tiers.transfers
+                if is_idle and driver.wake is None and awaits_event:
+                    wait_seconds = (
+                        POLL_SECONDS  # until an event reports a mask, or moved blocks
+                    )
+                if wait_seconds <= 0:
                     return True
-                self.posted.wait(min(left, 1.0))
+                self.posted.wait(min(wait_seconds, 1.0))
             self.running = False
             if driver.busy:
                 self._end_with_program()
@@ -315,7 +319,9 @@ class EngineWorker:
         driver, reporter = self.driver, self.reporter
         before = driver.state
         transition = driver.turn(
-            lambda moved: reporter.report_admissions(before, driver.last_events, moved)
+            lambda transition: reporter.report_admissions(
+                before, driver.last_events, transition
+            )
         )
         drafts = drafted(before, driver.last_events, transition)
         if (
@@ -330,16 +336,16 @@ class EngineWorker:
 
     def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
         """Free the ids of requests that ended."""
-        for done in finished:
-            if done.id not in state.requests:
-                self.live.end(done.id)
+        for end in finished:
+            if end.id not in state.requests:
+                self.live.end(end.id)
 
     def _fail(self, error: BaseException) -> None:
         with self.posted:
             self._stop_serving(error, f"the engine broke: {error!r}")
         self.reporter.report_death()
 
-    def _stop_serving(self, error: BaseException, why: str) -> None:
+    def _stop_serving(self, error: BaseException, reason: str) -> None:
         """Stop serving; the caller holds the lock, and reports it then."""
         self.dead = error
         self.running = False
@@ -347,4 +353,4 @@ class EngineWorker:
         self.compiling.release(ids)
         for name in ids:
             self.live.end(name)
-        self.reporter.note_death(ids, why)
+        self.reporter.note_death(ids, reason)

@@ -17,30 +17,30 @@ from typing import Final
 
 from attrs import define
 
-GROWN: Final = 128 << 20  # bytes of growth since the last trim that cause another
-EVERY: Final = 5.0  # seconds between two checks
-PRODUCTS: Final = 128  # kept by oneDNN
-PRODUCTS_NAME: Final = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+TRIM_GROWTH_BYTES: Final = 128 << 20  # growth that causes the next trim
+TRIM_CHECK_SECONDS: Final = 5.0  # between two checks
+MAX_ONEDNN_PRODUCTS: Final = 128  # kept by oneDNN
+ONEDNN_CACHE_VARIABLE: Final = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def bound_products() -> None:
+def bound_onednn_cache() -> None:
     """Let oneDNN keep fewer products, unless the user has set a number; before torch's
     first product.
     """
-    os.environ.setdefault(PRODUCTS_NAME, str(PRODUCTS))
+    os.environ.setdefault(ONEDNN_CACHE_VARIABLE, str(MAX_ONEDNN_PRODUCTS))
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Returns the resident bytes of this process; 0 where the system does not report
     it.
     """
     with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE_BYTES
     return 0
 
 
-def give_back() -> None:
+def release_free_pages() -> None:
     """Return the allocator's free pages to the system, where it is glibc's."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -52,12 +52,12 @@ class Trim:
 
     floor: int = 0  # resident bytes after the last trim
 
-    def look(self) -> bool:
+    def trim_if_grown(self) -> bool:
         """Return free memory if the process has grown enough; returns whether it has."""
-        now = resident()
-        if now - self.floor < GROWN:
+        now = resident_bytes()
+        if now - self.floor < TRIM_GROWTH_BYTES:
             self.floor = min(self.floor, now)
             return False
-        give_back()
-        self.floor = resident()
+        release_free_pages()
+        self.floor = resident_bytes()
         return True

@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import define, field
 
-SWITCH_INTERVAL: Final = 5e-4  # seconds
+SWITCH_SECONDS: Final = 5e-4
 
 
 @define
@@ -34,7 +34,7 @@ def short_switch_interval() -> Iterator[None]:
     with _switching.lock:
         if not _switching.loops:
             _switching.before = sys.getswitchinterval()
-            sys.setswitchinterval(SWITCH_INTERVAL)
+            sys.setswitchinterval(SWITCH_SECONDS)
         _switching.loops += 1
     try:
         yield
@@ -54,10 +54,10 @@ def paused_collector() -> Iterator[None]:
     Reference counts free the garbage of a busy loop; the rest is collected when the
     engine is idle.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()

@@ -32,7 +32,7 @@ from minfer.values.checks import ConfigError
 
 _log = logging.getLogger("minfer.executor")
 # versions in the journal
-RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
+RECORDED_PACKAGES: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
 def open_executor(
@@ -56,8 +56,8 @@ def open_executor(
         case "dry":
             from minfer.effects.execution.dry_executor import DryExecutor, encoded_passage
 
-            spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
-            return DryExecutor(spelled or (tuple(range(vocab_size)),))
+            passage = () if tokenizer is None else encoded_passage(tokenizer.encode)
+            return DryExecutor(passage or (tuple(range(vocab_size)),))
         case _:
             return _with_torch(setup, report, store)
 
@@ -91,16 +91,21 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     drafts is adaptive. An executor that computes nothing has no costs.
     """
     setup = _with_tier_costs(setup, executor)
-    speculative, how = setup.speculative, setup.config.speculation
+    speculative, spec_config = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
-    if speculative is None or how is None or not speculative.adaptive or measure is None:
+    if (
+        speculative is None
+        or spec_config is None
+        or not speculative.adaptive
+        or measure is None
+    ):
         return setup
     try:
-        how = attrs.evolve(how, adaptive=True, costs=measure(how))
+        spec_config = attrs.evolve(spec_config, adaptive=True, costs=measure(spec_config))
     except (MemoryError, RuntimeError) as error:
         _log.warning("how many drafts pay cannot be found out: %r", error)
         return setup  # with the most drafts
-    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
+    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=spec_config))
 
 
 def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
@@ -133,12 +138,12 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
     args = setup.args
     if args.journal is None:
         return None
-    packages = RECORDED if args.executor == "torch" else ()
+    packages = RECORDED_PACKAGES if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
-    where = {} if args.journal_redact else {"machine": socket.gethostname()}
-    about = {
+    machine = {} if args.journal_redact else {"machine": socket.gethostname()}
+    header = {
         "model": setup.folder.name if args.journal_redact else str(setup.folder),
-        **where,
+        **machine,
         "dtype": setup.spec.dtype,
         "executor": args.executor,
         "device": setup.device.name,
@@ -151,7 +156,7 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
     return JournalWriter(
         Path(args.journal),
         setup.config,
-        about,
+        header,
         size=args.journal_size,
         redact=args.journal_redact,
     )

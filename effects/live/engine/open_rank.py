@@ -51,14 +51,14 @@ def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
         return Peers(plan, len(groups), slices, rank)
     if args.kv_disk is None:
         return None
-    whole = [number for number, group in enumerate(groups) if not group.window]
+    full_groups = [number for number, group in enumerate(groups) if not group.window]
     return BlockFolder(
         Path(args.kv_disk),
         disk_size(args),
         setup.device.kind,
         Signature(args.kv_disk_secret),
         groups=len(groups),
-        probed=min(whole, default=0),
+        probed=min(full_groups, default=0),
     )
 
 
@@ -120,8 +120,10 @@ def _load(setup: Setup, rank_info: RankInfo) -> _Loaded:
     draft = None
     try:
         weights = _weights(setup, setup.folder, setup.spec, rank_info)
-        if (of := setup.draft) is not None:
-            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
+        if (draft_setup := setup.draft) is not None:
+            draft = LoadedDraft(
+                draft_setup.spec, _weights(setup, draft_setup.folder, draft_setup.spec)
+            )
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = size_text(setup.memory.weights)
         raise NotEnoughMemoryError(

@@ -17,7 +17,7 @@ from minfer.records.messages import PolicyOverride, Reason
 from minfer.records.policy import Policy
 
 _log = logging.getLogger("minfer.engine")
-MOST_KINDS: Final = 100  # limit of warnings: a policy may make up names
+MAX_WARNINGS: Final = 100  # a policy may make up names
 
 
 @define
@@ -29,21 +29,21 @@ class PolicyWarnings:
 
     def observe(self, reasons: Iterable[Reason]) -> None:
         """Warn of a turn's policy overrides, if these faults are new."""
-        for one in reasons:
-            if type(one) is PolicyOverride:
-                self._warn(one)
+        for reason in reasons:
+            if type(reason) is PolicyOverride:
+                self._warn(reason)
 
-    def _warn(self, one: PolicyOverride) -> None:
-        kind = one.question, one.why, one.line
-        if kind in self.warned or len(self.warned) >= MOST_KINDS:
+    def _warn(self, override: PolicyOverride) -> None:
+        kind = override.question, override.why, override.line
+        if kind in self.warned or len(self.warned) >= MAX_WARNINGS:
             return
         self.warned.add(kind)
         _log.warning(
             "scheduling policy %s: %s %s%s%s; the engine answers as first come, first "
             "served would, now and whenever this happens again without a further warning",
             type(self.policy).__name__,
-            one.question,
-            one.why,
-            f": {one.error}" if one.error else "",
-            f" ({one.line})" if one.line else "",
+            override.question,
+            override.why,
+            f": {override.error}" if override.error else "",
+            f" ({override.line})" if override.line else "",
         )

@@ -8,7 +8,7 @@
       listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.connect
       WorkerGroup
         .start_processes, but for torchrun's
-                              --- settings -->      settings_from: the same engine
+                              --- settings -->      setup_from_settings
         .await_joined         <-- versions ---      Leader.join
       join_group              <- the others ->      join_group
     open_rank                 loads its part        open_rank
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
-OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
+RANK_0_SETTINGS: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
 _log = logging.getLogger("minfer.executor")
 
@@ -86,9 +86,9 @@ def start_ranks(setup: Setup) -> RankGroup:
     RankStartError for those that do not come, or are not of the same engine.
     """
     count = setup.args.parallel.ranks
-    workers = WorkerGroup(count, about(setup))
+    workers = WorkerGroup(count, shared_facts(setup))
     try:
-        listener = listen_in_new_folder(settings_to(setup), workers.resources)
+        listener = listen_in_new_folder(encode_settings(setup), workers.resources)
         with closing(listener):
             if not is_by_torchrun():
                 workers.start_processes(listener.folder, environments(setup, count))
@@ -130,8 +130,8 @@ def follow_rank_0() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for rank 0, which ends this one
     folder = rank_folder_path()
     leader = Leader.connect(folder, rank)
-    setup = settings_from(leader.settings)
-    leader.join(about(setup))
+    setup = setup_from_settings(leader.settings)
+    leader.join(shared_facts(setup))
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -180,38 +180,47 @@ def join_group(setup: Setup, rank_info: RankInfo, folder: Path) -> "TorchRanks":
         raise
 
 
-def about(setup: Setup) -> Mapping[str, str]:
-    """What must be alike on all ranks."""
+def shared_facts(setup: Setup) -> Mapping[str, str]:
+    """Returns the facts that must be equal on all ranks."""
     return {"version": __version__, "model or weights": setup.fingerprint.hex()}
 
 
-def settings_to(setup: Setup) -> Mapping[str, Any]:
-    """The settings of the other ranks, as JSON has them."""
+def encode_settings(setup: Setup) -> Mapping[str, Any]:
+    """Returns the settings of the other ranks, as JSON has them."""
     args = evolve(setup.args, model=str(setup.folder))
-    names = [one.name for one in fields(EngineArgs) if one.name not in OWN]
-    found = {name: getattr(args, name) for name in names}
+    names = [
+        attribute.name
+        for attribute in fields(EngineArgs)
+        if attribute.name not in RANK_0_SETTINGS
+    ]
+    settings = {name: getattr(args, name) for name in names}
     if setup.speculative is not None:
-        how = setup.speculative
-        known = {one.name: getattr(how, one.name) for one in fields(type(how))}
-        found["speculative_config"] = known
+        speculative = setup.speculative
+        config = {
+            attribute.name: getattr(speculative, attribute.name)
+            for attribute in fields(type(speculative))
+        }
+        settings["speculative_config"] = config
     if args.kv_peers is not None:
-        found["kv_peers"] = plan_to(args.kv_peers)
-    return {**found, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
+        settings["kv_peers"] = plan_to(args.kv_peers)
+    return {**settings, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
 
 
-def settings_from(found: Mapping[str, Any]) -> Setup:
-    """The setup of an engine of which this process is another rank. Raises as
+def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
+    """Returns the setup of an engine of which this process is another rank. Raises as
     `prepare`.
     """
-    rest = {k: v for k, v in found.items() if k not in (BLOCKS, DEVICE)}
-    if rest["kv_peers"] is not None:
-        rest["kv_peers"] = plan_from(rest["kv_peers"])
-    return prepare_elsewhere(EngineArgs(**rest), found[DEVICE], found[BLOCKS])
+    args = {
+        name: value for name, value in settings.items() if name not in (BLOCKS, DEVICE)
+    }
+    if args["kv_peers"] is not None:
+        args["kv_peers"] = plan_from(args["kv_peers"])
+    return prepare_elsewhere(EngineArgs(**args), settings[DEVICE], settings[BLOCKS])
 
 
 def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:
-    """The variables of ranks 1 and on. Each sees its own GPU first, as the only one that
-    it uses; on the CPU, its share of the threads.
+    """Returns the variables of ranks 1 and on. Each sees its own GPU first, as the only
+    one that it uses; on the CPU, its share of the threads.
     """
     if setup.device.kind == "cpu":
         threads = max(1, (os.cpu_count() or 1) // count)

@@ -88,11 +88,11 @@ class OutputReporter:
         drafts: Sequence[Drafted],
     ) -> TurnOutputs | None:
         """Returns a turn's outputs that were not reported yet, if any."""
-        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        emits = [command for command in transition.commands if isinstance(command, Emit)]
         reported_early = self._is_early(transition)
         reasons = () if reported_early else _reasons(transition)
         arrived = () if reported_early else _arrivals(events)
-        finished = tuple(done for emit in emits for done in emit.finished)
+        finished = tuple(end for emit in emits for end in emit.finished)
         ids = concat([emit.ids for emit in emits])
         if not (ids or finished or arrived or reasons):
             return None
@@ -121,7 +121,7 @@ class OutputReporter:
         runs.
         """
         return self._early and any(
-            isinstance(one, Admitted) for one in transition.reasons
+            isinstance(reason, Admitted) for reason in transition.reasons
         )
 
     # --- a death ------------------------------------------------------------------------
@@ -139,18 +139,18 @@ class OutputReporter:
         if outermost:
             self.report_death()
 
-    def note_death(self, ids: tuple[str, ...], why: str) -> None:
+    def note_death(self, ids: tuple[str, ...], reason: str) -> None:
         """Note a death, and the requests that get no more outputs; the caller holds the
         lock.
         """
-        self._death = EngineDied(ids, why)
+        self._death = EngineDied(ids, reason)
 
     def report_death(self) -> None:
         """Report a death that was noted; the caller does not hold the lock."""
         with self._lock:
-            died, self._death = self._death, None
-        if died is not None:
-            self.send(died)
+            death, self._death = self._death, None
+        if death is not None:
+            self.send(death)
 
 
 def _arrivals(events: Iterable[Event]) -> tuple[str, ...]:
@@ -160,15 +160,17 @@ def _arrivals(events: Iterable[Event]) -> tuple[str, ...]:
 
 def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
     """Returns the queue places of new beam search rounds that had none of their own."""
-    came = [event.request for event in events if isinstance(event, Submit)]
-    found = {
-        one.id: state.requests.get(one.id)
-        for one in came
-        if one.search is not None and one.place is None
+    requests = [event.request for event in events if isinstance(event, Submit)]
+    records = {
+        request.id: state.requests.get(request.id)
+        for request in requests
+        if request.search is not None and request.place is None
     }
-    return {name: live.place for name, live in found.items() if live is not None}
+    return {name: record.place for name, record in records.items() if record is not None}
 
 
 def _reasons(transition: Transition) -> tuple[RequestReason, ...]:
     """Returns the engine's reports about requests, besides tokens and ends."""
-    return tuple(one for one in transition.reasons if isinstance(one, RequestReason))
+    return tuple(
+        reason for reason in transition.reasons if isinstance(reason, RequestReason)
+    )

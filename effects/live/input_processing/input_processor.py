@@ -28,7 +28,7 @@ from minfer.effects.live.input_processing.prompts import (
     TokenizedPrompt as TokenizedPrompt,
 )
 from minfer.effects.live.input_processing.prompts import read_prompt as read_prompt
-from minfer.effects.live.input_processing.prompts import wrong_kind
+from minfer.effects.live.input_processing.prompts import wrong_type_error
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -41,11 +41,11 @@ from minfer.sampling.structured import StructuredOutputs
 from minfer.values.checks import MAX_PRIORITY, is_number
 
 Params = SamplingParams | Sequence[SamplingParams]
-MAX_CLIENT: Final = 512  # characters of a client's name
+MAX_CLIENT_CHARS: Final = 512  # of a client's name
 
 
 @frozen(kw_only=True)
-class Urgency:
+class SchedulingHints:
     """What scheduling policies may use besides arrival. Raises RequestError for a wrong
     value.
     """
@@ -58,9 +58,9 @@ class Urgency:
     def __attrs_post_init__(self) -> None:
         if type(self.priority) is not int or abs(self.priority) >= MAX_PRIORITY:
             raise RequestError(f"priority must be a whole number, not {self.priority!r}")
-        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT:
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
             raise RequestError(
-                f"client must be a string of up to {MAX_CLIENT} characters"
+                f"client must be a string of up to {MAX_CLIENT_CHARS} characters"
             )
         if not is_number(self.deadline) or not self.deadline > 0:
             raise RequestError(
@@ -73,34 +73,36 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):
-        raise wrong_kind("sampling_params", "SamplingParams", params)
+        raise wrong_type_error("sampling_params", "SamplingParams", params)
     if len(params) != count:
-        given = f"{len(params)} sampling_params for {count} prompts"
-        raise RequestError(f"{given}; give one, or one for each prompt")
-    for i, one in enumerate(params):
-        if not isinstance(one, SamplingParams):
-            raise wrong_kind(f"sampling_params[{i}]", "SamplingParams", one, i)
+        counts = f"{len(params)} sampling_params for {count} prompts"
+        raise RequestError(f"{counts}; give one, or one for each prompt")
+    for i, value in enumerate(params):
+        if not isinstance(value, SamplingParams):
+            raise wrong_type_error(f"sampling_params[{i}]", "SamplingParams", value, i)
     return list(params)
 
 
-def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
+def scheduling_hints_for(
+    priority: Sequence[int] | None, count: int
+) -> list[SchedulingHints]:
     """Returns a priority for each of `count` prompts; lower runs first under the priority
     policy.
     """
     if priority is None:
-        return [Urgency()] * count
+        return [SchedulingHints()] * count
     if len(priority) != count:
         raise RequestError(
             f"{len(priority)} priorities for {count} prompts; give one for each"
         )
-    found = []
-    for i, one in enumerate(priority):
+    hints = []
+    for i, level in enumerate(priority):
         try:
-            found.append(Urgency(priority=one))
+            hints.append(SchedulingHints(priority=level))
         except RequestError as error:
-            named = str(error).replace("priority", f"priority[{i}]", 1)
-            raise RequestError(named, i) from None
-    return found
+            message = str(error).replace("priority", f"priority[{i}]", 1)
+            raise RequestError(message, i) from None
+    return hints
 
 
 @frozen(kw_only=True)
@@ -110,7 +112,7 @@ class RequestInput:
     setup: Setup
     prompt: TokenizedPrompt
     count: int  # requests made before it
-    urgency: Urgency = Urgency()
+    urgency: SchedulingHints = SchedulingHints()
     name: str = ""  # its id; else the count is
     # How often the prefix cache was reset, or its epoch: earlier cached blocks are not
     # found.
@@ -129,75 +131,75 @@ class RequestInput:
         salt = self.prompt.salt
         if not self.setup.args.enable_prefix_caching:
             salt = f"request {self.count}".encode()
-        made = root_key(self.setup.fingerprint, salt)
-        return root_key(made, f"reset {self.resets}".encode()) if self.resets else made
+        key = root_key(self.setup.fingerprint, salt)
+        return root_key(key, f"reset {self.resets}".encode()) if self.resets else key
 
 
 def make_request(
-    given: RequestInput, params: SamplingParams, bad_words: BadWords = ()
+    request_input: RequestInput, params: SamplingParams, bad_words: BadWords = ()
 ) -> Request:
     """Returns the engine's request. Raises RequestError if it could never run.
 
     `bad_words` are those of the parameters as token ids.
     """
-    setup = given.setup
+    setup = request_input.setup
     config = setup.config
     stops = _stops(setup, params)
     _check_params(setup, params)
     check_shape(config.vocab_size, params, stops, bad_words)
-    prompt = tuple(given.prompt.ids)
-    root = given.root
+    prompt = tuple(request_input.prompt.ids)
+    root = request_input.root
     request = Request(
-        id=given.id,
+        id=request_input.id,
         prompt=prompt,
         max_tokens=_max_output_tokens(setup, len(prompt), params),
         n=params.samples,
         sampling=params,
         stop_ids=stops,
         bad_words=bad_words,
-        seed=_seed(setup, given.count) if params.seed is None else params.seed,
+        seed=_seed(setup, request_input.count) if params.seed is None else params.seed,
         needs_host_mask=params.structured_outputs is not None and params.max_tokens != 0,
-        priority=given.urgency.priority,
-        client=given.urgency.client,
-        deadline=float(given.urgency.deadline),
+        priority=request_input.urgency.priority,
+        client=request_input.urgency.client,
+        deadline=float(request_input.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         reads_cache=params.prompt_logprobs is None,
     )
-    if why := rejection_reason(config, initial(config), request):
-        raise RequestError(why)
+    if reason := rejection_reason(config, initial(config), request):
+        raise RequestError(reason)
     return request
 
 
-def make_search(given: RequestInput, search: BeamSearchParams) -> SearchRequest:
+def make_search(request_input: RequestInput, search: BeamSearchParams) -> SearchRequest:
     """Returns a beam search as one request; otherwise as `make_request`.
 
     All its rounds have the root key of a request of its prompt, made from the count
     where nothing is shared: so they find each other's KV.
     """
-    setup = given.setup
+    setup = request_input.setup
     config, params, width = setup.config, search.sampling, search.beam_width
     stops = _stops(setup, params)
     _check_params(setup, params)
     _check_beams(setup, width, len(stops))
-    prompt = tuple(given.prompt.ids)
+    prompt = tuple(request_input.prompt.ids)
     request = SearchRequest(
-        id=given.id,
+        id=request_input.id,
         prompt=prompt,
         max_tokens=_max_output_tokens(setup, len(prompt), params, width),
         n=params.n,
         sampling=params,
         stop_ids=stops,
-        priority=given.urgency.priority,
-        client=given.urgency.client,
-        deadline=float(given.urgency.deadline),
-        root=given.root,
+        priority=request_input.urgency.priority,
+        client=request_input.urgency.client,
+        deadline=float(request_input.urgency.deadline),
+        root=request_input.root,
         width=width,
-        how=search.how,
+        search_params=search.search_params,
         block_size=config.block_size,
     )
-    if why := rejection_reason(config, initial(config), evolve(request, n=1)):
-        raise RequestError(why)
+    if reason := rejection_reason(config, initial(config), evolve(request, n=1)):
+        raise RequestError(reason)
     return request
 
 
@@ -207,32 +209,32 @@ def _stops(setup: Setup, params: SamplingParams) -> frozenset[int]:
     return stops if params.ignore_eos else stops | setup.stop_ids
 
 
-def make_pooled_request(given: RequestInput, pooling: str) -> Request:
+def make_pooled_request(request_input: RequestInput, pooling: str) -> Request:
     """Returns the engine's request for a prompt as a vector; otherwise as
     `make_request`.
     """
     if pooling not in POOLINGS:
-        known = " or ".join(map(repr, POOLINGS))
-        raise RequestError(f"pooling must be {known}, not {pooling!r}", param="pooling")
-    setup = given.setup
+        names = " or ".join(map(repr, POOLINGS))
+        raise RequestError(f"pooling must be {names}, not {pooling!r}", param="pooling")
+    setup = request_input.setup
     config = setup.config
-    prompt = tuple(given.prompt.ids)
+    prompt = tuple(request_input.prompt.ids)
     _check_prompt(setup, len(prompt))
-    root = given.root
+    root = request_input.root
     request = Request(
-        id=given.id,
+        id=request_input.id,
         prompt=prompt,
         max_tokens=0,
-        priority=given.urgency.priority,
-        client=given.urgency.client,
-        deadline=float(given.urgency.deadline),
+        priority=request_input.urgency.priority,
+        client=request_input.urgency.client,
+        deadline=float(request_input.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         pooling=pooling,
         reads_cache=pooling != MEAN,
     )
-    if why := rejection_reason(config, initial(config), request):
-        raise RequestError(why)
+    if reason := rejection_reason(config, initial(config), request):
+        raise RequestError(reason)
     return request
 
 
@@ -241,26 +243,26 @@ def check_constraint(grammars: Grammars, constraint: StructuredOutputs) -> None:
     try:
         grammars.get(constraint)
     except GrammarError as error:
-        named = str(error) if error.param else f"{constraint.param}: {error}"
-        raise RequestError(named, param=constraint.param) from None
+        message = str(error) if error.param else f"{constraint.param}: {error}"
+        raise RequestError(message, param=constraint.param) from None
 
 
 def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, even without output."""
     config = setup.config
     _check_context(setup, length, output=False)
-    needs = config.most_pages(blocks_for(length + 1, config.block_size))
-    if needs > config.num_blocks:
+    needed_pages = config.most_pages(blocks_for(length + 1, config.block_size))
+    if needed_pages > config.num_blocks:
         raise TooLongError(
-            f"the prompt ({length} tokens) needs {needs} KV blocks of "
+            f"the prompt ({length} tokens) needs {needed_pages} KV blocks of "
             f"{config.block_size} tokens; the cache has {config.num_blocks}: shorten the "
             "prompt, or enlarge the cache (kv_cache_memory_bytes)"
         )
 
 
 def _check_context(setup: Setup, length: int, *, output: bool) -> None:
-    able = setup.spec.max_position_embeddings
-    check_prompt(length, setup.config.max_model_len, able, output=output)
+    model_max_len = setup.spec.max_position_embeddings
+    check_prompt(length, setup.config.max_model_len, model_max_len, output=output)
 
 
 def _check_params(setup: Setup, params: SamplingParams) -> None:
@@ -268,47 +270,57 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     vocab_size = setup.config.vocab_size
     largest = max(params.stop_token_ids, default=0)
     if largest >= vocab_size:
-        why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
-        raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
+        reason = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
+        raise RequestError(f"{reason} {vocab_size - 1}", param="stop_token_ids")
     if params.structured_outputs is not None:
         # Together with these no token at all might be allowed.
-        beside = {
+        conflicting = {
             "allowed_token_ids": params.allowed_token_ids,
             "bad_words": params.bad_words,
         }
-        for name, value in beside.items():
+        for name, value in conflicting.items():
             if value:
-                why = f"{name}: cannot be combined with structured_outputs; leave it out"
-                raise RequestError(why, param=name)
+                reason = (
+                    f"{name}: cannot be combined with structured_outputs; leave it out"
+                )
+                raise RequestError(reason, param=name)
     if setup.args.executor == "torch":
         return
-    by_field = {
+    scores = {
         "logprobs": params.logprobs is not None,
         "prompt_logprobs": params.prompt_logprobs is not None,
         "best_of": params.chooses,
     }
-    for field, is_set in by_field.items():
+    for field, is_set in scores.items():
         if is_set:
-            why = f"{field}: the {setup.args.executor} executor has no model that could"
-            raise RequestError(f"{why} say how likely a token is; leave it out", 0, field)
+            reason = (
+                f"{field}: the {setup.args.executor} executor has no model that could"
+            )
+            raise RequestError(
+                f"{reason} say how likely a token is; leave it out", 0, field
+            )
 
 
-def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
+def _check_beams(setup: Setup, width: int, num_stop_ids: int) -> None:
     """Raise RequestError for a search that is too wide."""
-    most = setup.config.max_num_seqs
-    if width > most:
-        why = f"{width} beams need as many sequences at once; max_num_seqs is {most}"
-        raise RequestError(why, param="n")
-    if width + stop_ids > MAX_CANDIDATES:
-        most = MAX_CANDIDATES - stop_ids
-        why = f"{width} beams are too many where {stop_ids} token ids end a sequence"
-        raise RequestError(f"{why}; at most {most} can be searched", param="n")
+    max_beams = setup.config.max_num_seqs
+    if width > max_beams:
+        reason = (
+            f"{width} beams need as many sequences at once; max_num_seqs is {max_beams}"
+        )
+        raise RequestError(reason, param="n")
+    if width + num_stop_ids > MAX_CANDIDATES:
+        max_beams = MAX_CANDIDATES - num_stop_ids
+        reason = (
+            f"{width} beams are too many where {num_stop_ids} token ids end a sequence"
+        )
+        raise RequestError(f"{reason}; at most {max_beams} can be searched", param="n")
 
 
 def _max_output_tokens(
     setup: Setup, length: int, params: SamplingParams, beams: int = 1
 ) -> int:
-    """Returns the most output tokens after a prompt of `length`, for so many beams that
+    """Returns the most output tokens after a prompt of `length`, for `beams` beams that
     share the cache. Raises TooLongError if none fits.
     """
     if params.max_tokens == 0:
@@ -318,26 +330,28 @@ def _max_output_tokens(
     pages = _pages_per_beam(setup, beams)
     _check_context(setup, length, output=True)
     # With windows in all layers, a sequence can be longer than the cache.
-    longest = blocks_for(config.max_model_len, config.block_size)
-    blocks = bisect_right(range(1, longest + 1), pages, key=config.most_pages)
+    max_blocks = blocks_for(config.max_model_len, config.block_size)
+    blocks = bisect_right(range(1, max_blocks + 1), pages, key=config.most_pages)
     slots = blocks * config.block_size + 1  # the last token needs no slot
-    most = max(1, min(config.max_model_len - length, params.max_tokens or slots - length))
-    needs = blocks_for(length + most, config.block_size)
-    if needs > blocks:
-        has = f"the cache has {config.num_blocks}"
+    max_tokens = max(
+        1, min(config.max_model_len - length, params.max_tokens or slots - length)
+    )
+    needed_blocks = blocks_for(length + max_tokens, config.block_size)
+    if needed_blocks > blocks:
+        cache_size = f"the cache has {config.num_blocks}"
         if beams > 1:
-            has += f", of which each of {beams} beams may take {pages}"
-        pages = config.most_pages(needs)
+            cache_size += f", of which each of {beams} beams may take {pages}"
+        pages = config.most_pages(needed_blocks)
         raise TooLongError(
-            f"prompt ({length} tokens) and output (up to {most}) need {pages} KV blocks "
-            f"of {config.block_size} tokens; {has}: shorten the prompt, lower "
-            f"max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
+            f"prompt ({length} tokens) and output (up to {max_tokens}) need {pages} KV "
+            f"blocks of {config.block_size} tokens; {cache_size}: shorten the prompt, "
+            f"lower max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
-    return most
+    return max_tokens
 
 
 def _pages_per_beam(setup: Setup, beams: int) -> int:
-    """Returns the pages that each of so many beams may take, so that all of them can run
+    """Returns the pages that each of `beams` beams may take, so that all of them can run
     at once even if they share nothing.
     """
     config = setup.config

@@ -32,9 +32,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     are one prompt.
     """
     if not isinstance(prompts, str | Mapping | Sequence):
-        raise wrong_kind("prompts", "a string, token ids, or a list of these", prompts)
-    ids = prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts)
-    if ids or isinstance(prompts, str | Mapping):
+        raise wrong_type_error(
+            "prompts", "a string, token ids, or a list of these", prompts
+        )
+    is_ids = prompts and all(
+        isinstance(item, int) and not isinstance(item, bool) for item in prompts
+    )
+    if is_ids or isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]  # by now it is one prompt
     return list(prompts)  # type: ignore[arg-type]  # and here several
 
@@ -54,26 +58,28 @@ def read_prompt(
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
     text = prompt if isinstance(prompt, str) else None
-    tokens = prompt if text is None else encoded(text, tokenizer, add_special_tokens)
+    tokens = prompt if text is None else encode_text(text, tokenizer, add_special_tokens)
     if not isinstance(tokens, Iterable):
-        raise wrong_kind("a prompt", "a string or token ids", prompt)
+        raise wrong_type_error("a prompt", "a string or token ids", prompt)
     ids = tuple(tokens)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token")
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
-        ids = _whole_numbers(ids, vocab_size)
+        ids = _checked_token_ids(ids, vocab_size)
     return TokenizedPrompt(text, ids, salt)
 
 
-def encoded(
+def encode_text(
     text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True
 ) -> list[int]:
     """Returns the token ids of a text. Raises RequestError if it cannot be encoded, and
     TooLongError if it cannot fit.
     """
     if tokenizer is None:
-        why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
-        raise RequestError(f"{why}; give token ids")
+        reason = (
+            "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
+        )
+        raise RequestError(f"{reason}; give token ids")
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except TextTooLongError as error:
@@ -82,20 +88,20 @@ def encoded(
         raise RequestError(str(error)) from None
 
 
-def rendered(
-    tokenizer: Tokenizer | None, messages: "Conversation", how: "ChatOptions"
+def render_conversation(
+    tokenizer: Tokenizer | None, messages: "Conversation", options: "ChatOptions"
 ) -> TokenizedPrompt:
-    """Renders a conversation through its chat template. Raises as `encoded`, and
+    """Renders a conversation through its chat template. Raises as `encode_text`, and
     ChatTemplateError.
     """
     from minfer.effects.text.chat_templates import render_chat  # it imports jinja2
 
-    text = render_chat(tokenizer, messages, how)
+    text = render_chat(tokenizer, messages, options)
     # Templates write begin and end tokens themselves.
-    return TokenizedPrompt(text, encoded(text, tokenizer, add_special_tokens=False))
+    return TokenizedPrompt(text, encode_text(text, tokenizer, add_special_tokens=False))
 
 
-class Renders:
+class ChatRenderer:
     """Renders conversations for the model of its tokenizer, which has the chat template
     in force.
     """
@@ -118,13 +124,13 @@ class Renders:
 
         Raises ChatTemplateError, and RequestError for text that cannot be encoded.
         """
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(self._rendered(messages, how).ids)
+        return list(self._render_prompt(messages, options).ids)
 
     def with_request_template(self, template: str) -> Self:
         """Returns this model with the chat template of a request. Raises RequestError:
@@ -137,48 +143,52 @@ class Renders:
             param="chat_template",
         )
 
-    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> TokenizedPrompt:
-        variables = how.get("chat_template_kwargs") or {}
+    def _render_prompt(
+        self, messages: "Conversation", options: "ChatOptions"
+    ) -> TokenizedPrompt:
+        variables = options.get("chat_template_kwargs") or {}
         defaults = self.template_settings.defaults
-        how = {**how, "chat_template_kwargs": {**defaults, **variables}}
-        return rendered(self.tokenizer, messages, how)
+        options = {**options, "chat_template_kwargs": {**defaults, **variables}}
+        return render_conversation(self.tokenizer, messages, options)
 
 
-def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:
+def wrong_type_error(
+    name: str, expected: str, value: object, index: int = 0
+) -> RequestError:
     """Returns the error about a value of a wrong type, in the request at `index`."""
-    return RequestError(f"{what} must be {wanted}, not a {type(given).__name__}", index)
+    return RequestError(f"{name} must be {expected}, not a {type(value).__name__}", index)
 
 
-def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+def _checked_token_ids(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
     """Returns token ids that are not all plain integers of the vocabulary: numpy's are
     good.
 
     Raises RequestError, which names the first invalid one.
     """
-    found = []
-    for place, token in enumerate(ids):
+    token_ids = []
+    for position, token in enumerate(ids):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise RequestError(
-                f"token ids must be whole numbers, not {token!r} (at {place})"
+                f"token ids must be whole numbers, not {token!r} (at {position})"
             )
         if not 0 <= token < vocab_size:
-            where = f"token id {token} at position {place} is outside the vocabulary"
-            raise RequestError(f"{where}; ids are from 0 to {vocab_size - 1}")
-        found.append(operator.index(token))
-    return tuple(found)
+            reason = f"token id {token} at position {position} is outside the vocabulary"
+            raise RequestError(f"{reason}; ids are from 0 to {vocab_size - 1}")
+        token_ids.append(operator.index(token))
+    return tuple(token_ids)
 
 
 def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
     """Returns a mapping's prompt and its cache salt."""
-    if odd := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
+    if unknown := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
         raise RequestError(
-            f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids"
+            f"a prompt has no field {min(unknown)!r}; use prompt or prompt_token_ids"
         )
     names = ("prompt", "prompt_token_ids")
-    given = [name for name in names if prompt.get(name) is not None]
-    if len(given) != 1:
+    fields = [name for name in names if prompt.get(name) is not None]
+    if len(fields) != 1:
         raise RequestError("a prompt needs one of the fields prompt and prompt_token_ids")
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
-        raise wrong_kind("cache_salt", "a string", salt)
-    return prompt[given[0]], salt.encode("utf-8", "surrogatepass")
+        raise wrong_type_error("cache_salt", "a string", salt)
+    return prompt[fields[0]], salt.encode("utf-8", "surrogatepass")

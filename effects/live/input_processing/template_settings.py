@@ -13,10 +13,10 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.text.tools.formats import Parsers, UnknownFormatError
 from minfer.values.checks import ConfigError
 
-UNKNOWN_FORMAT: Final = (
+UNKNOWN_FORMAT_MESSAGE: Final = (
     "this model's chat template shows no way to call tools that is known here"
 )
-_DEFAULTS: Final = "default_chat_template_kwargs"
+_DEFAULTS_FIELD: Final = "default_chat_template_kwargs"
 _MAX_DEPTH: Final = 64  # of lists and objects in each other, in a variable
 
 
@@ -73,8 +73,8 @@ def _check_template(template: CustomTemplate) -> None:
     try:
         check_syntax(template.text)
     except ChatTemplateError as error:
-        where = f"chat_template ({template.source})"
-        raise ConfigError(f"{where}: {error}; correct the template") from error
+        source = f"chat_template ({template.source})"
+        raise ConfigError(f"{source}: {error}; correct the template") from error
 
 
 def _check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -86,15 +86,15 @@ def _check_defaults(defaults: Mapping[str, Any]) -> None:
     )
 
     try:
-        check_names(defaults, _DEFAULTS, RESERVED_NAMES | PER_REQUEST_NAMES)
+        check_names(defaults, _DEFAULTS_FIELD, RESERVED_NAMES | PER_REQUEST_NAMES)
     except ChatTemplateError as error:
         raise ConfigError(str(error)) from error
     for name, value in defaults.items():
         if not isinstance(name, str):
-            raise ConfigError(f"{_DEFAULTS}: names are strings, not {name!r:.80}")
+            raise ConfigError(f"{_DEFAULTS_FIELD}: names are strings, not {name!r:.80}")
         if not _is_json(value):
-            what = f"must be JSON, at most {_MAX_DEPTH} lists and objects deep"
-            raise ConfigError(f"{_DEFAULTS}: {name!r:.80} {what}")
+            rule = f"must be JSON, at most {_MAX_DEPTH} lists and objects deep"
+            raise ConfigError(f"{_DEFAULTS_FIELD}: {name!r:.80} {rule}")
 
 
 def _is_json(value: Any) -> bool:

@@ -25,7 +25,7 @@ from minfer.records.state import Turn
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".journal"
-_SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name
+_TIME_CHARS: Final = len("20200101T000000Z")  # a run's start, which its name begins with
 _REPLICA: Final = re.compile(r"replica-(\d+)$")  # a replica's folder
 _SEGMENT: Final = re.compile(r"-\d{6}$")  # a segment's number, after the run's name
 
@@ -39,9 +39,9 @@ def create(path: Path) -> int:
 
 def write_all(file: int, data: bytes) -> int:
     """Write all of `data`, however many calls it takes; returns its length."""
-    done = os.write(file, data)
-    while done < len(data):
-        done += os.write(file, data[done:])
+    written = os.write(file, data)
+    while written < len(data):
+        written += os.write(file, data[written:])
     return len(data)
 
 
@@ -49,24 +49,24 @@ def write_journal(
     path: Path,
     config: EngineConfig,
     turns: Iterable[Turn],
-    about: Mapping[str, Any] | None = None,
+    header: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a whole journal of one segment to a file; a failure leaves no file.
 
     Raises ConfigError if it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
-    data = records.encode_journal(config, turns, about)
+    temporary = path.with_name(path.name + ".part")
+    data = records.encode_journal(config, turns, header)
     try:
-        part.unlink(missing_ok=True)  # a killed process may have left it
-        file = create(part)
+        temporary.unlink(missing_ok=True)  # a killed process may have left it
+        file = create(temporary)
         try:
             write_all(file, data)
         finally:
             os.close(file)
-        part.rename(path)
+        temporary.rename(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ConfigError(
             f"{path}: {error.strerror or error}; name another file"
         ) from None
@@ -84,12 +84,17 @@ class RunFiles:
         """Returns the run's journal; `policies` are examples of policies that do not come
         with minfer. Raises JournalError.
         """
-        classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+        classes = {
+            **RECORDS,
+            **{type(policy).__name__: type(policy) for policy in policies},
+        }
         content = {str(file): content_of(file) for file in self.files}
         return Journal(open_segments(content, classes))
 
     def contains(self, text: str) -> bool:
-        """Whether its files have a text, such as a request's id. Raises JournalError."""
+        """Returns whether its files have a text, such as a request's id. Raises
+        JournalError.
+        """
         written = json.dumps(text)[1:-1].encode()
         return any(content_of(file).find(written) >= 0 for file in self.files)
 
@@ -108,8 +113,8 @@ def all_runs_in(path: Path) -> list[RunFiles]:
     replicas = [run for runs in replica_runs_in(path).values() for run in runs]
     if not replicas:
         return runs_in(path)
-    own = runs_in(path) if any(path.glob(f"*{SUFFIX}")) else []
-    return sorted([*own, *replicas], key=lambda run: _age(run.files[0]))
+    direct = runs_in(path) if any(path.glob(f"*{SUFFIX}")) else []
+    return sorted([*direct, *replicas], key=lambda run: _age(run.files[0]))
 
 
 def replica_runs_in(path: Path) -> dict[str, list[RunFiles]]:
@@ -118,16 +123,16 @@ def replica_runs_in(path: Path) -> dict[str, list[RunFiles]]:
     """
     if not path.is_dir():
         return {}
-    found = dict[str, list[RunFiles]]()
+    runs_of = dict[str, list[RunFiles]]()
     folders = {folder: _REPLICA.match(folder.name) for folder in path.iterdir()}
     numbers = {int(match[1]): folder for folder, match in folders.items() if match}
     for number, folder in sorted(numbers.items()):
         if any(folder.glob(f"*{SUFFIX}")):
-            found[str(number)] = [
+            runs_of[str(number)] = [
                 evolve(run, name=f"{folder.name}/{run.name}", replica=str(number))
                 for run in runs_in(folder)
             ]
-    return found
+    return runs_of
 
 
 def runs_in(path: Path) -> list[RunFiles]:
@@ -138,16 +143,16 @@ def runs_in(path: Path) -> list[RunFiles]:
         raise JournalError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [RunFiles(path.stem, (path,))]
-    every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
-    every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
-    if not every:
+    files = sorted(path.glob(f"*{SUFFIX}"), key=_age)
+    files = [file for file in files if _SEGMENT.search(file.stem)] or files[-1:]
+    if not files:
         inner = sorted({file.parent.name for file in path.glob(f"*/*{SUFFIX}")})
-        instead = f", but there are some in {', '.join(inner)}: name one" if inner else ""
-        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder{instead}")
+        hint = f", but there are some in {', '.join(inner)}: name one" if inner else ""
+        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder{hint}")
     runs: dict[str, list[Path]] = {}
-    for file in every:
+    for file in files:
         runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)
-    latest = _SEGMENT.sub("", every[-1].stem)
+    latest = _SEGMENT.sub("", files[-1].stem)
     runs[latest] = runs.pop(latest)
     return [RunFiles(name, tuple(files)) for name, files in runs.items()]
 
@@ -156,8 +161,8 @@ def _age(file: Path) -> tuple[str, list[int], str]:
     """Returns the sort key of segments: the second in which their run began, then
     numbers, by value.
     """
-    numbers = re.findall(r"\d+", file.stem[_SECOND:])
-    return file.stem[:_SECOND], [int(number) for number in numbers], file.name
+    numbers = re.findall(r"\d+", file.stem[_TIME_CHARS:])
+    return file.stem[:_TIME_CHARS], [int(number) for number in numbers], file.name
 
 
 def content_of(path: Path) -> Any:

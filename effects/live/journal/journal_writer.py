@@ -40,15 +40,15 @@ from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState, Turn
 from minfer.values.checks import ConfigError
 
-SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
-FIRST_PAUSE: Final = 1.0  # seconds until a failed journal is retried; doubled
-LONGEST_PAUSE: Final = 60.0  # each time, up to this
-LOOK: Final = 64  # turns between two checks that the file is still in its folder
+MAX_SEGMENTS: Final = 16  # each has this share of the allowed size
+FIRST_RETRY_SECONDS: Final = 1.0  # until a failed journal is retried; doubled
+MAX_RETRY_SECONDS: Final = 60.0  # each time, up to this
+FILE_CHECK_TURNS: Final = 64  # between two checks that the file is still in its folder
 _log = logging.getLogger("minfer.journal")
 
 
 @frozen
-class _Mark:
+class _StateRecords:
     """A thread's results for a state: the record of its digest and a head, if due."""
 
     record: bytes
@@ -70,39 +70,39 @@ class JournalWriter:
         self,
         folder: Path,
         config: EngineConfig,
-        about: Mapping[str, Any],
+        header: Mapping[str, Any],
         *,
         size: int = 1 << 30,
         redact: bool = False,
     ) -> None:
         self.config = config
-        self.shown = redacted_config(config) if redact else config
+        self.written_config = redacted_config(config) if redact else config
         self.snapshots = not redact or can_be_redacted(config)
-        self.about = {"minfer": minfer.__version__, **about}
+        self.about = {"minfer": minfer.__version__, **header}
         self.secret = secrets.token_bytes(32) if redact else b""
-        self.limit = max(1, size // SEGMENTS)  # bytes of a segment
+        self.limit = max(1, size // MAX_SEGMENTS)  # bytes of a segment
         self.digest = START
         self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
-        self.job: Future[_Mark] | None = None
-        self.since: list[bytes] = []  # turns since the state of the job
+        self.job: Future[_StateRecords] | None = None
+        self.turns_since: list[bytes] = []  # turns since the state of the job
         self.failed: Exception | None = None
         self.errors = 0
         self.closed = False
         self.folder = folder
         self.numbers = count()  # of runs that begin in the same second
         self.older: list[Path] = []  # segments of this engine's earlier runs
-        self.pause = FIRST_PAUSE
+        self.pause = FIRST_RETRY_SECONDS
         self.retry_time = 0.0  # when writing is retried, on the engine's clock
-        first = _head(config, self.shown, self.about, redact=redact)
+        first = _head(config, self.written_config, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.paths = [_fresh(folder, self.numbers)]
+            self.paths = [_new_run_path(folder, self.numbers)]
             self.file = create(self.paths[0])
             self.size = self.base = write_all(self.file, MAGIC + first)
         except OSError as error:
-            what = f"--journal {folder}: {error.strerror or error}"
-            raise ConfigError(f"{what}; name a folder that can be written") from None
+            reason = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{reason}; name a folder that can be written") from None
 
     def __call__(self, turn: Turn) -> None:
         """Write a turn; the operating system has it when this returns."""
@@ -110,7 +110,7 @@ class JournalWriter:
             return
         try:
             if self.failed is None:
-                self._turn(turn)
+                self._write_turn(turn)
             else:
                 self._resume(turn)
         except (OSError, CodecError) as error:
@@ -121,7 +121,7 @@ class JournalWriter:
         self.errors += 1
         self.job = None  # its results belong to a run that has ended
         self.retry_time = now + self.pause
-        self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+        self.pause = min(MAX_RETRY_SECONDS, 2 * self.pause)
         if self.failed is None:
             _log.warning(
                 "the journal ends after turn %d of %s: %s; the engine goes on without%s",
@@ -135,20 +135,20 @@ class JournalWriter:
     def _resume(self, turn: Turn) -> None:
         """Begin a new run: start its snapshot, or write it when it is ready."""
         if self.job is not None:
-            self.since.append(self._record(turn))
+            self.turns_since.append(self._record(turn))
             if self.job.done():
                 self._begin_run(self.job.result())
         elif turn.transition.state.time >= self.retry_time:
             self.turns = turn.number + 1
             self.digest = START
-            self.since = []
+            self.turns_since = []
             self.job = self.pool.submit(
-                self._mark, self.turns, START, turn.transition.state, full=True
+                self._encode_state, self.turns, START, turn.transition.state, full=True
             )
 
-    def _begin_run(self, mark: _Mark) -> None:
+    def _begin_run(self, encoded: _StateRecords) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._begin_segment(_fresh(self.folder, self.numbers), mark.head)
+        self._begin_segment(_new_run_path(self.folder, self.numbers), encoded.head)
         self.older += self.paths[:-1]
         del self.paths[:-1]
         self.failed = None
@@ -164,71 +164,79 @@ class JournalWriter:
         self.turns += 1
         return records.turn_record(turn, decisions, self.digest)
 
-    def _turn(self, turn: Turn) -> None:
-        if not self.snapshots and self.size > SEGMENTS * self.limit:
+    def _write_turn(self, turn: Turn) -> None:
+        if not self.snapshots and self.size > MAX_SEGMENTS * self.limit:
             raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
-        if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
+        if turn.number % FILE_CHECK_TURNS == 0 and not os.fstat(self.file).st_nlink:
             raise OSError(errno.ENOENT, "it was removed")
         record = self._record(turn)
         self.size += write_all(self.file, record)
         if not self.snapshots:
             return
         if self.job is not None:
-            self.since.append(record)
+            self.turns_since.append(record)
             if self.job.done():
-                self._marked(self.job.result())
+                self._write_state(self.job.result())
             return
         # A segment has at least as many bytes of turns as of its first snapshot.
-        full = self.size > max(self.limit, 2 * self.base)
-        if full or self.turns % EVERY == 0:
-            self.since = []
+        is_full = self.size > max(self.limit, 2 * self.base)
+        if is_full or self.turns % EVERY == 0:
+            self.turns_since = []
             self.job = self.pool.submit(
-                self._mark, self.turns, self.digest, turn.transition.state, full=full
+                self._encode_state,
+                self.turns,
+                self.digest,
+                turn.transition.state,
+                full=is_full,
             )
 
-    def _mark(
+    def _encode_state(
         self, turns: int, digest: bytes, state: EngineState, *, full: bool
-    ) -> _Mark:
+    ) -> _StateRecords:
         state = self._recorded_state(state)
         head = Head(
-            config=self.shown, turn=turns, digest=digest, state=state, about=self.about
+            config=self.written_config,
+            turn=turns,
+            digest=digest,
+            state=state,
+            about=self.about,
         )
         record = records.state_record(turns, state) if turns % EVERY == 0 else b""
-        return _Mark(record, records.head_record(head) if full else b"")
+        return _StateRecords(record, records.head_record(head) if full else b"")
 
     def _recorded_state(self, state: EngineState) -> EngineState:
         """Returns a state as it is written."""
         return redacted_state(self.config, state, self.secret) if self.secret else state
 
-    def _marked(self, mark: _Mark) -> None:
+    def _write_state(self, encoded: _StateRecords) -> None:
         """Write the thread's results; begin the next segment if there is a head."""
         self.job = None
-        self.pause = FIRST_PAUSE  # writing works
-        if mark.record:
-            self.size += write_all(self.file, mark.record)
-        if mark.head:
+        self.pause = FIRST_RETRY_SECONDS  # writing works
+        if encoded.record:
+            self.size += write_all(self.file, encoded.record)
+        if encoded.head:
             run, _, number = self.paths[-1].stem.rpartition("-")
             name = f"{run}-{int(number) + 1:06}{SUFFIX}"
-            self._begin_segment(self.paths[-1].with_name(name), mark.head)
+            self._begin_segment(self.paths[-1].with_name(name), encoded.head)
 
     def _begin_segment(self, path: Path, head: bytes) -> None:
         """Write a file with a head and the turns since, and continue in it."""
         self.job = None
-        part = path.with_suffix(".part")
-        new = create(part)
+        temporary = path.with_suffix(".part")
+        new_file = create(temporary)
         try:
             self.base = len(MAGIC) + len(head)
-            self.size = write_all(new, b"".join([MAGIC, head, *self.since]))
-            part.rename(path)
+            self.size = write_all(new_file, b"".join([MAGIC, head, *self.turns_since]))
+            temporary.rename(path)
         except OSError:
-            os.close(new)
-            part.unlink(missing_ok=True)
+            os.close(new_file)
+            temporary.unlink(missing_ok=True)
             raise
         os.close(self.file)
-        self.file = new
-        self.since = []
+        self.file = new_file
+        self.turns_since = []
         self.paths.append(path)
-        if len(self.older) + len(self.paths) > SEGMENTS:
+        if len(self.older) + len(self.paths) > MAX_SEGMENTS:
             oldest = self.older if self.older else self.paths
             oldest.pop(0).unlink(missing_ok=True)
 
@@ -250,32 +258,38 @@ class JournalWriter:
 
 
 def _head(
-    config: EngineConfig, shown: EngineConfig, about: Mapping[str, Any], *, redact: bool
+    config: EngineConfig,
+    written_config: EngineConfig,
+    header: Mapping[str, Any],
+    *,
+    redact: bool,
 ) -> bytes:
-    """Returns the first record of a journal, with the configuration `shown`. Raises
-    ConfigError for a policy that cannot be written.
+    """Returns the first record of a journal, with the configuration `written_config`.
+    Raises ConfigError for a policy that cannot be written.
     """
     if redact and getattr(config.policy, "weights", None):
         raise ConfigError(
             "--journal-redact: the policy's weights name clients; leave out one"
         )
     try:
-        first = records.head_record(Head(config=shown, about=about))
+        first = records.head_record(Head(config=written_config, about=header))
         dump(config.policy.start())
     except CodecError as error:
-        what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        reason = (
+            f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        )
         raise ConfigError(
-            f"{what}; make it, and its state, of frozen attrs records"
+            f"{reason}; make it, and its state, of frozen attrs records"
         ) from None
     return first
 
 
-def _fresh(folder: Path, numbers: Iterator[int]) -> Path:
+def _new_run_path(folder: Path, numbers: Iterator[int]) -> Path:
     """Returns the first segment's path, for a run whose name is not used, and was not
     used before with these numbers.
     """
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    names = (f"{run}-{os.getpid()}.{n}" for n in numbers)
+    names = (f"{run}-{os.getpid()}.{number}" for number in numbers)
     # Check all segments: the first one of a live run may be deleted already.
     name = next(name for name in names if not any(folder.glob(f"{name}-*")))
     return folder / f"{name}-000001{SUFFIX}"

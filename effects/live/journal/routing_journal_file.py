@@ -26,10 +26,8 @@ from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".routing"
-PREFILL_ROUTER: Final = (
-    "-prefill"  # ends the names of routers among replicas that prefill
-)
-_HEAD: Final = 2**16  # bytes of a first line that are looked at
+PREFILL_SUFFIX: Final = "-prefill"  # of the names of routers among replicas that prefill
+_MAX_FIRST_LINE_BYTES: Final = 2**16  # that are read
 _log: Final = logging.getLogger("minfer.journal")
 
 
@@ -43,14 +41,14 @@ class RoutingJournalFile:
         ConfigError if the folder cannot be written.
         """
         self._left = size  # bytes
-        about = {"minfer": minfer.__version__, "of": name}
-        self._lines = RoutingWriter(config, about)
+        header = {"minfer": minfer.__version__, "of": name}
+        self._lines = RoutingWriter(config, header)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path, file = _fresh(folder, name)
+            self.path, file = _create_file(folder, name)
         except OSError as error:
-            what = f"--journal {folder}: {error.strerror or error}"
-            raise ConfigError(f"{what}; name a folder that can be written") from None
+            reason = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{reason}; name a folder that can be written") from None
         self.recording = True
         self._due = SimpleQueue[bytes | None]()
         self._thread = threading.Thread(
@@ -84,9 +82,9 @@ class RoutingJournalFile:
             return
         self._due.put(line)
 
-    def _end(self, why: object) -> None:
+    def _end(self, reason: object) -> None:
         self.recording = False
-        _log.warning("%s ends here: %s; requests are routed on", self.path, why)
+        _log.warning("%s ends here: %s; requests are routed on", self.path, reason)
 
     def _write(self, file: int) -> None:
         try:
@@ -102,20 +100,20 @@ class RoutingJournalFile:
 
 
 def routing_journals(path: Path) -> list[Path]:
-    """The journals of routers in a folder, in order, or the one in a file; none if it is
-    another file, or the folder has journals of engines.
+    """Returns the journals of routers in a folder, in order, or the one in a file; none
+    if it is another file, or the folder has journals of engines.
     """
     if path.is_dir():
         return [] if any(path.glob(f"*{ENGINES}")) else sorted(path.glob(f"*{SUFFIX}"))
     if not path.is_file():
         return []
     with path.open("rb") as file:
-        head = file.readline(_HEAD)
+        head = file.readline(_MAX_FIRST_LINE_BYTES)
     return [path] if f'"{NAME}":'.encode() in head else []
 
 
-def _fresh(folder: Path, name: str) -> tuple[Path, Any]:
-    """A file of a name that is not used, and its descriptor. Raises OSError."""
+def _create_file(folder: Path, name: str) -> tuple[Path, Any]:
+    """Returns a file of a name that is not used, and its descriptor. Raises OSError."""
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for number in count():
         path = folder / f"{run}-{os.getpid()}.{number}-{name}{SUFFIX}"

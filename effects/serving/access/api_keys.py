@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from attrs import Factory, field, frozen
 
-from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
+from minfer.effects.live.input_processing.input_processor import MAX_CLIENT_CHARS
 from minfer.values.checks import MAX_PRIORITY, ConfigError
 
 _FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
@@ -142,8 +142,10 @@ def _read_key(entry: Any, location: str) -> ApiKey:
     admin = entry.get("admin", False)
     if not isinstance(admin, bool):
         raise ConfigError(f"{location}: admin must be true or false")
-    if len(name) > MAX_CLIENT:
-        raise ConfigError(f"{location}: name must have at most {MAX_CLIENT} characters")
+    if len(name) > MAX_CLIENT_CHARS:
+        raise ConfigError(
+            f"{location}: name must have at most {MAX_CLIENT_CHARS} characters"
+        )
     return ApiKey(
         name=name,
         digest=digest(key.encode()),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
+from minfer.effects.live.input_processing.input_processor import MAX_CLIENT_CHARS
 from minfer.effects.serving.anthropic.blocks import (
     ContentBlock,
     MessageContent,
@@ -102,7 +102,7 @@ class MessageTurn(StrictObject):
 class RequestMetadata(StrictObject):
     """The user of a request."""
 
-    user_id: Annotated[str, Field(max_length=MAX_CLIENT)] = ""
+    user_id: Annotated[str, Field(max_length=MAX_CLIENT_CHARS)] = ""
 
 
 class ConversationBody(StrictObject):

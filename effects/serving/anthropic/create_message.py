@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.context_edits import EditedConversation
 from minfer.effects.serving.anthropic.conversation import (
@@ -72,7 +72,9 @@ class MessagesBody(ConversationBody):
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids),),
             params=params,
-            urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
+            urgency=SchedulingHints(
+                client=self.metadata.user_id if self.metadata else ""
+            ),
             stream=self.stream,
             include=Include(repeat=self._repeated(conversation)),
             constraint_field="" if constraint is None else constraint.field,

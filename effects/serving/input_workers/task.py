@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
-from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.input_processing.prompts import ChatRenderer
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
@@ -85,7 +85,7 @@ class QueryResult:
 
 
 @frozen
-class WorkerModel(Renders):
+class WorkerModel(ChatRenderer):
     """A `ModelInfo` made from `ModelFacts`: a model without its engine."""
 
     facts: ModelFacts

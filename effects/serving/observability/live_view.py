@@ -24,11 +24,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 import minfer
 from minfer.effects.live.client import EngineClient, ReplicaState, Snapshot
 from minfer.effects.live.totals import (
-    ACCEPTED_AT,
+    ACCEPTED_PER_POSITION,
     COUNTERS,
-    FIRST,
-    GAP,
-    SECONDS,
+    ITL,
+    SECONDS_BOUNDS,
+    TTFT,
     Histogram,
     HistogramBuilder,
 )
@@ -57,7 +57,7 @@ class Distribution:
     def of(cls, histogram: Histogram | None) -> "Distribution":
         """A histogram of an engine's totals; an empty one, if it has none."""
         if histogram is None:
-            histogram = HistogramBuilder(SECONDS).histogram()
+            histogram = HistogramBuilder(SECONDS_BOUNDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
 
 
@@ -111,8 +111,8 @@ class LiveFigures:
             blocks_free=snapshot.blocks_free - snapshot.blocks_cached,
             block_size=config.block_size,
             counts={name: int(snapshot.totals.counts.get(name, 0)) for name in COUNTERS},
-            ttft=Distribution.of(snapshot.totals.histograms.get(FIRST)),
-            itl=Distribution.of(snapshot.totals.histograms.get(GAP)),
+            ttft=Distribution.of(snapshot.totals.histograms.get(TTFT)),
+            itl=Distribution.of(snapshot.totals.histograms.get(ITL)),
             accepted=_accepted(snapshot.totals.counts),
             replicas=snapshot.replicas,
         )
@@ -121,7 +121,7 @@ class LiveFigures:
 def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
     """The number of accepted drafts by position, from the first on."""
     accepted = list[int]()
-    while (count := counts.get(f"{ACCEPTED_AT}{len(accepted)}")) is not None:
+    while (count := counts.get(f"{ACCEPTED_PER_POSITION}{len(accepted)}")) is not None:
         accepted.append(int(count))
     return tuple(accepted)
 

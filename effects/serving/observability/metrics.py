@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 from minfer.effects.execution.tiers.block_folder import REFUSED
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.live.totals import (
-    ACCEPTED_AT,
-    SECONDS,
-    SIZES,
+    ACCEPTED_PER_POSITION,
+    SECONDS_BOUNDS,
+    TOKENS_BOUNDS,
     HistogramBuilder,
     Totals,
 )
@@ -68,8 +68,12 @@ class Metrics(Collector):
         self.client = llm.client
         self.setup = llm.setup
         self.model = model
-        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIME_HISTOGRAMS}
-        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZE_HISTOGRAMS}
+        self.buckets = {
+            name: HistogramBuilder(SECONDS_BOUNDS) for name in _TIME_HISTOGRAMS
+        }
+        self.buckets |= {
+            name: HistogramBuilder(TOKENS_BOUNDS) for name in _SIZE_HISTOGRAMS
+        }
         self.ends = dict.fromkeys((*_FINISHED_REASONS.values(), "error"), 0)
         # Requests that this front sent to one of several engines: by the name of that, a
         # space, and why.
@@ -182,12 +186,12 @@ class Metrics(Collector):
         """The metrics of the engine's counts, and those derived from them."""
         counter = core.CounterMetricFamily
         for name, count in counts.items():
-            if not name.startswith((ACCEPTED_AT, REFUSED)):
+            if not name.startswith((ACCEPTED_PER_POSITION, REFUSED)):
                 yield self._family(counter, name, count)
         if refused := _with_prefix(counts, REFUSED):
             yield self._family(counter, REFUSED.strip(), refused, "cause")
-        places = _with_prefix(counts, ACCEPTED_AT)
-        yield self._family(counter, ACCEPTED_AT.strip(), places, "position")
+        places = _with_prefix(counts, ACCEPTED_PER_POSITION)
+        yield self._family(counter, ACCEPTED_PER_POSITION.strip(), places, "position")
         drafts = counts.get("spec_decode_num_drafts", 0)
         accepted = counts.get("spec_decode_num_accepted_tokens", 0)
         length = 1 + accepted / drafts if drafts else 0.0

@@ -19,8 +19,8 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.live.live_requests import Sending
 from minfer.effects.live.request_names import answer_of, prompt_name
+from minfer.effects.live.request_registry import Sending
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.output_processor import OutputProcessor

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.client_errors import INTERNAL, ApiError
 from minfer.effects.serving.openai.completions import PromptsField
@@ -73,7 +73,7 @@ class EmbeddingBody(StrictObject):
         return GenerationRequest(
             prompts=tuple(prompts),
             params=SamplingParams(),
-            urgency=Urgency(
+            urgency=SchedulingHints(
                 priority=self.priority, client=self.user, deadline=self.deadline
             ),
             stream=False,

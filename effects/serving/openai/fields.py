@@ -8,7 +8,10 @@ import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
-from minfer.effects.live.input_processing.input_processor import MAX_CLIENT, Urgency
+from minfer.effects.live.input_processing.input_processor import (
+    MAX_CLIENT_CHARS,
+    SchedulingHints,
+)
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Include, ModelInfo
@@ -146,7 +149,7 @@ Biases = Annotated[
     dict[int, float],
     BeforeValidator(_biases_by_id, json_schema_input_type=dict[str, float]),
 ]
-Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+Client = Annotated[str, Field(max_length=MAX_CLIENT_CHARS)]
 RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -310,7 +313,7 @@ class GenerationBody(ConstrainedBody):
     ) -> GenerationRequest:
         """The request for tokenized prompts. Raises RequestError and ApiError."""
         self._check_scores(prompts, params)
-        urgency = Urgency(
+        urgency = SchedulingHints(
             priority=self.priority,
             client=self.safety_identifier or self.user,
             deadline=self.deadline,

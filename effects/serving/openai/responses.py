@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.access.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.client_errors import ApiError
@@ -201,7 +201,7 @@ class ResponsesBody(SampledBody):
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids, self.cache_salt.encode()),),
             params=params,
-            urgency=Urgency(
+            urgency=SchedulingHints(
                 priority=self.priority, client=self.safety_identifier or self.user
             ),
             chosen_id=self.request_id,

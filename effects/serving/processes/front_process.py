@@ -20,20 +20,20 @@ from attrs import field, frozen
 
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import (
-    HERE,
+    SAME_MACHINE,
     LinkedEngine,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link.crash_rule import EngineEnd
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.cluster.processes.deployment import Deployment
-from minfer.effects.cluster.processes.engine_address import noted_address
+from minfer.effects.cluster.processes.engine_address import read_address
 from minfer.effects.cluster.processes.process_ends import front_name
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.journal.routing_journal_file import (
-    PREFILL_ROUTER,
+    PREFILL_SUFFIX,
     RoutingJournalFile,
 )
 from minfer.effects.live.logs import configure_logs
@@ -126,18 +126,18 @@ async def _serve(
     if plan.deployment.routed:
         router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
-        prefill = PrefillFirst(_router(plan, journals, PREFILL_ROUTER))
-    remote = Remote(
+        prefill = PrefillFirst(_router(plan, journals, PREFILL_SUFFIX))
+    remote = RemoteEngine(
         plan.number,
         max_waiting=plan.args.max_waiting,
         replicas=len(plan.paths),
         router=router,
         prefill=prefill,
         prefillers=plan.deployment.prefillers,
-        elsewhere=len(plan.deployment.prefill_at),
+        external=len(plan.deployment.prefill_at),
         last_end=plan.last_end,
     )
-    for link in remote.here:
+    for link in remote.own_replicas:
         link.listens = plan.deployment.listens(link.number)
         if not plan.deployment.distributed:
             link.machine = socket.gethostname()
@@ -201,7 +201,7 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
+def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEngine:
     """An engine of this server, wherever that runs."""
     path, name = plan.paths[replica], _name(plan)
     if not plan.deployment.distributed:
@@ -210,12 +210,12 @@ def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
             find=lambda: path,
             terms=own_terms(),
             name=name,
-            distance=HERE,
+            settings=SAME_MACHINE,
         )
     link = remote.replicas[replica]
 
     def find() -> Port | None:
-        if (address := noted_address(path)) is None:
+        if (address := read_address(path)) is None:
             link.machine = ""
             return None
         link.listens, link.machine = address.kv, address.machine  # it may have moved
@@ -227,7 +227,7 @@ def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
 
 async def _link_elsewhere(
     plan: FrontPlan,
-    remote: Remote,
+    remote: RemoteEngine,
     address: Port,
     replica: int,
     terms_future: "asyncio.Future[Terms]",
@@ -266,7 +266,7 @@ def _router(
 async def _open_application(
     plan: FrontPlan,
     shared: SharedCounts,
-    remote: Remote,
+    remote: RemoteEngine,
     router: FrontRouter | None,
     gate: Gate,
     terms_future: "asyncio.Future[Terms]",
@@ -287,7 +287,7 @@ async def _open_application(
     size = setup.config.block_size
     terms_future.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
-    llm = AsyncLLM.over(remote, setup, plan.number * REQUEST_IDS_PER_FRONT)
+    llm = AsyncLLM.from_client(remote, setup, plan.number * REQUEST_IDS_PER_FRONT)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
@@ -314,9 +314,9 @@ async def _open_application(
         await asyncio.sleep(REPORT_SECONDS)
 
 
-def _check_same(fingerprint: bytes, remote: Remote) -> None:
+def _check_same(fingerprint: bytes, remote: RemoteEngine) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    engines = [link.ready for link in remote.here if link.ready is not None]
+    engines = [link.ready for link in remote.own_replicas if link.ready is not None]
     if any(engine.fingerprint != fingerprint for engine in engines):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from minfer.effects.cluster.engine_server.engine_process import Outside, run_engine
+from minfer.effects.cluster.engine_server.engine_process import FrontSocket, run_engine
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_ends import EngineEnds
 from minfer.effects.cluster.processes.process_ends import (
@@ -86,8 +86,8 @@ def serve_in_processes(
             table,
             {**engines, **front_runs},
             guard,
-            patience=options.shutdown_timeout,
-            limit=options.engine_timeout,
+            end_seconds=options.shutdown_timeout,
+            heartbeat_seconds=options.engine_timeout,
             note_end=note_end,
         )
         return supervisor.run(server.announce)
@@ -153,7 +153,7 @@ class ForkedServer:
                 path=self.paths[number],
                 fronts=self.fronts,
                 routed=deployment.routed,
-                outside=Outside(self.links[number], deployment.secret)
+                front_socket=FrontSocket(self.links[number], deployment.secret)
                 if serves_others
                 else None,
             ).run
@@ -222,7 +222,7 @@ class LocalEngine:
     path: Path  # of its socket
     fronts: int
     routed: bool
-    outside: Outside | None  # where fronts of other machines are linked
+    front_socket: FrontSocket | None  # where fronts of other machines are linked
 
     def run(self, beat: Callable[[], None], ready: Callable[[], None]) -> int:
         """Serve until the parent ends it; returns the exit code."""
@@ -236,7 +236,7 @@ class LocalEngine:
             ready,
             beat,
             routed=self.routed,
-            outside=self.outside,
+            front_socket=self.front_socket,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.live.input_processing.template_settings import UNKNOWN_FORMAT
+from minfer.effects.live.input_processing.template_settings import UNKNOWN_FORMAT_MESSAGE
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
@@ -73,7 +73,7 @@ def check_template(parsers: Parsers, param: str) -> None:
             "leave tools out, or have the server started with --tool-call-parser and the "
             "model's format, or none, so that calls stay text"
         )
-        raise ApiError(f"{param}: {UNKNOWN_FORMAT}; {remedy}", param)
+        raise ApiError(f"{param}: {UNKNOWN_FORMAT_MESSAGE}; {remedy}", param)
 
 
 def log_unknown_format(llm: ServedModel) -> None:
@@ -82,7 +82,7 @@ def log_unknown_format(llm: ServedModel) -> None:
         _log.warning(
             "%s: requests with tools are refused; --tool-call-parser names the model's "
             "format (%s), or none, so that calls stay text",
-            UNKNOWN_FORMAT,
+            UNKNOWN_FORMAT_MESSAGE,
             ", ".join(TOOLS),
         )
 

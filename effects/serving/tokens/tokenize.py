@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from minfer.effects.live.input_processing.prompts import encoded
+from minfer.effects.live.input_processing.prompts import encode_text
 from minfer.effects.serving.openai.chat_messages import ChatMessage
 from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.template_fields import RequestTemplate, render
@@ -57,7 +57,7 @@ class TokenizeBody(StrictObject):
     def _ids(self, llm: ModelInfo) -> list[int]:
         if self.messages is None:
             special = self.add_special_tokens is not False
-            return encoded(self.prompt or "", llm.tokenizer, special)
+            return encode_text(self.prompt or "", llm.tokenizer, special)
         continues = self.continue_final_message
         adds_prompt = self.add_generation_prompt
         return render(

@@ -5,13 +5,13 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import EngineMessage, Listener, Snapshot, TurnOutputs
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request
@@ -35,7 +35,7 @@ IDLE = Snapshot(
 )
 
 
-def names_of(remote: Remote) -> list[str]:
+def names_of(remote: RemoteEngine) -> list[str]:
     """The names of a front's requests on its link."""
     return [name for one in remote._requests.all() for name in one.names]
 
@@ -61,7 +61,7 @@ class MadeUp:
     machine: str = ""
     working: bool = False
     resets: int = 0
-    live: LiveRequests = field(factory=LiveRequests)
+    live: RequestRegistry = field(factory=RequestRegistry)
 
     def clock(self) -> float:
         return self.now
@@ -80,7 +80,7 @@ class MadeUp:
             if one.id in self.served or one.id in self.busy:
                 raise RequestError(f"{one.id} is being served")
         for one in requests:
-            self.live.add(one).stage = Stage.SUBMITTED
+            self.live.add(one).stage = RequestStage.SUBMITTED
         self.served.update({one.id: one for one in requests})
         self.requested.append(tuple(one.id for one in requests))
 
@@ -135,18 +135,18 @@ class Ends:
 
     fronts: int = 1
     engine: MadeUp = field(factory=MadeUp)
-    host: Host = field(init=False)
-    remotes: list[Remote] = field(init=False)
+    host: EngineServer = field(init=False)
+    remotes: list[RemoteEngine] = field(init=False)
     heard: list[list[EngineMessage]] = field(init=False)
     sessions: list[Session] = field(init=False)
     down: list[list[bytes]] = field(init=False)
     why: list[str] = field(factory=list)  # the engine broke
 
     def __attrs_post_init__(self) -> None:
-        self.host = Host(self.fronts, self.why.append)
+        self.host = EngineServer(self.fronts, self.why.append)
         self.remotes, self.heard, self.sessions, self.down = [], [], [], []
         for number in range(self.fronts):
-            remote = Remote(number, clock=self.engine.clock)
+            remote = RemoteEngine(number, clock=self.engine.clock)
             self.heard.append([])
             remote.listen(self.heard[-1].append)
             self.remotes.append(remote)

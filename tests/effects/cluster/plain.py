@@ -18,7 +18,7 @@ class Plain:
     """A front that does only what it is told to."""
 
     socket: socket.socket
-    reader: FrameReader = field(factory=lambda: FrameReader(wire.LARGEST))
+    reader: FrameReader = field(factory=lambda: FrameReader(wire.MAX_MESSAGE_BYTES))
 
     def say(self, *messages: wire.ToEngine) -> None:
         for message in messages:

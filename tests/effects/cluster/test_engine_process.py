@@ -51,7 +51,7 @@ code = engine_process.run_engine(
 )
 sys.exit(code)
 """
-HELLO = wire.Hello(0, 1, 0, ())
+HELLO = wire.FrontHello(0, 1, 0, ())
 REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
 
 
@@ -200,7 +200,7 @@ def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
     stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes, over = SimpleQueue[int](), Event()
-    monkeypatch.setattr(engine_process, "LAST", 0.05)
+    monkeypatch.setattr(engine_process, "RANK_LOSS_SECONDS", 0.05)
     monkeypatch.setattr("os._exit", codes.put)
 
     def release() -> None:  # what releases the device waits, too

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.cluster.engine_client.engine_status import (
-    QUIET,
+    QUIET_SECONDS,
     reported_snapshot,
     unknown_snapshot,
 )
@@ -18,7 +18,11 @@ REPORTED = evolve(REPORTED, stalled=0.5, dead="ZeroDivisionError()")
 
 @pytest.mark.parametrize(
     ("quiet", "ready", "stalled", "failing"),
-    [(0.1, True, 0.5, 7), (QUIET + 3, True, QUIET + 3, 7), (99.0, False, 0.0, 0)],
+    [
+        (0.1, True, 0.5, 7),
+        (QUIET_SECONDS + 3, True, QUIET_SECONDS + 3, 7),
+        (99.0, False, 0.0, 0),
+    ],
 )
 def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
     quiet: float, ready: bool, stalled: float, failing: int

@@ -13,7 +13,7 @@ from minfer.effects.cluster.link.crash_rule import (
     MAX_SOLO_ENDS,
     EndKind,
 )
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
@@ -31,7 +31,7 @@ class Requests(FrontRequests):
     """The requests of a front, and what sends them to its only replica."""
 
     def __init__(self) -> None:
-        live = LiveRequests()
+        live = RequestRegistry()
         super().__init__(live)
         self.link = ReplicaLink(0)
         self.sender = RequestSender(live, self, [self.link])

@@ -152,7 +152,7 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
     for message in (
-        wire.Hello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
+        wire.FrontHello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
         wire.CancelRequests(("a", "b")),
         wire.EndSamples((Finish("a", 1, 5, "stop"),)),
         wire.ResetCache(),

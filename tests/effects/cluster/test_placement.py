@@ -12,9 +12,9 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_client.replica_link import (
-    MOST_FAILURES,
+    MAX_FAILED_LOADS,
     RESTART_SECONDS,
 )
 from minfer.effects.cluster.link import link_messages as wire
@@ -32,7 +32,7 @@ from minfer.routing.state import RouterConfig
 from tests.circles import seeds
 from tests.effects.cluster import world as worlds
 from tests.effects.cluster.ends import IDLE, READY, request
-from tests.effects.cluster.test_remote import KILLS
+from tests.effects.cluster.test_remote_engine import KILLS
 from tests.effects.cluster.world import CONFIG, Front, Poison, World
 
 ALL = tuple(ROUTING_POLICIES)
@@ -236,7 +236,7 @@ class Links:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         router = FrontRouter(RouterConfig(policy, 4))
-        self.remote = Remote(replicas=replicas, router=router, clock=clock)
+        self.remote = RemoteEngine(replicas=replicas, router=router, clock=clock)
         self.heard: list[EngineMessage] = []
         self.remote.listen(self.heard.append)
         self.sent: list[list[wire.ToEngine]] = [[] for _ in range(replicas)]
@@ -325,7 +325,7 @@ def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine()
     assert (only_waited.request.id.partition("#")[0], only_waited.deaths) == ("b", 0)
     assert list(ends.remote._requests.unplaced) == ["a"], "the last one must not see it"
     ends.remote.connect(ends.sent[0].append, 0)
-    (hello,) = [one for one in ends.sent[0] if isinstance(one, wire.Hello)][1:]
+    (hello,) = [one for one in ends.sent[0] if isinstance(one, wire.FrontHello)][1:]
     assert [(one.request.output, one.deaths) for one in hello.resumed] == [((5,), 2)]
 
 
@@ -352,7 +352,7 @@ def test_requests_do_not_wait_for_an_engine_that_does_not_come(how: str) -> None
         case "no room":
             ends.remote.give_up(0)
         case "no start":
-            for _ in range(MOST_FAILURES):
+            for _ in range(MAX_FAILED_LOADS):
                 assert where_of(ends, "a") is None
                 ends.remote.connect(ends.sent[0].append, 0)
                 ends.remote.disconnect(0)
@@ -374,7 +374,7 @@ def test_a_suspect_runs_alone_at_the_first_replica_while_another_one_serves() ->
         assert number is not None
         ends.hear(number, admitted(name))
         ends.remote.disconnect(number)
-    assert ends.remote.here[2].takes_requests
+    assert ends.remote.own_replicas[2].takes_requests
     assert where_of(ends, "a") is None
     ends.link(1)
     assert where_of(ends, "a") is None, "the first one has no link"

@@ -193,7 +193,7 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     every = front.remote.replicas
     settle(world, lambda: not any(one.unready for one in every))
     every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
-    every[1].here = "::1"
+    every[1].local_address = "::1"
     sent, send = list[wire.ToEngine](), every[1].send
     assert send is not None
 
@@ -213,7 +213,9 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     world.judge()
     assert handed(front) == 1
     assert world.fetched == 3
-    every[1].here = ""  # its link is on this machine, and it knows others by name
+    every[
+        1
+    ].local_address = ""  # its link is on this machine, and it knows others by name
     assert every[1].pushes_to(every[0]) == "0"
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from minfer.effects.cluster.processes.process_ends import (
     ENGINE,
-    FAILED,
-    FIRST_PAUSE,
-    INTERRUPTED,
-    LONGEST_PAUSE,
-    MOST_FAILED_STARTS,
+    FAILED_EXIT_CODE,
+    FIRST_PAUSE_SECONDS,
+    INTERRUPTED_EXIT_CODE,
+    MAX_FAILED_STARTS,
+    MAX_PAUSE_SECONDS,
     Action,
     Processes,
     Signal,
@@ -63,8 +63,8 @@ def test_all_are_started_and_ready_is_reported_once() -> None:
 @pytest.mark.parametrize("name", [ENGINE, ONE])
 def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
     made = served()
-    for _ in range(3 * MOST_FAILED_STARTS):
-        assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE)]
+    for _ in range(3 * MAX_FAILED_STARTS):
+        assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE_SECONDS)]
         made.note_started(name)
         made.note_ready(name)
     assert made.phase == "watching"
@@ -73,12 +73,14 @@ def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
 def test_a_process_that_is_never_ready_is_given_up() -> None:
     made = served()
     made.note_ended(ENGINE, 137)
-    for count in range(1, MOST_FAILED_STARTS):
+    for count in range(1, MAX_FAILED_STARTS):
         made.note_started(ENGINE)
-        assert made.note_ended(ENGINE, 1) == [Start(ENGINE, FIRST_PAUSE * 2**count)]
+        assert made.note_ended(ENGINE, 1) == [
+            Start(ENGINE, FIRST_PAUSE_SECONDS * 2**count)
+        ]
     made.note_started(ENGINE)
     assert made.note_ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
-    assert made.code == FAILED
+    assert made.code == FAILED_EXIT_CODE
     assert made.note_ended(ONE, 0) == []
     assert not made.over
     assert made.note_ended(TWO, 0) == []  # there is no engine any more that could be told
@@ -89,7 +91,7 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
     made = served()
     for _ in range(3):
         made.note_ended(ENGINE, 1)
-        for _ in range(MOST_FAILED_STARTS - 1):
+        for _ in range(MAX_FAILED_STARTS - 1):
             made.note_started(ENGINE)
             made.note_ended(ENGINE, 1)
         made.note_started(ENGINE)
@@ -97,7 +99,9 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
     assert made.phase == "watching"
 
 
-@pytest.mark.parametrize(("code", "reported"), [(2, 2), (137, 137), (0, FAILED)])
+@pytest.mark.parametrize(
+    ("code", "reported"), [(2, 2), (137, 137), (0, FAILED_EXIT_CODE)]
+)
 @pytest.mark.parametrize("name", [ENGINE, ONE])
 def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
     name: str, code: int, reported: int
@@ -140,13 +144,13 @@ def test_an_interrupt_does_not_wait_and_has_its_code() -> None:
     assert made.note_signal(interrupt=True) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
     for name in (ONE, TWO, ENGINE):
         made.note_ended(name, 137)
-    assert (made.over, made.code) == (True, INTERRUPTED)
+    assert (made.over, made.code) == (True, INTERRUPTED_EXIT_CODE)
 
 
 def test_while_fronts_drain_their_engine_is_started_again() -> None:
     made = served()
     made.note_signal(interrupt=False)
-    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
     assert made.may_start(ENGINE)
     made.note_started(ENGINE)
     assert made.note_ended(ONE, 137) == []  # nothing new is begun
@@ -158,7 +162,7 @@ def test_while_fronts_drain_their_engine_is_started_again() -> None:
 def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> None:
     made = served()
     made.note_signal(interrupt=False)
-    for _ in range(MOST_FAILED_STARTS):
+    for _ in range(MAX_FAILED_STARTS):
         made.note_ended(ENGINE, 1)
         made.note_started(ENGINE)
     assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
@@ -175,7 +179,7 @@ def test_a_process_that_ignores_signals_is_killed() -> None:
 def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
     made = served()
     assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
-    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
     made.note_started(ENGINE)
     made.note_signal(interrupt=False)
     assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
@@ -195,7 +199,7 @@ def test_of_several_engines_one_that_fails_does_not_end_the_others() -> None:
         made.note_started(one)
         (again,) = made.note_ended(one, 1)
         assert isinstance(again, Start)
-    assert again == Start(one, LONGEST_PAUSE)
+    assert again == Start(one, MAX_PAUSE_SECONDS)
     made.note_ended(two, 137)
     made.note_started(one)
     assert made.note_ended(one, 1) == [Signal(ONE, "stop")], "none is left"
@@ -208,7 +212,7 @@ def test_several_engines_are_stopped_once_the_last_front_has_ended() -> None:
         made.note_started(name)
         made.note_ready(name)
     assert made.note_signal(interrupt=False) == [Signal(ONE, "drain")]
-    assert made.note_ended(two, 137) == [Start(two, FIRST_PAUSE)]
+    assert made.note_ended(two, 137) == [Start(two, FIRST_PAUSE_SECONDS)]
     made.note_started(two)
     assert made.note_ended(ONE, 0) == [Signal(one, "stop"), Signal(two, "stop")]
 
@@ -288,4 +292,4 @@ def test_whatever_happens_it_ends(
     for name in sorted(table.alive):
         made.check(table.note_ended(name, 137))
     assert table.over
-    assert not interrupt or table.code == INTERRUPTED
+    assert not interrupt or table.code == INTERRUPTED_EXIT_CODE

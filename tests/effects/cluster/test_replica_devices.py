@@ -34,7 +34,7 @@ def test_gpus_are_those_that_cuda_would_see(
 
 def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE_VARIABLE, "5,3,4")
-    monkeypatch.setenv(devices.THREADS, "7")
+    monkeypatch.setenv(devices.THREADS_VARIABLE, "7")
     first, second = replica_devices([EngineArgs(), EngineArgs()])
     assert (first.gpus, second.gpus) == ("5", "3")
     with pytest.raises(ConfigError, match="4 engines need 4 GPUs, and 3 can be seen"):
@@ -44,17 +44,17 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert (first.gpus, second.gpus) == ("5,3", "4")
     args = second.take(EngineArgs(journal="runs"))
     assert os.environ[VISIBLE_VARIABLE] == "4"
-    assert os.environ[devices.THREADS] == "7", "as it was given"
+    assert os.environ[devices.THREADS_VARIABLE] == "7", "as it was given"
     assert (args.journal, args.gpu_memory_utilization) == (Path("runs/replica-1"), None)
 
 
 def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE_VARIABLE, "0")
-    monkeypatch.delenv(devices.THREADS, raising=False)
-    monkeypatch.setattr(devices, "_cores", lambda: 7)
+    monkeypatch.delenv(devices.THREADS_VARIABLE, raising=False)
+    monkeypatch.setattr(devices, "_num_cores", lambda: 7)
     first, *_ = replica_devices([EngineArgs(device="cpu")] * 3)
     args = first.take(EngineArgs())
-    assert os.environ[devices.THREADS] == "2"
+    assert os.environ[devices.THREADS_VARIABLE] == "2"
     assert os.environ[VISIBLE_VARIABLE] == "0"
     assert args.gpu_memory_utilization == CPU_SHARE / 3
     given = EngineArgs(gpu_memory_utilization=0.4)

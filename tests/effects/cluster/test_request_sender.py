@@ -1,6 +1,6 @@
 """What a front sends to an engine of its requests."""
 
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashingRequest
 from minfer.effects.cluster.link.crash_rule import MAX_CLIENT_DEATHS
@@ -8,7 +8,7 @@ from tests.effects.cluster.ends import READY, request
 
 
 def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() -> None:
-    remote, sent = Remote(), list[wire.ToEngine]()
+    remote, sent = RemoteEngine(), list[wire.ToEngine]()
     remote.submit([request("waits")])
     remote.connect(sent.append)
     remote.receive(READY)
@@ -16,12 +16,12 @@ def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() ->
     remote.receive(wire.NewCrashingRequests((crashing,)))
     remote.submit([request("alone", client="isolated")])
     hello, alone = sent
-    assert isinstance(hello, wire.Hello)
+    assert isinstance(hello, wire.FrontHello)
     assert isinstance(alone, wire.ResumeRequests)
     assert [one.isolated for one in alone.resumed] == [True]
     assert not any(one.request.taken for one in (*hello.resumed, *alone.resumed))
     remote.disconnect()
     remote.connect(sent.append)
     again = sent[-1]
-    assert isinstance(again, wire.Hello)
+    assert isinstance(again, wire.FrontHello)
     assert [one.request.taken for one in again.resumed] == [True, True]

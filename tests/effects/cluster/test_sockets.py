@@ -18,14 +18,17 @@ import pytest
 from attrs import define, evolve, field
 
 from minfer.effects.cluster.engine_client.link_client import (
-    HERE,
+    SAME_MACHINE,
     LinkClient,
     LinkedEngine,
     keep_linked,
 )
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server import link_server
-from minfer.effects.cluster.engine_server.host import PATIENCE, Host
+from minfer.effects.cluster.engine_server.engine_server import (
+    FRONT_RETURN_SECONDS,
+    EngineServer,
+)
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import own_terms
@@ -54,16 +57,16 @@ class Served:
     path: Path
     engine: MadeUp = field(factory=MadeUp)
     why: list[str] = field(factory=list)
-    host: Host = field(init=False)
+    host: EngineServer = field(init=False)
     server: LinkServer = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.host = Host(2, self.why.append)
+        self.host = EngineServer(2, self.why.append)
         self.server = LinkServer(self.host)
         self.server.start()
-        self.server.let_in(listen_at(self.path), own_terms())
+        self.server.accept_links(listen_at(self.path), own_terms())
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * PATIENCE  # no front is waited for
+        self.engine.now = 2 * FRONT_RETURN_SECONDS  # no front is waited for
 
     def links(self) -> int:
         return len(self.host._sessions)
@@ -83,8 +86,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 OWN = own_terms()
-HELLO = wire.Hello(0, 1, 0, ())
-OTHER = wire.Hello(1, 1, 0, ())
+HELLO = wire.FrontHello(0, 1, 0, ())
+OTHER = wire.FrontHello(1, 1, 0, ())
 
 
 @pytest.mark.long
@@ -111,7 +114,7 @@ def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
 def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_server, "TICK", 60.0)  # it must not wait for that
+    monkeypatch.setattr(link_server, "TICK_SECONDS", 60.0)  # it must not wait for that
     with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
         until(lambda: len(served.engine.served) == 1)
         time.sleep(0.15)  # the thread has begun a long wait
@@ -125,7 +128,7 @@ def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
 def test_a_front_that_takes_nothing_any_more_is_cut(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link_server, "MOST_KEPT", 2**20)
+    monkeypatch.setattr(link_server, "MAX_UNSENT_BYTES", 2**20)
     with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper:
         until(lambda: len(served.engine.served) == 1)
         served.batch("a", 60, 10_000)
@@ -142,7 +145,7 @@ NOISE = frame(b"noise")
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("<I", wire.LARGEST + 1),
+        struct.pack("<I", wire.MAX_MESSAGE_BYTES + 1),
         NOISE,
         frame(wire.encode(HELLO)) * 2,  # doubled
         frame(wire.encode(wire.SubmitRequests((request("z"),)))),  # no hello
@@ -220,7 +223,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
     before, threads = descriptors(), threading.active_count()
     served = Served(tmp_path / "engine")
     for number in range(20):
-        with plain(served.path, wire.Hello(0, number, 0, ())):
+        with plain(served.path, wire.FrontHello(0, number, 0, ())):
             until(lambda: served.links() == 1)
         until(lambda: served.links() == 0)
     served.server.close()
@@ -231,14 +234,14 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
 # --- a front's end ----------------------------------------------------------------------
 
 
-def front(path: Path, test: Callable[[Remote], Any], terms: Terms = OWN) -> Any:
+def front(path: Path, test: Callable[[RemoteEngine], Any], terms: Terms = OWN) -> Any:
     """Run a test in an event loop, with a remote that is kept linked."""
     engine = LinkedEngine(
-        replica=0, find=lambda: path, terms=terms, name="a", distance=HERE
+        replica=0, find=lambda: path, terms=terms, name="a", settings=SAME_MACHINE
     )
 
     async def run() -> Any:
-        remote = Remote(0)
+        remote = RemoteEngine(0)
         task = asyncio.create_task(keep_linked(remote, engine))
         try:
             return await test(remote)
@@ -260,7 +263,7 @@ async def soon(true: Callable[[], bool]) -> None:
 def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "engine"
 
-    async def test(remote: Remote) -> None:
+    async def test(remote: RemoteEngine) -> None:
         heard: list[Any] = []
         remote.listen(heard.append)
         remote.submit([request("a")])
@@ -307,19 +310,19 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
         thread = threading.Thread(target=babble)
         thread.start()
 
-        async def test(remote: Remote) -> None:
+        async def test(remote: RemoteEngine) -> None:
             await soon(lambda: len(came) == 4)
             await soon(lambda: remote.links == 4)
 
         front(path, test)
         thread.join()
     gaps = [later - sooner for sooner, later in pairwise(came)]
-    assert min(gaps) > HERE.retry / 2, "an engine that cuts must not be pestered"
+    assert min(gaps) > SAME_MACHINE.retry / 2, "an engine that cuts must not be pestered"
     assert caplog.text.count("the link to the engine is cut") >= 3
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
-async def link_to(remote: Remote, path: Path) -> tuple[LinkClient, socket.socket]:
+async def link_to(remote: RemoteEngine, path: Path) -> tuple[LinkClient, socket.socket]:
     """A front's end of a link, and the engine's end, which says nothing by itself."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -339,7 +342,7 @@ def test_a_link_is_over_also_if_what_follows_that_breaks(
         raise KeyError("a fault")
 
     async def go() -> None:
-        remote = Remote(0)
+        remote = RemoteEngine(0)
         client, engine = await link_to(remote, tmp_path / "engine")
         monkeypatch.setattr(remote, "disconnect", broken)
         engine.close()
@@ -351,7 +354,7 @@ def test_a_link_is_over_also_if_what_follows_that_breaks(
 
 def test_an_unreadable_message_is_no_death_of_its_engine(tmp_path: Path) -> None:
     async def go() -> int:
-        remote = Remote(0)
+        remote = RemoteEngine(0)
         remote.submit([request("a")])
         client, engine = await link_to(remote, tmp_path / "engine")
         with engine:
@@ -372,8 +375,8 @@ def test_an_unreadable_message_is_no_death_of_its_engine(tmp_path: Path) -> None
 def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(remote: Remote) -> None:
-        await asyncio.sleep(4 * HERE.retry)
+    async def test(remote: RemoteEngine) -> None:
+        await asyncio.sleep(4 * SAME_MACHINE.retry)
         assert not remote.links
 
     front(served.path, test, evolve(OWN, version="0"))
@@ -393,7 +396,7 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
     """Its last message may say that it serves another request alone."""
     path = tmp_path / "engine"
     heard: list[wire.ToFront] = []
-    remote = Remote(0)
+    remote = RemoteEngine(0)
     receive = remote.receive
 
     def note(message: wire.ToFront, replica: int = 0) -> None:
@@ -407,7 +410,7 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
         # From here on, the event loop does not run until the front has written.
         engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
         engine.close()
-        client._say(wire.ResetCache())
+        client._send(wire.ResetCache())
         await client.over
 
     asyncio.run(go())

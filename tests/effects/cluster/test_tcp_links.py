@@ -15,14 +15,17 @@ from attrs import define, evolve, field
 from minfer.effects.cluster.engine_client import link_client
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import (
-    ELSEWHERE,
-    Distance,
+    OTHER_MACHINE,
     LinkedEngine,
+    LinkSettings,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import PATIENCE, Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.engine_server import (
+    FRONT_RETURN_SECONDS,
+    EngineServer,
+)
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms
@@ -37,7 +40,7 @@ from tests.effects.cluster.test_sockets import soon
 from tests.effects.network import Network
 
 TERMS = link_terms(b"model", "cpu", 4, secret_key("s"))
-NEAR = evolve(ELSEWHERE, retry=0.01)
+NEAR = evolve(OTHER_MACHINE, retry=0.01)
 
 
 @define(eq=False)
@@ -46,21 +49,21 @@ class Outside:
 
     folder: Any
     engine: MadeUp = field(factory=MadeUp)
-    host: Host = field(init=False)
+    host: EngineServer = field(init=False)
     server: LinkServer = field(init=False)
     sock: Socket = field(init=False)
     network: Network = field(init=False)
     _all: contextlib.ExitStack = field(init=False, factory=contextlib.ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        self.host = Host(None, print)
+        self.host = EngineServer(None, print)
         self.server = LinkServer(self.host)
         self.server.start()
         self._all.callback(self.server.close)
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * PATIENCE
+        self.engine.now = 2 * FRONT_RETURN_SECONDS
         self.sock = listen_at(("127.0.0.1", 0))
-        self.server.let_in(self.sock, TERMS)
+        self.server.accept_links(self.sock, TERMS)
         self.network = Network(self.sock.getsockname())
         self._all.callback(self.network.close)
 
@@ -79,23 +82,23 @@ def outside(tmp_path: Any) -> Iterator[Outside]:
     one.close()
 
 
-def remote() -> Remote:
+def remote() -> RemoteEngine:
     """A front of one engine here, which never comes, and one elsewhere."""
     config = RouterConfig(Prefix(), 4)
     prefill = PrefillFirst(FrontRouter(config))
-    return Remote(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
+    return RemoteEngine(0, router=FrontRouter(config), prefill=prefill, external=1)
 
 
 def engine(
-    find: Callable[[], Port | None], distance: Distance = NEAR, terms: Any = TERMS
+    find: Callable[[], Port | None], settings: LinkSettings = NEAR, terms: Any = TERMS
 ) -> LinkedEngine:
-    return LinkedEngine(replica=1, find=find, terms=terms, name="f", distance=distance)
+    return LinkedEngine(replica=1, find=find, terms=terms, name="f", settings=settings)
 
 
 def run(
     outside: Outside,
     test: Callable[..., Any],
-    distance: Distance = ELSEWHERE,
+    settings: LinkSettings = OTHER_MACHINE,
     terms: Any = TERMS,
     count: int = 1,
 ) -> None:
@@ -103,7 +106,7 @@ def run(
 
     async def go() -> None:
         fronts = [remote() for _ in range(count)]
-        found = engine(lambda: outside.port, distance, terms)
+        found = engine(lambda: outside.port, settings, terms)
         tasks = [asyncio.create_task(keep_linked(one, found)) for one in fronts]
         try:
             await test(*fronts)
@@ -116,12 +119,12 @@ def run(
     asyncio.run(go())
 
 
-def linked(front: Remote) -> Callable[[], bool]:
+def linked(front: RemoteEngine) -> Callable[[], bool]:
     return lambda: front.replicas[1].progress is None
 
 
 def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
-    async def test(first: Remote, second: Remote) -> None:
+    async def test(first: RemoteEngine, second: RemoteEngine) -> None:
         heard: list[Any] = []
         first.listen(heard.append)
         await soon(lambda: linked(first)() and linked(second)())
@@ -134,7 +137,7 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
         assert heard[-1].tokens == ((7,),)
         first.reset_cache()
         await soon(lambda: second.resets == 1)
-        assert first.replicas[1].here == "127.0.0.1"
+        assert first.replicas[1].local_address == "127.0.0.1"
         second.queries.ask(wire.RequestQuery("r0"), heard.append)
         assert heard[-1] is None, "other servers are not asked for requests"
 
@@ -144,7 +147,7 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
 def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "PLACED", 0.1)
+    monkeypatch.setattr(link_client, "ADDRESS_SECONDS", 0.1)
     front, given_up = remote(), list[int]()
     monkeypatch.setattr(front, "give_up", given_up.append)
     at: Port | None = None
@@ -171,8 +174,8 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
 def test_who_is_refused_says_so_once_and_others_go_on(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(front: Remote) -> None:
-        async def stranger(_: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
+        async def stranger(_: RemoteEngine) -> None:
             await asyncio.sleep(0.2)
 
         await soon(linked(front))
@@ -193,9 +196,9 @@ def test_who_is_refused_says_so_once_and_others_go_on(
 def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
     outside: Outside, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(link_client, "_LOOK", 0.05)
+    monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.05)
 
-    async def test(front: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
         front.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
@@ -217,15 +220,15 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
         await soon(linked(front))
         await soon(lambda: kept.replica == 1)
 
-    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=0.3))
+    run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=0.3))
 
 
 def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "_LOOK", 0.02)
+    monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.02)
 
-    async def test(front: Remote) -> None:
+    async def test(front: RemoteEngine) -> None:
         await soon(linked(front))
         outside.network.stalled = True
         await asyncio.sleep(0.2)
@@ -234,7 +237,7 @@ def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
         await asyncio.sleep(0.1)
         assert linked(front)()
 
-    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=10.0))
+    run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=10.0))
 
 
 CABLE = """
@@ -242,7 +245,7 @@ import asyncio, logging, subprocess, sys, tempfile, time
 from pathlib import Path
 from attrs import evolve
 from minfer.effects.net import addresses
-from minfer.effects.cluster.engine_client.link_client import ELSEWHERE
+from minfer.effects.cluster.engine_client.link_client import OTHER_MACHINE
 
 def ip(*said):
     subprocess.run(["ip", *said], check=True)
@@ -266,7 +269,7 @@ async def test(front):
     await soon(linked(front))
     print("back", flush=True)
 
-run(outside, test, evolve(ELSEWHERE, silence=60))  # the system has to notice it
+run(outside, test, evolve(OTHER_MACHINE, silence=60))  # the system has to notice it
 outside.close()
 """
 

@@ -20,10 +20,10 @@ from attrs import define, evolve, field, frozen
 from minfer.blocks.keys import Key, block_keys
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.output_routing import Session
-from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
 from minfer.effects.live.client import EngineMessage, TurnOutputs
@@ -63,7 +63,7 @@ STEP = 0.01  # seconds on the world's clock that a move takes
 SPLIT = 0.2  # of pieces: a part of the next one comes with it
 GARBAGE = 0.3  # of spoilt links: an end says what is no message
 NOISE = (  # a length that no end sends, no message, and one of no kind
-    (wire.LARGEST + 1).to_bytes(4, "little"),
+    (wire.MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"),
     frame(b"noise"),
     frame(b"\x81\xa4type\xa1x"),
     frame(b""),
@@ -182,7 +182,7 @@ class Way:
     """One direction of a link: bytes on their way, and who reads them."""
 
     pieces: deque[bytes] = field(factory=deque)
-    reader: FrameReader = field(factory=lambda: FrameReader(wire.LARGEST))
+    reader: FrameReader = field(factory=lambda: FrameReader(wire.MAX_MESSAGE_BYTES))
     stalled: float = 0.0  # nothing arrives before this time
 
     def __len__(self) -> int:
@@ -222,7 +222,7 @@ class Link:
 class Front:
     """A front, its link, and what its requests got."""
 
-    remote: Remote
+    remote: RemoteEngine
     links: dict[int, Link] = field(factory=dict)  # by replica
     got: dict[SampleId, list[int]] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
@@ -247,7 +247,7 @@ class Replica:
     """An engine's process, while there is one, and what it has come to."""
 
     number: int
-    host: Host | None = None
+    host: EngineServer | None = None
     compiling: CompilingRequests = field(factory=CompilingRequests)
     engine: Inline | None = None
     deaths: int = 0
@@ -302,7 +302,9 @@ class World:
         """An engine starts, which is ready some time later."""
         fronts = None if self.is_elsewhere(replica) else len(self.fronts)
         size = self.config_of(replica).block_size
-        replica.host = Host(fronts, lambda _: None, clock=self.clock, block_size=size)
+        replica.host = EngineServer(
+            fronts, lambda _: None, clock=self.clock, block_size=size
+        )
         replica.engine = None
 
     def ready(self, replica: Replica) -> None:
@@ -315,7 +317,7 @@ class World:
             replica.engine = Inline(driver, grammars=replica.compiling)
             news = None
             if len(self.replicas) > 1:
-                news = ReplicaNews(config, lambda: driver.state)
+                news = CacheEventPublisher(config, lambda: driver.state)
                 replica.engine.on_turn = self.watching(replica.host)
             replica.host.open(replica.engine, READY, news)
 
@@ -337,7 +339,7 @@ class World:
         tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
         return evolve(CONFIG, keyed=tier)
 
-    def watching(self, host: Host) -> Callable[[EngineState, Transition], None]:
+    def watching(self, host: EngineServer) -> Callable[[EngineState, Transition], None]:
         """Counts blocks that are fetched, beside what the host does with a turn."""
 
         def note(before: EngineState, turn: Transition) -> None:
@@ -496,15 +498,17 @@ class World:
         prefill = None
         if self.apart:
             own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
-            prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
-        remote = Remote(
+            prefill = PrefillFirst(
+                own, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
+            )
+        remote = RemoteEngine(
             number,
             clock=self.clock,
             replicas=count - self.elsewhere,
             router=router,
             prefill=prefill,
             prefillers=self.prefillers,
-            elsewhere=self.elsewhere,
+            external=self.elsewhere,
             last_end=self.last_end,
         )
         front = Front(remote)

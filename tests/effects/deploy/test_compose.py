@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.main import parser
-from minfer.effects.cluster.processes.supervisor import LAST_MOMENTS
+from minfer.effects.cluster.processes.supervisor import END_SECONDS
 from tests.effects.deploy.room import PORT, ROOM, option, read_yaml, stages
 
 WHOLE = read_yaml("compose.yaml")
@@ -29,7 +29,7 @@ def test_the_server_is_started_with_options_that_it_has() -> None:
 
 def test_answers_may_end_before_it_is_killed() -> None:
     longest = int(option(COMMAND, "--shutdown-timeout"))
-    assert seconds(MINFER["stop_grace_period"]) >= longest + LAST_MOMENTS
+    assert seconds(MINFER["stop_grace_period"]) >= longest + END_SECONDS
 
 
 def test_the_server_may_do_little() -> None:

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live.totals import ACCEPTED_AT
+from minfer.effects.live.totals import ACCEPTED_PER_POSITION
 from minfer.effects.serving.observability.metrics import Metrics
 from tests.effects.deploy.room import read_json
 
@@ -39,7 +39,9 @@ def exported() -> dict[str, set[str]]:
         # on a fast machine a lone request may wait for nothing.
         metrics.waits["blocks"] = 0.25
         now = evolve(llm.client.snapshot(), waiting=1, waiting_for={"blocks": 1})
-        totals = evolve(now.totals, counts={**now.totals.counts, f"{ACCEPTED_AT}0": 1})
+        totals = evolve(
+            now.totals, counts={**now.totals.counts, f"{ACCEPTED_PER_POSITION}0": 1}
+        )
         now = evolve(now, totals=totals)
         metrics.client = Mock(snapshot=lambda: now)
         text = generate_latest(metrics.registry).decode()

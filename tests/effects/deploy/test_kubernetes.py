@@ -11,7 +11,7 @@ import yaml
 
 import minfer
 from minfer.effects.cli.main import parser
-from minfer.effects.cluster.processes.supervisor import LAST_MOMENTS
+from minfer.effects.cluster.processes.supervisor import END_SECONDS
 from tests.effects.deploy.room import (
     PORT,
     ROOM,
@@ -118,7 +118,7 @@ def test_what_is_queried_is_there(server: Serving, path: str) -> None:
 def test_answers_may_end_before_it_is_killed() -> None:
     before = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
     longest = int(option(CONTAINER["args"], "--shutdown-timeout"))
-    assert SPEC["terminationGracePeriodSeconds"] >= before + longest + LAST_MOMENTS
+    assert SPEC["terminationGracePeriodSeconds"] >= before + longest + END_SECONDS
 
 
 def test_the_second_never_waits_for_the_first() -> None:

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
 from minfer.effects.execution.running.plan_launcher import unsupported_request
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
 from minfer.records.plan import MEAN, POOLINGS, NewRow, Plan
@@ -148,7 +148,9 @@ def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
             [ids[:9] for ids in prompts(5)[2:]], GREEDY, None
         ).processors
         pooled = [
-            one._job(ids, inbox.put, pooling, count=10 + i, urgency=Urgency())
+            one._make_processor(
+                ids, inbox.put, pooling, count=10 + i, urgency=SchedulingHints()
+            )
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
         ]
         one.front.submit([*first, *pooled])  # in one turn

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, ParameterError, SamplingParams
-from minfer.effects.live.beams.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replay_searches
 from minfer.effects.live.errors import DrainingError, RequestError
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.records.messages import Admitted, Preempted, Submit
@@ -219,17 +219,17 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
         turns = [*journal.turns()]  # raises where they are decided otherwise
         submitted = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
         assert {one.id for one in submitted} >= {"0/0/0", "0/1/3", "1/11/0"}
-        found = replayed(turns)
+        found = replay_searches(turns)
         assert [*found] == ["0", "1"]
         for before in (turns, turns[:7]):  # their ids come again
-            assert replayed([*before, *turns]) == found
+            assert replay_searches([*before, *turns]) == found
         for search, output in zip(found.values(), outputs, strict=True):
-            assert search.over
+            assert search.is_finished
             due = [(one.cum_logprob, one.finish_reason) for one in output.sequences]
-            assert [(one.logprob, one.reason) for one in search.found(4)] == due
+            assert [(one.logprob, one.reason) for one in search.best(4)] == due
             size = len(output.request.prompt_token_ids)
             tokens = [one.tokens[size:] for one in output.sequences]
-            assert redact or [one.tokens for one in search.found(4)] == tokens
+            assert redact or [one.tokens for one in search.best(4)] == tokens
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.beams.beam_rounds import SearchRequest
 from minfer.effects.live.beams.beam_searches import BeamSearches
@@ -38,7 +38,7 @@ def requested(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
         n=n,
         stop_ids=frozenset({STOP}),
         width=WIDTH,
-        how=BeamSearch(),
+        search_params=BeamSearch(),
         block_size=4,
     )
 
@@ -298,7 +298,7 @@ def test_a_search_that_is_refused_leaves_nothing(
 
 def test_it_goes_on_when_its_engine_is_another() -> None:
     """The front asks again for the round that was lost, without its place there."""
-    remote, sent = Remote(), list[Any]()
+    remote, sent = RemoteEngine(), list[Any]()
     client: EngineClient = remote
     searches, heard = BeamSearches(client), list[Any]()
     remote.listen(lambda message: heard.extend(searches.translate(message)))

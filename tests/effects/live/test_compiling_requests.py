@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import COMPILE_THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
@@ -50,7 +50,7 @@ def grammars(compiler: Compiler) -> Grammars:
 
 @pytest.fixture
 def compiling(grammars: Grammars) -> CompilingRequests:
-    return CompilingRequests(grammars, LiveRequests())
+    return CompilingRequests(grammars, RequestRegistry())
 
 
 def wait(
@@ -66,7 +66,7 @@ def wait(
 
 def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> None:
     assert not wait(compiling, [ask("a"), ask("b")], print)
-    assert not wait(CompilingRequests(None, LiveRequests()), [ask("a", "x")], print)
+    assert not wait(CompilingRequests(None, RequestRegistry()), [ask("a", "x")], print)
 
 
 @pytest.mark.parametrize("regex", ["x", "bad"])

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.analysis.drafts import judged, tally_of
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.host_drafts import (
-    MAX_SKIPPED,
+    MAX_SKIPPED_TURNS,
     MAX_TOKENS_READ,
     HostDrafts,
 )
@@ -113,7 +113,7 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     host = with_drafts.host
     assert host is not None
     assert not host.samples  # nothing is kept of who has ended
-    assert not host.by_gen
+    assert not host.by_run_id
     assert not host.library.own
 
 
@@ -147,7 +147,7 @@ def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None
     asking = Always()
     loop = run(evolve(CONFIG, speculation=how), asking, request("a", 5, 600))
     assert not loop.tally.rows
-    rounds = 600 / MAX_SKIPPED + 2 * MAX_SKIPPED.bit_length()
+    rounds = 600 / MAX_SKIPPED_TURNS + 2 * MAX_SKIPPED_TURNS.bit_length()
     assert 5 < asking.requested < rounds
 
 
@@ -162,7 +162,7 @@ def test_a_prompt_is_read_a_part_a_turn() -> None:
     loop.finish()
     # But for what came when drafts were not requested any more.
     unread = 1000 + len(loop.out["a", 0]) - sum(asking.reported)
-    assert 0 <= unread <= MAX_SKIPPED
+    assert 0 <= unread <= MAX_SKIPPED_TURNS
 
 
 def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import (
-    SWITCH_INTERVAL,
+    SWITCH_SECONDS,
     paused_collector,
     short_switch_interval,
 )
@@ -138,6 +138,6 @@ def test_threads_take_turns_sooner_while_the_loop_runs() -> None:
     was = sys.getswitchinterval()
     with short_switch_interval():
         with short_switch_interval():  # another engine's
-            assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
-        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
     assert sys.getswitchinterval() == was

@@ -21,7 +21,7 @@ from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine import engine_worker as worker
 from minfer.effects.live.errors import (
-    PROGRAM_ENDS,
+    PROGRAM_ENDED_MESSAGE,
     DrainingError,
     EngineDeadError,
     OverloadedError,
@@ -117,9 +117,9 @@ while not llm.worker.driver.busy:
     )
     first, second = completed.stdout.splitlines()
     assert (completed.returncode, completed.stderr) == (0, "")
-    assert first == f"EngineDeadError {PROGRAM_ENDS}"
+    assert first == f"EngineDeadError {PROGRAM_ENDED_MESSAGE}"
     assert second.startswith("EngineDeadError ")
-    assert PROGRAM_ENDS in second
+    assert PROGRAM_ENDED_MESSAGE in second
 
 
 @pytest.mark.parametrize("serving", [False, True])
@@ -216,7 +216,7 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
         def observe() -> None:
             if not freed:
                 freed.append(weakref.ref(Knot()))
-                monkeypatch.setattr(worker, "COLLECT_INTERVAL", 0.0)
+                monkeypatch.setattr(worker, "COLLECT_SECONDS", 0.0)
 
         llm.front.after.append(observe)
         stream = llm.stream([1, 2], ENDLESS)
@@ -338,7 +338,7 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
         messages = listened(llm)
 
         def cut(message: EngineMessage) -> None:
-            if len(tokens_of([message], "a")) and llm.worker.live.known("a"):
+            if len(tokens_of([message], "a")) and llm.worker.live.is_served("a"):
                 llm.client.finish([Finish("a", 0, 1), Finish("unknown", 0, 1)])
 
         llm.client.listen(cut)
@@ -512,7 +512,7 @@ def test_a_death_is_reported_once_with_those_it_concerns(
         settle(llm)
         deaths = [one for one in messages if isinstance(one, EngineDied)]
         assert [death.ids for death in deaths] == [("a", "b")]
-        assert "ZeroDivisionError" in deaths[0].why
+        assert "ZeroDivisionError" in deaths[0].reason
         assert isinstance(llm.client.dead, ZeroDivisionError)
         assert "ZeroDivisionError" in llm.client.snapshot().dead
         with pytest.raises(EngineDeadError, match="the engine has stopped"):

@@ -15,7 +15,7 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.front import Front
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ class Stub:
     dead: BaseException | None = None
     working: bool = True
     resets: int = 0
-    live: LiveRequests = field(factory=LiveRequests)
+    live: RequestRegistry = field(factory=RequestRegistry)
 
     @property
     def unready(self) -> str:
@@ -109,7 +109,9 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> No
     front.submit(list(jobs.values()))
     assert {one.times.arrived for one in jobs.values()} == {7.0}
     samples = (("b", 0), ("unknown", 0), ("c", 0), ("a", 0))
-    front.hear(TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8))))
+    front.handle_message(
+        TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8)))
+    )
     assert reported == [jobs["b"], jobs["a"]]
     assert jobs["a"].take().outputs[0].token_ids == (7, 8)
     assert jobs["b"].times.first == 8.0
@@ -123,13 +125,13 @@ def test_a_request_is_gone_before_its_end_is_reported(front: Front) -> None:
     front.on_end.append(lambda _: order.append(("end", "a" in front.processors)))
     front.after.append(lambda: order.append(("after", "a" in front.processors)))
     front.submit([one])
-    front.hear(
+    front.handle_message(
         TurnOutputs(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),))
     )
     assert order == [("sink", True), ("after", True)]
     one.take()
     order.clear()
-    front.hear(TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
+    front.handle_message(TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
     assert order == [("sink", False), ("end", False), ("after", False)]
     front.submit([job("a", reported)])  # its id can be used again
 
@@ -150,8 +152,8 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
     bad.sink = broken
     front.submit([bad, good])
     ids = (("bad", 0), ("good", 0))
-    front.hear(TurnOutputs(time=1.0, ids=ids, tokens=((5,), (6,))))
-    front.hear(TurnOutputs(time=2.0, finished=(end("bad"), end("good"))))
+    front.handle_message(TurnOutputs(time=1.0, ids=ids, tokens=((5,), (6,))))
+    front.handle_message(TurnOutputs(time=2.0, finished=(end("bad"), end("good"))))
     assert good.take().outputs[0].token_ids == (6,)
     assert ended == [good]
     assert told == ["after", "after"]
@@ -168,11 +170,13 @@ def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> 
     assert one.tokenizer is not None
     tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
     front.submit([one])
-    front.hear(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
+    front.handle_message(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
     assert client.requested == [("submit", "a")]
-    front.hear(TurnOutputs(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),)))
+    front.handle_message(
+        TurnOutputs(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),))
+    )
     assert client.requested[1:] == [("finish", Finish("a", 0, 2))]
-    front.hear(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
+    front.handle_message(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
     output = one.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
     assert not front.processors
@@ -181,12 +185,16 @@ def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> 
 def test_times_come_with_the_reasons(front: Front) -> None:
     one = job("a", [])
     front.submit([one])
-    front.hear(TurnOutputs(time=8.0, arrived=("a", "other"), waits={"rows": 2.0}))
+    front.handle_message(
+        TurnOutputs(time=8.0, arrived=("a", "other"), waits={"rows": 2.0})
+    )
     let_in = Admitted("a", 0, 3.0, 0, 1)
     other = Admitted("other", 0, 3.0, 0, 1)
-    front.hear(TurnOutputs(time=10.0, reasons=(other, let_in), waits={"rows": 3.5}))
+    front.handle_message(
+        TurnOutputs(time=10.0, reasons=(other, let_in), waits={"rows": 3.5})
+    )
     back = Preempted("a", 0, ("b", 0), 1, 1)
-    front.hear(TurnOutputs(time=11.0, reasons=(back,), waits={"rows": 9.0}))
+    front.handle_message(TurnOutputs(time=11.0, reasons=(back,), waits={"rows": 9.0}))
     assert (one.times.started, one.times.preempted) == (10.0, 1)
     assert one.times.queued == {"rows": 1.5, "step": 1.5}
 
@@ -234,7 +242,7 @@ def test_dropping_waits_for_the_end(
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
-            front.hear(TurnOutputs(time=1.0, finished=(end("a"),)))
+            front.handle_message(TurnOutputs(time=1.0, finished=(end("a"),)))
 
     monkeypatch.setattr("minfer.effects.live.front.time.sleep", sleep)
     front.submit([mine])
@@ -267,8 +275,8 @@ def test_a_death_is_reported_once_to_each(front: Front, client: Stub) -> None:
     jobs = [job("a", reported), job("b", reported)]
     front.submit(jobs)
     client.dead = ZeroDivisionError("where it broke")
-    front.hear(EngineDied(("a", "b", "c"), "the engine broke"))
-    front.hear(EngineDied(("a", "b"), "the engine broke"))
+    front.handle_message(EngineDied(("a", "b", "c"), "the engine broke"))
+    front.handle_message(EngineDied(("a", "b"), "the engine broke"))
     assert reported == jobs
     assert rung == [2, 2]
     assert not front.processors
@@ -287,6 +295,8 @@ def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
     assert reported == [one]
     with pytest.raises(EngineDeadError, match="it stops"):
         one.take()
-    front.hear(TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
+    front.handle_message(
+        TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),))
+    )
     assert reported == [one]
     assert not front.processors

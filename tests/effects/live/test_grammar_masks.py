@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.live.constraints.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.constraints.grammar_masks import STUCK_ERROR, GrammarMasks
 from minfer.effects.live.constraints.sample_grammars import AllowedTokens
 from minfer.effects.live.masks import StepMasks
 from minfer.effects.text.grammars.grammar_library import GrammarError
@@ -124,7 +124,7 @@ def test_a_matcher_that_cannot_go_on_ends_only_its_sample() -> None:
     bench.turn(Submit(ask("a")), Submit(ask("b")))
     bench.compiler.made[0].broken = True
     masked = bench.turn()
-    assert masked.ends == (Finish("a", 0, 1, "error", f"{STUCK}: too much work"),)
+    assert masked.ends == (Finish("a", 0, 1, "error", f"{STUCK_ERROR}: too much work"),)
     assert [mask.index for mask in masked.masks] == [1]
 
 
@@ -161,7 +161,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     assert bench.compiler.made[2].taken == [9, 9]
     bench.compiler.made[2].broken = True
     (end,) = bench.turn().ends
-    assert end == Finish("b", 0, 3, "error", f"{STUCK}: too much work")
+    assert end == Finish("b", 0, 3, "error", f"{STUCK_ERROR}: too much work")
     # Nor does a sample get it that comes then, or the one that it had before.
     bench.masks.drop([("b", 0)])
     assert bench.masks.add_requests([ask("d"), ask("e")]) == (Pause("e", 0),)
@@ -235,5 +235,5 @@ def test_where_the_library_cannot_be_loaded_all_that_need_it_end() -> None:
     bench.masks._grammars = Grammars(missing)
     masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
     assert not masked.masks
-    why = f"{STUCK}: there is none"
+    why = f"{STUCK_ERROR}: there is none"
     assert masked.ends == tuple(Finish(name, 0, 0, "error", why) for name in "ab")

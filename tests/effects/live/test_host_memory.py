@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from minfer.effects.live.engine import host_memory
-from minfer.effects.live.engine.host_memory import GROWN, Trim
+from minfer.effects.live.engine.host_memory import TRIM_GROWTH_BYTES, Trim
 
 HOLES = """
 from minfer.effects.live.engine.host_memory import Trim, resident
@@ -18,9 +18,9 @@ keep = small[::500]  # so that the rest is holes, and not the end of the heap
 del small
 held = resident()
 assert held > full - (16 << 20), "the allocator gives back by itself"
-assert trim.look()
+assert trim.trim_if_grown()
 assert resident() < held - (200 << 20), (full, held, resident())
-assert not trim.look()
+assert not trim.trim_if_grown()
 """
 
 
@@ -34,21 +34,23 @@ def test_holes_in_the_heap_are_given_back() -> None:
 def test_a_process_that_does_not_grow_is_not_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes = iter([GROWN, 10, 10 + GROWN - 1, 5, 5 + GROWN, 20])
+    sizes = iter(
+        [TRIM_GROWTH_BYTES, 10, 10 + TRIM_GROWTH_BYTES - 1, 5, 5 + TRIM_GROWTH_BYTES, 20]
+    )
     requested = []
-    monkeypatch.setattr(host_memory, "resident", lambda: next(sizes))
-    monkeypatch.setattr(host_memory, "give_back", lambda: requested.append(1))
+    monkeypatch.setattr(host_memory, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(host_memory, "release_free_pages", lambda: requested.append(1))
     trim = Trim()
-    assert trim.look()  # floor 10
-    assert not trim.look()
-    assert not trim.look()  # floor 5: what it has given back by itself counts
-    assert trim.look()
+    assert trim.trim_if_grown()  # floor 10
+    assert not trim.trim_if_grown()
+    assert not trim.trim_if_grown()  # floor 5: what it has given back by itself counts
+    assert trim.trim_if_grown()
     assert len(requested) == 2
 
 
 def test_a_user_may_say_how_many_products_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(host_memory.PRODUCTS_NAME, "7")
-    host_memory.bound_products()
-    assert os.environ[host_memory.PRODUCTS_NAME] == "7"
+    monkeypatch.setenv(host_memory.ONEDNN_CACHE_VARIABLE, "7")
+    host_memory.bound_onednn_cache()
+    assert os.environ[host_memory.ONEDNN_CACHE_VARIABLE] == "7"

@@ -11,12 +11,12 @@ from minfer.blocks.keys import block_keys
 from minfer.effects.live.input_processing.input_processor import (
     RequestError,
     RequestInput,
+    SchedulingHints,
     TokenizedPrompt,
     TooLongError,
-    Urgency,
     make_request,
     params_for,
-    urgencies_for,
+    scheduling_hints_for,
 )
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
@@ -91,7 +91,7 @@ def test_prompts_share_what_is_cached_by_default(setup: Setup) -> None:
 
 
 def test_urgency_travels(setup: Setup) -> None:
-    urgency = Urgency(priority=3, client="me", deadline=2)
+    urgency = SchedulingHints(priority=3, client="me", deadline=2)
     prompt = TokenizedPrompt(None, [1])
     given = RequestInput(setup=setup, prompt=prompt, count=0, urgency=urgency)
     request = make_request(given, SamplingParams())
@@ -146,7 +146,7 @@ def test_the_engine_has_the_last_word(setup: Setup) -> None:
 )
 def test_urgencies_out_of_range(field: str, value: Any, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        Urgency(**{field: value})
+        SchedulingHints(**{field: value})
 
 
 def test_parameters_are_one_for_all_or_one_for_each() -> None:
@@ -161,12 +161,15 @@ def test_parameters_are_one_for_all_or_one_for_each() -> None:
 
 
 def test_priorities_are_one_for_each() -> None:
-    assert urgencies_for(None, 2) == [Urgency()] * 2
-    assert urgencies_for([3, -1], 2) == [Urgency(priority=3), Urgency(priority=-1)]
+    assert scheduling_hints_for(None, 2) == [SchedulingHints()] * 2
+    assert scheduling_hints_for([3, -1], 2) == [
+        SchedulingHints(priority=3),
+        SchedulingHints(priority=-1),
+    ]
     with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
-        urgencies_for([1], 2)
+        scheduling_hints_for([1], 2)
     with pytest.raises(RequestError, match=r"priority\[1\] must be") as caught:
-        urgencies_for([1, 0.5], 2)  # type: ignore[list-item]  # the point
+        scheduling_hints_for([1, 0.5], 2)  # type: ignore[list-item]  # the point
     assert caught.value.index == 1
 
 

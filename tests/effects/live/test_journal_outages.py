@@ -14,7 +14,11 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, JournalWriter
+from minfer.effects.live.journal.journal_writer import (
+    FILE_CHECK_TURNS,
+    FIRST_RETRY_SECONDS,
+    JournalWriter,
+)
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request
@@ -46,7 +50,7 @@ class Engine:
     def __call__(self, turn: Turn) -> None:
         self.log.append(turn)
         self.writer(turn)
-        if self.writer.job is not None and len(self.writer.since) == 3:
+        if self.writer.job is not None and len(self.writer.turns_since) == 3:
             self.writer.job.exception(timeout=10)
 
     def close(self, state: EngineState) -> None:
@@ -96,7 +100,7 @@ def test_writing_comes_back_when_there_is_room(
     engine.turns(20)
     assert engine.reported() == (False, 1)
     for _ in range(3):  # it is tried again, less and less often
-        engine.now += 8 * FIRST_PAUSE
+        engine.now += 8 * FIRST_RETRY_SECONDS
         engine.turns(10)
     assert engine.reported() == (False, 4)
     assert len(caplog.records) == 1
@@ -104,7 +108,7 @@ def test_writing_comes_back_when_there_is_room(
     room.undo()
     engine.turns(10)
     assert engine.reported() == (False, 4)  # it is not time yet
-    engine.now += 20 * FIRST_PAUSE
+    engine.now += 20 * FIRST_RETRY_SECONDS
     engine.turns(30)
     assert engine.reported() == (True, 4)
     assert "goes on with turn" in caplog.text
@@ -122,27 +126,27 @@ def test_a_folder_that_was_removed_is_noticed_and_made_again(
     engine = Engine(folder)
     engine.turns(10)
     shutil.rmtree(folder)
-    engine.turns(LOOK)
+    engine.turns(FILE_CHECK_TURNS)
     assert engine.reported() == (False, 1)
     assert "it was removed" in caplog.text
-    engine.now += 2 * FIRST_PAUSE
+    engine.now += 2 * FIRST_RETRY_SECONDS
     engine.turns(20)
     assert engine.reported() == (True, 1)
     engine.driver.close()
-    check_last_run(folder, engine, since=LOOK)
+    check_last_run(folder, engine, since=FILE_CHECK_TURNS)
 
 
 def test_a_disk_that_is_full_now_and_then_is_not_filled_by_us(
     tmp_path: Path, room: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "SEGMENTS", 4)
+    monkeypatch.setattr(journals, "MAX_SEGMENTS", 4)
     engine = Engine(tmp_path)
     for _ in range(9):
         engine.turns(20)
         room.setattr(os, "write", full)
         engine.turns(5)
         room.undo()
-        engine.now += 2 * journals.LONGEST_PAUSE
+        engine.now += 2 * journals.MAX_RETRY_SECONDS
     engine.turns(20)
     assert engine.reported() == (True, 9)
     engine.driver.close()
@@ -156,7 +160,7 @@ def fill(engine: Engine, room: pytest.MonkeyPatch) -> None:
     room.setattr(os, "write", full)
     engine.turns(10)
     room.undo()
-    engine.now += 2 * journals.LONGEST_PAUSE
+    engine.now += 2 * journals.MAX_RETRY_SECONDS
     engine.turns(20)
 
 

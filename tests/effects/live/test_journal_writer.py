@@ -55,7 +55,7 @@ def live(
         def __call__(self, turn: Turn) -> None:
             log.append(turn)
             writer(turn)
-            if writer.job and len(writer.since) == 3:
+            if writer.job and len(writer.turns_since) == 3:
                 wait([writer.job])
 
         close = staticmethod(writer.close)
@@ -224,7 +224,7 @@ def test_a_small_size_is_kept(tmp_path: Path) -> None:
         sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
     driver.close()
     assert max(sizes) < 2 * size  # a snapshot of this run takes about half a segment
-    assert len(list(tmp_path.iterdir())) == journals.SEGMENTS
+    assert len(list(tmp_path.iterdir())) == journals.MAX_SEGMENTS
     journal = read_journal(tmp_path)
     assert 0 < journal.segments[0].head.turn < 2900
     assert list(journal.turns()) == log[journal.segments[0].head.turn :]
@@ -236,7 +236,7 @@ def test_kept_segments_are_bounded(
 ) -> None:
     monkeypatch.setattr(journals, "EVERY", 10)
     monkeypatch.setattr("minfer.journal.replay.EVERY", 10)
-    monkeypatch.setattr(journals, "SEGMENTS", 3)
+    monkeypatch.setattr(journals, "MAX_SEGMENTS", 3)
     driver, log = live(tmp_path, 10, size=1)
     while len(log) < 400:
         driver.post(Submit(Request(id=str(len(log)), prompt=(1, 2), max_tokens=3)))

@@ -652,12 +652,12 @@ def test_settings_out_of_range_are_named(folder: str, name: str, value: Any) -> 
 
 def test_a_setting_that_was_removed_is_refused_by_name(folder: str) -> None:
     with pytest.raises(TypeError, match="max_repeat was removed: a step computes one"):
-        LLM(folder, max_repeat=4)  # type: ignore[arg-type]  # the point
+        LLM(folder, max_repeat=4)  # type: ignore[call-arg]  # the point
 
 
 def test_an_unknown_setting_names_the_known_ones(folder: str) -> None:
     with pytest.raises(TypeError, match=r"no setting 'max_seqs'; it has .*max_num_seqs"):
-        LLM(folder, max_seqs=5)  # type: ignore[arg-type]  # the point
+        LLM(folder, max_seqs=5)  # type: ignore[call-arg]  # the point
 
 
 def test_a_budget_below_the_rows_is_a_contradiction(folder: str) -> None:
@@ -770,7 +770,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm_module, "_received", interrupted)
+        patch.setattr(llm_module, "_take_output", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
     assert not llm.front.processors

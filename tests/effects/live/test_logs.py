@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-from minfer.effects.live.logs import BURST, KINDS, STRETCH, LogRateLimit
+from minfer.effects.live.logs import (
+    BURST_SECONDS,
+    MAX_BURST_LINES,
+    MAX_LINE_KINDS,
+    LogRateLimit,
+)
 
 CODE = """
 import logging
@@ -36,11 +41,11 @@ def line(text: str, *values: object, level: int = logging.WARNING) -> logging.Lo
 def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
     now = [100.0]
     thinned = LogRateLimit(lambda: now[0])
-    written = [thinned.filter(line("port %s", i)) for i in range(BURST + 7)]
-    assert written == [True] * BURST + [False] * 7
+    written = [thinned.filter(line("port %s", i)) for i in range(MAX_BURST_LINES + 7)]
+    assert written == [True] * MAX_BURST_LINES + [False] * 7
     assert thinned.filter(line("another"))
     assert thinned.filter(line("port %s", 1, level=logging.ERROR))
-    now[0] += STRETCH
+    now[0] += BURST_SECONDS
     next_one = line("port %s", 9)
     assert thinned.filter(next_one)
     assert next_one.getMessage() == "port 9 (7 more like it before)"
@@ -51,6 +56,6 @@ def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
 
 def test_kinds_of_lines_do_not_grow_without_end() -> None:
     thinned = LogRateLimit(lambda: 0.0)
-    for number in range(3 * KINDS):
+    for number in range(3 * MAX_LINE_KINDS):
         assert thinned.filter(line(f"made of {number}"))
-    assert len(thinned._counts) <= KINDS
+    assert len(thinned._counts) <= MAX_LINE_KINDS

@@ -1,6 +1,6 @@
 """Who of a step is at its end, and draws what it likes."""
 
-from minfer.effects.live.constraints.mask_batch import STUCK, MaskBatch
+from minfer.effects.live.constraints.mask_batch import STUCK_ERROR, MaskBatch
 from minfer.effects.live.constraints.sample_grammars import SampleGrammar
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.records.messages import Finish
@@ -14,8 +14,8 @@ def test_those_who_cannot_go_on_end_by_name_and_those_without_a_token_simply() -
         batch.lengths[line] = 10 + line
     batch.errors = {2: GrammarError("no way"), 3: GrammarError("too slow")}
     assert batch.end({3, 4}) == (
-        Finish("b", 0, 12, "error", f"{STUCK}: no way"),
-        Finish("c", 0, 13, "error", f"{STUCK}: too slow"),
+        Finish("b", 0, 12, "error", f"{STUCK_ERROR}: no way"),
+        Finish("c", 0, 13, "error", f"{STUCK_ERROR}: too slow"),
         Finish("d", 0, 14),
     )
     assert batch.free == [1, 2, 3, 4]

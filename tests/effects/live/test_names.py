@@ -3,11 +3,11 @@
 import pytest
 
 from minfer.effects.live.request_names import (
-    again_name,
     answer_of,
-    named_by,
+    names_matching,
     prompt_name,
     request_of,
+    resumed_name,
 )
 
 IDS = ["cmpl-42-0", "cmpl-42-1", "cmpl-4", "cmpl-42-1#7", "cmpl-42-1#8", "cmpl-42-0"]
@@ -15,7 +15,7 @@ IDS = ["cmpl-42-0", "cmpl-42-1", "cmpl-4", "cmpl-42-1#7", "cmpl-42-1#8", "cmpl-4
 
 def test_names_are_parsed_as_they_are_made() -> None:
     request = prompt_name("cmpl-42", 1)
-    for name in (request, again_name(request, 7)):
+    for name in (request, resumed_name(request, 7)):
         assert (request_of(name), answer_of(name)) == (request, "cmpl-42")
 
 
@@ -31,8 +31,8 @@ def test_names_are_parsed_as_they_are_made() -> None:
     ],
 )
 def test_a_name_means_all_parts_of_what_has_it(name: str, found: list[str]) -> None:
-    assert named_by(name, IDS) == found
+    assert names_matching(name, IDS) == found
 
 
 def test_who_chose_a_request_s_id_gets_that_one_and_no_other() -> None:
-    assert named_by("a", ["a-1", "a", "a#2"]) == ["a", "a#2"]
+    assert names_matching("a", ["a-1", "a", "a#2"]) == ["a", "a#2"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
-from minfer.effects.live.engine.policy_warnings import MOST_KINDS, PolicyWarnings
+from minfer.effects.live.engine.policy_warnings import MAX_WARNINGS, PolicyWarnings
 from minfer.records.messages import Missed, PolicyOverride
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
@@ -73,7 +73,7 @@ def test_kinds_that_a_policy_makes_up_are_bounded(
 ) -> None:
     warnings = PolicyWarnings(FirstCome())
     with caplog.at_level(logging.WARNING, logger="minfer.engine"):
-        for number in range(2 * MOST_KINDS):
+        for number in range(2 * MAX_WARNINGS):
             reported = PolicyOverride("rank", f"raised Error{number}")
             warnings.observe((Missed("x", 0, 0, 1), reported, reported))
-    assert len(caplog.records) == MOST_KINDS
+    assert len(caplog.records) == MAX_WARNINGS

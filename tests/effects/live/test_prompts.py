@@ -8,7 +8,7 @@ from minfer.effects.live.errors import RequestError
 from minfer.effects.live.input_processing.prompts import (
     TokenizedPrompt,
     as_list,
-    encoded,
+    encode_text,
     read_prompt,
 )
 from minfer.effects.setup.folders import bundled_folder
@@ -97,4 +97,4 @@ def test_what_is_no_prompt(tokenizer: Tokenizer, prompt: Any, says: str) -> None
 
 def test_a_text_needs_a_tokenizer() -> None:
     with pytest.raises(RequestError, match=r"needs a tokenizer.*; give token ids"):
-        encoded("a", None)
+        encode_text("a", None)

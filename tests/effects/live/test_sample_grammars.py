@@ -94,7 +94,7 @@ def test_a_walk_is_busy_until_its_thread_is_done(done: bool) -> None:
 
 def test_what_may_not_end_an_output_yet_is_barred() -> None:
     one = grammar(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
-    one.never = frozenset({12})
+    one.forbidden_tokens = frozenset({12})
     assert one.min_tokens == 3
     assert barred_tokens(one) == {EOS, 9, 12}  # all that may end it, and what never comes
 

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.live.constraints.grammar_masks import (
-    STUCK,
+    STUCK_ERROR,
     GrammarMasks,
 )
 from minfer.effects.live.constraints.sample_grammars import DueMask
@@ -148,7 +148,7 @@ def test_a_matcher_that_cannot_be_made_ends_only_its_sample(
     engine.turn(times=5)
     ended = engine.ends["a"]
     assert (ended.reason, ended.length) == ("error", 0)
-    assert ended.error == f"{STUCK}: no way"
+    assert ended.error == f"{STUCK_ERROR}: no way"
     assert engine.tokens["b"] == counted(len(engine.tokens["b"]))
     assert min(engine.lengths("b", "p")) >= 3
     assert len(engine.masks) == 1
@@ -164,7 +164,7 @@ def test_a_matcher_that_breaks_in_a_thread_ends_only_its_sample(clock: Clock) ->
     walker.broken = True
     engine.threads.run()
     engine.turn(times=4)
-    assert engine.ends["a"].error == f"{STUCK}: too much work"
+    assert engine.ends["a"].error == f"{STUCK_ERROR}: too much work"
     assert engine.tokens["a"] == counted(1)
     assert set(engine.ends) == {"a"}
 
@@ -178,13 +178,13 @@ def test_any_error_in_a_thread_ends_only_its_sample(
     def broken(due: DueMask) -> None:
         raise OSError(f"no more memory for {due.grammar.name[0]}")
 
-    monkeypatch.setattr(engine.masks, "_make", broken)
+    monkeypatch.setattr(engine.masks, "_make_mask", broken)
     engine.threads.run()
     engine.turn(times=4)
     ended = engine.ends["a"]
     assert (ended.reason, ended.length) == ("error", 0)
     assert ended.error == (
-        f"{STUCK}: making its mask failed: OSError('no more memory for a')"
+        f"{STUCK_ERROR}: making its mask failed: OSError('no more memory for a')"
     )
     assert set(engine.ends) == {"a"}
     assert engine.lengths("p")[0] >= 4

@@ -162,7 +162,7 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
     )
     assert ended.finish_reason == "error"
-    assert ended.error == f"{grammar_masks.STUCK}: took too long"
+    assert ended.error == f"{grammar_masks.STUCK_ERROR}: took too long"
     assert ended.text.startswith("aaa")
     monkeypatch.undo()
     solo = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]

@@ -12,13 +12,13 @@ from attrs import evolve
 from minfer import LLM, SamplingParams
 from minfer.analysis.drafts import drafted, judged, tally_of
 from minfer.effects.live.totals import (
-    ACCEPTED_AT,
+    ACCEPTED_PER_POSITION,
     COUNTERS,
-    FIRST,
-    GAP,
-    SECONDS,
-    SIZES,
-    STEP,
+    ITL,
+    SECONDS_BOUNDS,
+    STEP_TOKENS,
+    TOKENS_BOUNDS,
+    TTFT,
     Histogram,
     HistogramBuilder,
     TotalsCounter,
@@ -65,7 +65,10 @@ def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
 
 
 def test_bounds_ascend() -> None:
-    for bounds, first, last in ((SECONDS, 0.001, 5000.0), (SIZES, 1.0, 5_000_000.0)):
+    for bounds, first, last in (
+        (SECONDS_BOUNDS, 0.001, 5000.0),
+        (TOKENS_BOUNDS, 1.0, 5_000_000.0),
+    ):
         assert (bounds[0], bounds[-1]) == (first, last)
         assert list(bounds) == sorted(set(bounds))
 
@@ -74,9 +77,9 @@ def test_nothing_happened_yet() -> None:
     totals = TotalsCounter().totals()
     assert totals.counts == dict.fromkeys(COUNTERS, 0)
     assert {name: one.total for name, one in totals.histograms.items()} == {
-        FIRST: 0.0,
-        GAP: 0.0,
-        STEP: 0.0,
+        TTFT: 0.0,
+        ITL: 0.0,
+        STEP_TOKENS: 0.0,
     }
 
 
@@ -116,7 +119,7 @@ def test_each_reason_has_its_count() -> None:
         "spec_decode_num_accepted_tokens": 0,
     }
     tally.count_turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
-    assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
+    assert tally.totals().histograms[TTFT].total == 6.0 - 3.0  # it came at 3 s
     ends = (Finished("a", 0, "stop", 2), Finished("a", 1, "stop", 0))
     tally.count_turn(Transition(at(7.0), (Emit((), (), ends),)))
     assert not tally.last
@@ -134,7 +137,7 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap() -> None:
     ]
     for moment, ids, tokens in turns:
         tally.count_turn(Transition(at(moment), (Emit(ids, tokens),)))
-    gaps = tally.totals().histograms[GAP]
+    gaps = tally.totals().histograms[ITL]
     assert sum(gaps.counts) == 2 + 1 + 2 + 2
     assert gaps.total == (1 + 1) + 1 + (3 + 4) + (3 + 3)
 
@@ -168,9 +171,9 @@ def test_storms_are_counted_as_by_hand(
                 last.pop((reason.id, reason.sample), None)
     totals = tally.totals()
     assert totals.counts["generation_tokens"] == tokens
-    assert sum(totals.histograms[STEP].counts) == len(plans)
-    assert totals.histograms[STEP].total == sum(plans)
-    assert totals.histograms[GAP].total == pytest.approx(gaps)
+    assert sum(totals.histograms[STEP_TOKENS].counts) == len(plans)
+    assert totals.histograms[STEP_TOKENS].total == sum(plans)
+    assert totals.histograms[ITL].total == pytest.approx(gaps)
 
 
 @pytest.mark.long
@@ -212,6 +215,6 @@ def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
     assert counts["spec_decode_num_drafts"] == whole.rows > 0
     assert counts["spec_decode_num_draft_tokens"] == sum(whole.proposed)
     assert counts["spec_decode_num_accepted_tokens"] == sum(whole.accepted)
-    places = [counts[f"{ACCEPTED_AT}{place}"] for place in range(3)]
+    places = [counts[f"{ACCEPTED_PER_POSITION}{place}"] for place in range(3)]
     assert places == [*whole.accepted]
-    assert f"{ACCEPTED_AT}3" not in counts
+    assert f"{ACCEPTED_PER_POSITION}3" not in counts

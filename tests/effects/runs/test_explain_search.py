@@ -8,7 +8,7 @@ import pytest
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.live.request_names import answer_of, search_of, searches_named
+from minfer.effects.live.request_names import answer_of, search_of, searches_matching
 from tests.effects.tiny_model import write_checkpoint
 
 WIDTH, MAX_TOKENS = 4, 9
@@ -95,8 +95,8 @@ def test_names_of_rounds() -> None:
     ids = ["c-4-0/0/0", "c-4-0/1/0", "c-4-0/1/1#7", "c-4-1", "c-5-0/0/0"]
     assert {search_of(name) for name in ids} == {"c-4-0", "c-4-1", "c-5-0"}
     assert {answer_of(name) for name in ids} == {"c-4", "c-5"}
-    assert searches_named("c-4", ids) == searches_named("c-4-0", ids) == ["c-4-0"]
-    assert searches_named("c-4-1", ids) == []
+    assert searches_matching("c-4", ids) == searches_matching("c-4-0", ids) == ["c-4-0"]
+    assert searches_matching("c-4-1", ids) == []
 
 
 def test_the_rest_of_a_search_is_reported_without_its_beginning(

@@ -63,8 +63,8 @@ def main() -> int:
     parser.add_argument("--last-moments", type=float, default=10.0)
     parser.add_argument("--limit", type=float, default=60.0)
     options = parser.parse_args()
-    supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
-    supervisor._LOOK = 0.05  # type: ignore[misc]  # likewise
+    supervisor.END_SECONDS = options.last_moments  # type: ignore[misc]  # sooner
+    supervisor._CHECK_SECONDS = 0.05  # type: ignore[misc]  # likewise
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     runs = {name: partial(be, name, options) for name in NAMES}

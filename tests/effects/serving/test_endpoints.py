@@ -10,7 +10,7 @@ import pytest
 from attrs import frozen
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
@@ -47,7 +47,7 @@ class Telegram:
         return GenerationRequest(
             prompts=(read_prompt(self.prompt, llm.tokenizer, size),),
             params=SamplingParams(max_tokens=5),
-            urgency=Urgency(),
+            urgency=SchedulingHints(),
             stream=self.stream,
             include=Include(),
         )

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
-from minfer.effects.live.input_processing.prompts import rendered
+from minfer.effects.live.input_processing.prompts import render_conversation
 from minfer.effects.serving.anthropic.count_tokens import CountBody
 from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
@@ -108,7 +108,7 @@ def test_prompts_are_those_of_transformers(name: str, theirs: Any) -> None:
         text = theirs.apply_chat_template(
             meant, tokenize=False, add_generation_prompt=True
         )
-        requested = rendered(tokenizer(), messages, {})
+        requested = render_conversation(tokenizer(), messages, {})
         assert requested.text == text
         found = read(TokenizeBody, messages=messages).answer(ground)
         assert found["tokens"] == requested.ids
@@ -119,7 +119,7 @@ def test_all_protocols_read_a_conversation_alike(name: str) -> None:
     ground: Any = Ground(TEMPLATES[name], NONE)
     for content in CONTENTS[:-1]:  # a turn without any block is left out
         emitted = [{"role": role, "content": content} for role in ROLES]
-        ids = rendered(tokenizer(), [*emitted, HI], {}).ids
+        ids = render_conversation(tokenizer(), [*emitted, HI], {}).ids
         chat = read(ChatBody, messages=[*emitted, HI]).generation(ground)
         assert chat.prompts[0].ids == ids
         turns = {"system": content, "messages": [*emitted[1:], HI]}
@@ -139,7 +139,7 @@ def test_the_last_message_is_continued_in_either_form(name: str, theirs: Any) ->
     for content in ("What is", [part("What "), part("is")]):
         last = {"role": "assistant", "content": content}
         text = theirs.apply_chat_template([HI, lines(last, takes)], tokenize=False, **how)
-        assert rendered(tokenizer(), [HI, last], how).text == text
+        assert render_conversation(tokenizer(), [HI, last], how).text == text
 
 
 Body = TypeVar("Body", bound=BaseModel)

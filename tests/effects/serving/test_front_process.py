@@ -22,7 +22,7 @@ import asyncio, sys, time
 from pathlib import Path
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link.link_terms import own_terms
 from minfer.effects.net.addresses import listen_at as listen_on
@@ -34,11 +34,11 @@ from tests.effects.cluster.ends import MadeUp
 
 args = EngineArgs(executor="dry", num_gpu_blocks_override=64)
 (listener,) = listen_at("127.0.0.1", 0)
-host = Host(1)
+host = EngineServer(1)
 path = Path({path!r})
 server = LinkServer(host)
 server.start()
-server.let_in(listen_on(path), own_terms())
+server.accept_links(listen_on(path), own_terms())
 fingerprint = prepare(args).fingerprint
 
 def open(fingerprint):

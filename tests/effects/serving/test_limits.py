@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
@@ -35,7 +35,7 @@ def request(n: int, prompts: int) -> GenerationRequest:
     return GenerationRequest(
         prompts=(TokenizedPrompt(None, [5]),) * prompts,
         params=SamplingParams(n=n),
-        urgency=Urgency(),
+        urgency=SchedulingHints(),
         stream=False,
         include=Include(),
     )

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.client import ReplicaState, Snapshot
-from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
+from minfer.effects.live.totals import (
+    ACCEPTED_PER_POSITION,
+    ITL,
+    TTFT,
+    Histogram,
+    Totals,
+)
 from minfer.effects.serving.observability import live_view
 from minfer.effects.serving.observability.live_view import LiveFigures
 from minfer.effects.serving.wire.shared_counts import SharedCounts
@@ -19,8 +25,8 @@ DRY: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}
 
 def snapshot(**changes: Any) -> Snapshot:
     histograms = {
-        FIRST: Histogram((0.1, 1.0), (3, 2, 1), 4.5),
-        GAP: Histogram((0.1, 1.0), (9, 0, 0), 0.5),
+        TTFT: Histogram((0.1, 1.0), (3, 2, 1), 4.5),
+        ITL: Histogram((0.1, 1.0), (9, 0, 0), 0.5),
     }
     usual: dict[str, Any] = {
         "time": 50.0,
@@ -65,7 +71,12 @@ def test_figures_of_a_snapshot() -> None:
 def test_drafts_of_a_snapshot() -> None:
     config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
     name = "spec_decode_num_accepted_tokens"
-    counts = {f"{ACCEPTED_AT}0": 9, f"{ACCEPTED_AT}1": 0, f"{ACCEPTED_AT}2": 3, name: 12}
+    counts = {
+        f"{ACCEPTED_PER_POSITION}0": 9,
+        f"{ACCEPTED_PER_POSITION}1": 0,
+        f"{ACCEPTED_PER_POSITION}2": 3,
+        name: 12,
+    }
     some = snapshot(totals=Totals(counts, {}))
     found = LiveFigures.of(some, config, started=20.0, health_error="")
     assert (found.accepted, found.counts[name]) == ((9, 0, 3), 12)

@@ -247,7 +247,7 @@ LIMITED = {"max_tokens": 200, "ignore_eos": True}
 WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started again"
 
 
-@pytest.mark.claimed  # test_remote and test_placement ask it of links in one process
+@pytest.mark.claimed  # test_remote_engine and test_placement ask it in one process
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", CRASHING_REQUESTS)
 def test_a_request_that_kills_engines_fails_after_few_deaths(

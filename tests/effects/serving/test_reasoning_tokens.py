@@ -7,7 +7,7 @@ from attrs import evolve
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.answer_parsing import AnswerParser
@@ -86,7 +86,7 @@ def counted(tokenizer: Tokenizer, parsing: Parsing, text: str, *, stream: bool) 
     request: Any = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1]),),
         params=SamplingParams(),
-        urgency=Urgency(),
+        urgency=SchedulingHints(),
         stream=stream,
         include=Include(),
         parsing=parsing,

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from minfer.effects.cluster.processes.engine_address import (
     EngineAddress,
-    note_address,
-    noted_address,
+    read_address,
+    write_address,
 )
 from minfer.effects.live.client import ReplicaState
 from minfer.effects.serving.observability.health import Health
@@ -122,12 +122,12 @@ def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
 
 def test_a_replica_that_moves_has_another_machine(tmp_path: Path) -> None:
     path = tmp_path / "engine"
-    assert noted_address(path) is None
-    note_address(path, None)
-    note_address(path, EngineAddress(("10.0.0.1", 4000), machine="a (10.0.0.1)"))
+    assert read_address(path) is None
+    write_address(path, None)
+    write_address(path, EngineAddress(("10.0.0.1", 4000), machine="a (10.0.0.1)"))
     moved = EngineAddress(("fd00::2", 4001), machine="b (fd00::2)")
-    note_address(path, moved)
-    assert noted_address(path) == moved
-    note_address(path, None)
-    assert noted_address(path) is None
+    write_address(path, moved)
+    assert read_address(path) == moved
+    write_address(path, None)
+    assert read_address(path) is None
     assert [*tmp_path.iterdir()] == []

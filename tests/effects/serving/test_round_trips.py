@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.input_processing.prompts import ChatRenderer
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
 from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
@@ -107,7 +107,7 @@ HI = {"role": "user", "content": "hi"}
 ON = {"role": "user", "content": "go on"}
 
 
-class Ground(Renders):
+class Ground(ChatRenderer):
     """A model with no engine: its tokenizer, and a chat template."""
 
     reasoning_key = bytes(32)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.input_processing.prompts import rendered
+from minfer.effects.live.input_processing.prompts import render_conversation
 from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
 from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
@@ -106,7 +106,7 @@ def messages(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
 
 def python(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
     how: ChatOptions = {"tools": [TOOL] if tools else None}
-    return rendered(llm.tokenizer, messages_of(turns), how).text or ""
+    return render_conversation(llm.tokenizer, messages_of(turns), how).text or ""
 
 
 def tokenize(llm: AsyncLLM, turns: Turns, tools: bool) -> str:

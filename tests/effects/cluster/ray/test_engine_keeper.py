@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 
 from minfer.effects.cluster.processes.process_ends import (
-    MOST_FAILED_STARTS,
+    MAX_FAILED_STARTS,
     Processes,
     Start,
 )
@@ -33,7 +33,7 @@ class ScriptedEngine:
     def start(self) -> None:
         self.starts += 1
 
-    def look(self) -> Any:
+    def poll(self) -> Any:
         if not self.ends:
             return None
         self.ready = False
@@ -54,8 +54,8 @@ def keeper(engines: dict[str, ScriptedEngine]) -> Iterator[Any]:
     made = Keeper(scripted, lambda: called.append(None))
     over = threading.Event()
     over.set()
-    made.keep(over, lambda: None, again=False)
-    made.look(FAR)
+    made.keep(over, lambda: None, is_resumed=False)
+    made.poll(FAR)
     yield made
     assert len(called) <= 1
 
@@ -75,20 +75,20 @@ def test_pauses_are_those_of_one_machine(
         engines[name].ready = True
         local.note_started(name)
         local.note_ready(name)
-    keeper.look(0.0)
+    keeper.poll(0.0)
     for ready, code in ((True, 137), (False, 1), (False, 1), (False, 139), (True, 0)):
         engines[NAMES[0]].ready = ready
-        keeper.look(0.0)
+        keeper.poll(0.0)
         engines[NAMES[0]].ends.append(end(code))
-        keeper.look(0.0)
+        keeper.poll(0.0)
         if ready:
             local.note_ready(NAMES[0])
         (action,) = local.note_ended(NAMES[0], code)
         assert isinstance(action, Start)
         before = engines[NAMES[0]].starts
-        keeper.look(action.pause / 2)
+        keeper.poll(action.pause / 2)
         assert engines[NAMES[0]].starts == before
-        keeper.look(action.pause)
+        keeper.poll(action.pause)
         assert engines[NAMES[0]].starts == before + 1
         local.note_started(NAMES[0])
 
@@ -98,7 +98,7 @@ def test_one_that_cannot_be_started_is_named(
 ) -> None:
     engines[NAMES[1]].ends.append(end(2))
     with pytest.raises(ConfigError, match="engine 1 cannot be started on a node: a rea"):
-        keeper.look(FAR)
+        keeper.poll(FAR)
 
 
 def test_it_gives_up_if_no_other_is_ready(
@@ -106,13 +106,13 @@ def test_it_gives_up_if_no_other_is_ready(
 ) -> None:
     first, second = (engines[name] for name in NAMES)
     first.ready = True
-    keeper.look(FAR)
-    for _ in range(2 * MOST_FAILED_STARTS):  # the first is ready
+    keeper.poll(FAR)
+    for _ in range(2 * MAX_FAILED_STARTS):  # the first is ready
         second.ends.append(end(1))
-        keeper.look(FAR)
-        keeper.look(FAR)
+        keeper.poll(FAR)
+        keeper.poll(FAR)
     first.ends.append(end(137))
     second.ends.append(end(1))
     with pytest.raises(ConfigError, match="engine 1 cannot be started"):
-        keeper.look(FAR)
-    assert second.starts == 2 * MOST_FAILED_STARTS + 1
+        keeper.poll(FAR)
+    assert second.starts == 2 * MAX_FAILED_STARTS + 1

@@ -105,8 +105,8 @@ def test_no_request_is_lost_with_engines_keepers_and_nodes(nodes: RayNodes) -> N
 
 @pytest.mark.long
 def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> None:
+    from minfer.effects.cluster.ray.ray_cluster import alive_nodes as found
     from minfer.effects.cluster.ray.ray_cluster import check_nodes
-    from minfer.effects.cluster.ray.ray_cluster import nodes as found
 
     old = tmp_path / "old" / "minfer"
     old.mkdir(parents=True)

@@ -30,7 +30,7 @@ def test_ports_of_ray_that_others_may_reach_are_named(
 
     monkeypatch.setattr(ray_cluster, "has_token_authentication", lambda: has_token)
     nodes = [
-        ray_cluster.Node(id=address, name=address, address=address, resources={})
+        ray_cluster.ClusterNode(id=address, name=address, address=address, resources={})
         for address in addresses
     ]
     with caplog.at_level(logging.WARNING):

@@ -81,8 +81,10 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ranks.about
-    monkeypatch.setattr(ranks, "about", lambda of: {**about(of), "model or weights": "x"})
+    about = ranks.shared_facts
+    monkeypatch.setattr(
+        ranks, "shared_facts", lambda of: {**about(of), "model or weights": "x"}
+    )
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +92,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ranks.settings_to
+    known = ranks.encode_settings
     monkeypatch.setattr(
-        ranks, "settings_to", lambda of: {**known(of), "model": "/nowhere"}
+        ranks, "encode_settings", lambda of: {**known(of), "model": "/nowhere"}
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.create_message import ENDPOINT
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
@@ -105,7 +105,7 @@ def writer(stream: bool) -> AnswerWriter:
     request = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1, 2, 3]),),
         params=SamplingParams(),
-        urgency=Urgency(),
+        urgency=SchedulingHints(),
         stream=stream,
         include=Include(),
     )

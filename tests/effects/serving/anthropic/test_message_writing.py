@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
@@ -20,7 +20,7 @@ PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))
 REQUEST = GenerationRequest(
     prompts=(TokenizedPrompt(None, [1, 2, 3]),),
     params=SamplingParams(),
-    urgency=Urgency(),
+    urgency=SchedulingHints(),
     stream=False,
     include=Include(),
     parsing=PARSING,

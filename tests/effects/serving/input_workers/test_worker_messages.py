@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.input_workers.task import PreparedRequest, QueryResult
 from minfer.effects.serving.input_workers.worker_messages import (
@@ -28,7 +28,7 @@ REQUEST = GenerationRequest(
     params=SamplingParams(
         temperature=0.5, top_k=7, stop=("x", "y"), max_tokens=None, seed=-(2**62)
     ),
-    urgency=Urgency(priority=-3, client="ü", deadline=math.inf),
+    urgency=SchedulingHints(priority=-3, client="ü", deadline=math.inf),
     stream=True,
     include=Include(usage=True, echo=("ab", "")),
     parsing=Parsing(tools="hermes", reasoning="think", names=("f", "g"), opened=True),

@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
@@ -25,7 +25,7 @@ def written(text: str, *, stream: bool, end: str = "stop") -> list[Any]:
     request = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1]),),
         params=SamplingParams(),
-        urgency=Urgency(),
+        urgency=SchedulingHints(),
         stream=stream,
         include=Include(),
         parsing=Parsing(tools="hermes", reasoning="think", names=("f",)),

@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
@@ -24,7 +24,7 @@ def written(stream: bool, *texts: str, end: str) -> list[StreamEvent]:
     request = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1]),),
         params=SamplingParams(temperature=0.5),
-        urgency=Urgency(),
+        urgency=SchedulingHints(),
         stream=stream,
         include=Include(repeat={"metadata": {"a": "b"}, "instructions": None}),
     )

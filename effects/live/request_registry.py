@@ -1,8 +1,8 @@
 """The live requests of a process: the only registry by request id.
 
-It is the engine client's; the link's host has one until its engine is ready, and passes
-it on. A record is added by what takes the request first: a front, the host, or else the
-client. It is removed when its client has ended it and nothing reads its outputs.
+It is the engine client's; the engine server has one until its engine is ready, and passes
+it on. A record is added by what takes the request first: a front, the engine server, or
+else the client. It is removed when its client has ended it and nothing reads its outputs.
 
     NEW ---> COMPILING ---> SUBMITTED ---> ENDED    set by the engine client
       +------> SEARCHING --------------------^      set by `BeamSearches`
@@ -12,7 +12,7 @@ have a lock here. Other threads add and remove meanwhile: copy before you iterat
 
 What only one part knows of a request, that part keeps by the request's id, with a type of
 its own: the `OutputProcessor` of a front's request, the `SearchBeam` and the `LiveSearch`
-of a beam search, the `Session` of a front at the link's host, the `PendingBatch` that
+of a beam search, the `Session` of a front at the engine server, the `PendingBatch` that
 compiles, and the `FrontRequest` that is resubmitted after a crash.
 
 What has another lifetime is kept by its owner, too: by sample, the matchers of grammars,
@@ -33,17 +33,17 @@ from minfer.records.request import Request
 from minfer.routing.messages import Placed
 
 
-class Stage(Enum):
+class RequestStage(Enum):
     """What the engine client has done with a request."""
 
-    NEW = "new"  # it does not have it yet: the link's host may hold it
+    NEW = "new"  # it does not have it yet: the engine server may hold it
     COMPILING = "compiling"  # a grammar, its own or of its batch
     SUBMITTED = "submitted"  # to the engine
     SEARCHING = "searching"  # its rounds are submitted, as requests of their own
     ENDED = "ended"  # its last outputs may not be read yet
 
 
-_SERVED: Final = (Stage.COMPILING, Stage.SUBMITTED)
+_SERVED: Final = (RequestStage.COMPILING, RequestStage.SUBMITTED)
 
 
 @frozen
@@ -57,8 +57,8 @@ class Sending:
 
 
 @define(eq=False)
-class LiveRequest:
-    """A live request."""
+class RequestRecord:
+    """What this process knows of a live request."""
 
     request: Request
     read: bool = False  # something reads its outputs
@@ -67,10 +67,10 @@ class LiveRequest:
     session: str = ""  # requests of a session continue each other; none, if empty
     # Where it was sent, and why, where there are several engines: the last one has it.
     sendings: list[Sending] = field(factory=list)
-    stage: Stage = Stage.NEW
+    stage: RequestStage = RequestStage.NEW
 
 
-class LiveRequests(dict[str, LiveRequest]):
+class RequestRegistry(dict[str, RequestRecord]):
     """The records, by id."""
 
     def __init__(self) -> None:
@@ -84,25 +84,27 @@ class LiveRequests(dict[str, LiveRequest]):
         record = self.get(request.id)
         if record is None:
             return
-        if record.request is not request or record.stage is not Stage.NEW:
+        if record.request is not request or record.stage is not RequestStage.NEW:
             name = clip(request.id)
             raise RequestError(
                 f"a request with the id {name!r} is being served; ids must differ"
             )
 
-    def add(self, request: Request, *, read: bool = False) -> LiveRequest:
+    def add(self, request: Request, *, read: bool = False) -> RequestRecord:
         """Returns the record of a new request, which may have been added before. Raises
         RequestError as `check_new`.
         """
         with self._lock:
             self.check_new(request)
-            return self.setdefault(request.id, LiveRequest(request, read))
+            return self.setdefault(request.id, RequestRecord(request, read))
 
-    def served(self) -> dict[str, LiveRequest]:
+    def served(self) -> dict[str, RequestRecord]:
         """Returns the requests that the engine client has."""
-        return {name: one for name, one in list(self.items()) if one.stage in _SERVED}
+        return {
+            name: record for name, record in list(self.items()) if record.stage in _SERVED
+        }
 
-    def known(self, name: str) -> bool:
+    def is_served(self, name: str) -> bool:
         """Returns whether the engine client has a request."""
         return (record := self.get(name)) is not None and record.stage in _SERVED
 
@@ -110,7 +112,7 @@ class LiveRequests(dict[str, LiveRequest]):
         """Note that its client has ended a request."""
         with self._lock:
             if (record := self.get(name)) is not None:
-                record.stage = Stage.ENDED
+                record.stage = RequestStage.ENDED
                 if not record.read:
                     del self[name]
 
@@ -119,5 +121,5 @@ class LiveRequests(dict[str, LiveRequest]):
         with self._lock:
             if (record := self.get(name)) is not None:
                 record.read = False
-                if record.stage in (Stage.NEW, Stage.ENDED):
+                if record.stage in (RequestStage.NEW, RequestStage.ENDED):
                     del self[name]

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import (
     CLEARING_TOKENS,
@@ -157,7 +157,7 @@ def test_kills_from_outside_blame_nobody(seeds: range) -> None:
 
 def test_a_broken_link_is_no_engines_end() -> None:
     """The end of an engine before that is not counted twice."""
-    remote = Remote(last_end=lambda _: EngineEnd(EndKind.CRASHED, 1))
+    remote = RemoteEngine(last_end=lambda _: EngineEnd(EndKind.CRASHED, 1))
     heard = list[EngineMessage]()
     remote.listen(heard.append)
     remote.connect(lambda _: None)
@@ -174,7 +174,7 @@ def test_a_broken_link_is_no_engines_end() -> None:
 
 def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() -> None:
     ends = list[EngineEnd]([EngineEnd()])
-    remote = Remote(last_end=lambda _: ends[-1])
+    remote = RemoteEngine(last_end=lambda _: ends[-1])
     sent, heard = list[wire.ToEngine](), list[EngineMessage]()
     remote.listen(heard.append)
     remote.connect(lambda _: None)
@@ -185,7 +185,7 @@ def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() 
     ends.append(EngineEnd(EndKind.CRASHED, 1))
     remote.connect(sent.append)
     (hello,) = sent
-    assert isinstance(hello, wire.Hello)
+    assert isinstance(hello, wire.FrontHello)
     assert not hello.resumed
     assert [one.engines for one in hello.crashing] == [1]
     (outputs,) = heard
@@ -219,7 +219,7 @@ def test_a_listener_that_fails_harms_neither_the_link_nor_other_listeners(
 
 
 def test_what_is_refused_is_refused_at_once() -> None:
-    remote = Remote()
+    remote = RemoteEngine()
     remote.submit([request()])
     with pytest.raises(RequestError, match="ids must differ"):
         remote.submit([request()])
@@ -232,7 +232,7 @@ def test_what_is_refused_is_refused_at_once() -> None:
 
 
 def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() -> None:
-    remote = Remote()
+    remote = RemoteEngine()
     heard: list[object] = []
     emitted: list[object] = []
     remote.listen(heard.append)
@@ -241,7 +241,7 @@ def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() ->
     assert [done.reason for done in heard[0].finished] == ["cancelled"]  # type: ignore[attr-defined]  # it is News
     remote.connect(emitted.append)
     (hello,) = emitted
-    assert isinstance(hello, wire.Hello)
+    assert isinstance(hello, wire.FrontHello)
     assert [one.request.prompt for one in hello.resumed] == [(1, 2, 3)]
     assert remote.unready == "connecting"
     remote.receive(wire.LoadingProgress("loading weights", 3, 9))

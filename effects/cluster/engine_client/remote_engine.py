@@ -32,7 +32,10 @@ from minfer.effects.cluster.engine_client.front_request import FrontRequest
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.placement import Placement
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
-from minfer.effects.cluster.engine_client.replica_link import MOST_FAILURES, ReplicaLink
+from minfer.effects.cluster.engine_client.replica_link import (
+    MAX_FAILED_LOADS,
+    ReplicaLink,
+)
 from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashingRequest, request_digest
@@ -54,17 +57,17 @@ from minfer.effects.live.errors import (
     EngineDeadError,
     check_queue,
 )
-from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_registry import RequestRegistry
 from minfer.effects.live.totals import Totals, sum_totals
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
-POLL: Final = 0.02  # seconds between two checks while waiting for the end
+POLL_SECONDS: Final = 0.02  # between two checks while waiting for the end
 _log = logging.getLogger("minfer.link")
 _GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
 
 
-class Remote:
+class RemoteEngine:
     """The client of an engine in another process, or of its replicas."""
 
     def __init__(
@@ -77,12 +80,12 @@ class Remote:
         router: FrontRouter | None = None,
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
-        elsewhere: int = 0,
+        external: int = 0,
         last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd(),
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
         of this server (on this machine, or on a Ray cluster), of which the first
-        `prefillers` compute prompts for the others, and behind these `elsewhere` of other
+        `prefillers` compute prompts for the others, and behind these `external` of other
         servers, all of which do that, too. `last_end` returns the last end of an engine
         of a replica of this server.
         """
@@ -96,13 +99,13 @@ class Remote:
         self.resets = 0
         self.links = 0  # links so far
         self.queries = RequestQueries()
-        self.live = LiveRequests()
+        self.live = RequestRegistry()
         self.replicas = tuple(
             ReplicaLink(number, number < prefillers or number >= replicas)
-            for number in range(replicas + elsewhere)
+            for number in range(replicas + external)
         )
-        for one in self.replicas[replicas:]:
-            one.elsewhere = True
+        for link in self.replicas[replicas:]:
+            link.is_external = True
         self._placement = Placement(self.live, self.replicas, router, prefill, clock)
         self._requests = self._placement.requests
         self._router = router
@@ -114,9 +117,9 @@ class Remote:
     @property
     def unready(self) -> str:
         """As `EngineClient` says: nothing, once a replica is ready."""
-        linked = [one for one in self.replicas if one.send is not None]
-        each = [one.unready for one in linked or self.replicas]
-        return "" if "" in each else each[0]
+        linked = [link for link in self.replicas if link.send is not None]
+        states = [link.unready for link in linked or self.replicas]
+        return "" if "" in states else states[0]
 
     @property
     def machine(self) -> str:
@@ -126,7 +129,9 @@ class Remote:
     @property
     def ready(self) -> wire.EngineReady | None:
         """The facts of this server's first engine that was ready, if any was."""
-        return next((one.ready for one in self.here if one.ready is not None), None)
+        return next(
+            (link.ready for link in self.own_replicas if link.ready is not None), None
+        )
 
     @property
     def sent(self) -> Mapping[str, int]:
@@ -134,9 +139,9 @@ class Remote:
         return self._placement.sender.sent
 
     @property
-    def here(self) -> list[ReplicaLink]:
+    def own_replicas(self) -> list[ReplicaLink]:
         """The replicas of this server."""
-        return [one for one in self.replicas if not one.elsewhere]
+        return [link for link in self.replicas if not link.is_external]
 
     @property
     def working(self) -> bool:
@@ -151,8 +156,8 @@ class Remote:
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
         self._check_new(request)
-        ready = sum(one.progress is None for one in self.replicas)
-        check_queue(self._waiting(), request.n, self.max_waiting * max(1, ready))
+        num_ready = sum(link.progress is None for link in self.replicas)
+        check_queue(self._waiting(), request.n, self.max_waiting * max(1, num_ready))
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says; without a replica that takes them, requests wait for
@@ -164,11 +169,11 @@ class Remote:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        known = [name for name in ids if self.live.known(name)]
-        for number, names in self._requests.cancel(known).items():
+        served = [name for name in ids if self.live.is_served(name)]
+        for number, names in self._requests.cancel(served).items():
             self._send(number, wire.CancelRequests(tuple(names)))
         self._end(self._requests.pending_ends())
-        return frozenset(known)
+        return frozenset(served)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
@@ -176,10 +181,10 @@ class Remote:
             self._send(number, wire.EndSamples(tuple(named_ends)))
         self._end(self._requests.pending_ends())
 
-    def bound_lengths(self, most: int) -> None:
+    def bound_lengths(self, max_model_len: int) -> None:
         """Note how many tokens a sequence may have."""
         if self._placement.prefill is not None:
-            self._placement.prefill.max_model_len = most
+            self._placement.prefill.max_model_len = max_model_len
 
     def reset_cache(self) -> None:
         """As `EngineClient` says, of all replicas."""
@@ -190,31 +195,37 @@ class Remote:
 
     def count(self, totals: Totals) -> None:
         """Send this front's counts since it began to all replicas of this server."""
-        for one in self.here:
-            self._send(one.number, wire.FrontTotals(totals))
+        for link in self.own_replicas:
+            self._send(link.number, wire.FrontTotals(totals))
 
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
         now = self.clock()
-        known = [one for one in self.replicas if one.snapshot is not None]
-        each = [one for one in known if one.progress is None] or known
-        busy = {kept.replica for kept in self._requests.all()}
-        found = [one.now(now, busy=one.number in busy) for one in each]
-        if not found:
+        reporting = [link for link in self.replicas if link.snapshot is not None]
+        ready = [link for link in reporting if link.progress is None] or reporting
+        busy = {request_state.replica for request_state in self._requests.all()}
+        snapshots = [
+            link.current_snapshot(now, busy=link.number in busy) for link in ready
+        ]
+        if not snapshots:
             snapshot = unknown_snapshot(now, len(self.live.served()))
         else:
-            snapshot = summed_snapshot([one for one in found if one is not None])
+            snapshot = summed_snapshot(
+                [reported for reported in snapshots if reported is not None]
+            )
         if self._router is not None:
             unplaced = list(self._requests.unplaced.values())  # this may be any thread
-            count = sum(len(kept.left()) for kept in unplaced)
-            held = {"replica": count} if count else {}
-            apart = self._placement.prefill is not None
+            count = sum(len(request_state.left()) for request_state in unplaced)
+            waiting_here = {"replica": count} if count else {}
+            has_prefillers = self._placement.prefill is not None
             snapshot = evolve(
                 snapshot,
                 waiting=snapshot.waiting + count,
-                waiting_for={**snapshot.waiting_for, **held},
-                totals=sum_totals(one.totals for one in known),
-                replicas=tuple([one.state(apart=apart) for one in self.replicas]),
+                waiting_for={**snapshot.waiting_for, **waiting_here},
+                totals=sum_totals(link.totals for link in reporting),
+                replicas=tuple(
+                    [link.state(has_prefillers=has_prefillers) for link in self.replicas]
+                ),
             )
         return evolve(
             snapshot,
@@ -230,7 +241,7 @@ class Remote:
         self.draining = True
         end = None if timeout is None else time.monotonic() + timeout
         while self.working and (end is None or time.monotonic() < end):
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return not self.working
 
     def close(self) -> None:
@@ -249,22 +260,23 @@ class Remote:
         self,
         send: Callable[[wire.ToEngine], None],
         replica: int = 0,
-        here: str = "",
+        local_address: str = "",
     ) -> None:
         """Introduce this front on a new link to a replica, and resubmit what waits for
-        that. `here`: this machine's address on the link, if that is to another machine.
+        that. `local_address`: this machine's address on the link, if that is to another
+        machine.
         """
         self.links += 1
         link = self.replicas[replica]
-        if not link.elsewhere:  # there are other servers' fronts and engines
+        if not link.is_external:  # there are other servers' fronts and engines
             # Before anything is sent: the first message is a hello.
             end = link.end_of_last(self._last_end(replica))
             self._give_up(self._requests.causes(replica, end))
             self.queries.connect(send)
-        link.connect(send, self.clock(), here)
+        link.connect(send, self.clock(), local_address)
         resumed = self._placement.resumed_by(link)
-        crashing = () if link.elsewhere else self._placement.denylist.all()
-        send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
+        crashing = () if link.is_external else self._placement.denylist.all()
+        send(wire.FrontHello(self.front, self.life, self.resets, resumed, crashing))
         self._placement.place_waiting()
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
@@ -320,38 +332,44 @@ class Remote:
     def _deny(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
         """Add requests to the denylist, and end equal ones; returns the new entries."""
         denylist = self._placement.denylist
-        new = denylist.add(crashing)
-        if not new:
+        new_entries = denylist.add(crashing)
+        if not new_entries:
             return ()
-        denied = [kept for kept in self._requests.all() if denylist.refuses(kept.request)]
-        for kept in denied:
-            self._fail(kept, REFUSAL_MESSAGE)
-        return new
+        denied = [
+            request_state
+            for request_state in self._requests.all()
+            if denylist.refuses(request_state.request)
+        ]
+        for request_state in denied:
+            self._fail(request_state, REFUSAL_MESSAGE)
+        return new_entries
 
-    def _fail(self, kept: FrontRequest, error: str) -> None:
+    def _fail(self, request_state: FrontRequest, error: str) -> None:
         """End a request with an error."""
-        if kept.replica is not None:
-            self._send(kept.replica, wire.CancelRequests(tuple(kept.names)))
-        self._end(tuple(kept.fail(error)))
+        if request_state.replica is not None:
+            self._send(
+                request_state.replica, wire.CancelRequests(tuple(request_state.names))
+            )
+        self._end(tuple(request_state.fail(error)))
 
     def _give_up(self, causes: Sequence[FrontRequest]) -> None:
         """End requests that killed engines, and refuse equal ones."""
-        for kept in causes:
-            request = kept.request
+        for request_state in causes:
+            request = request_state.request
             crashing = CrashingRequest(
-                request.client, request_digest(request), kept.deaths
+                request.client, request_digest(request), request_state.deaths
             )
-            self._fail(kept, _GIVEN_UP_MESSAGE)
-            if new := self._deny([crashing]):
-                for link in self.here:
-                    self._send(link.number, wire.NewCrashingRequests(new))
+            self._fail(request_state, _GIVEN_UP_MESSAGE)
+            if new_entries := self._deny([crashing]):
+                for link in self.own_replicas:
+                    self._send(link.number, wire.NewCrashingRequests(new_entries))
 
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
-        taken = self._requests.take(message, replica)
-        outputs = self._placement.hand_over(taken)
+        own_outputs = self._requests.take(message, replica)
+        outputs = self._placement.hand_over(own_outputs)
         ended = self._requests.end(outputs.finished)
         self._send_to_listeners(outputs)
-        if outputs is not taken:  # requests were handed over
+        if outputs is not own_outputs:  # requests were handed over
             self._end(self._requests.pending_ends())
         self._placement.note_progress(ended)
 
@@ -361,19 +379,19 @@ class Remote:
         or this front has cut the link.
         """
         link = self.replicas[replica]
-        served = link.progress is None and not cut
+        had_served = link.progress is None and not cut
         probing = link.probing if link.alone else ""
-        if link.send is not None and not link.elsewhere:
+        if link.send is not None and not link.is_external:
             self.queries.disconnect(link.send)
         link.disconnect(self.clock())
-        self._requests.lose(replica, probing, served=served)
+        self._requests.lose(replica, probing, served=had_served)
         self._placement.note_gone(link)
         self._end(self._requests.pending_ends())
         self._placement.place_waiting()
 
     def give_up(self, replica: int) -> None:
         """Note that a replica may have no next engine: nothing waits for it any more."""
-        self.replicas[replica].failures = MOST_FAILURES
+        self.replicas[replica].failures = MAX_FAILED_LOADS
         self._placement.place_waiting()
 
     def _send(self, replica: int, message: wire.ToEngine) -> None:
@@ -381,8 +399,8 @@ class Remote:
             send(message)
 
     def _broadcast(self, message: wire.ToEngine) -> None:
-        for one in self.replicas:
-            self._send(one.number, message)
+        for link in self.replicas:
+            self._send(link.number, message)
 
     def _end(self, finished: tuple[Finished, ...]) -> None:
         """Report ends of samples that no engine will report."""
@@ -404,13 +422,19 @@ class Remote:
         """Returns the number of waiting samples: as last reported, and those of which no
         engine that is ready could report.
         """
-        ready = [one for one in self.replicas if one.progress is None]
-        reported = sum(one.snapshot.waiting for one in ready if one.snapshot is not None)
+        ready = [link for link in self.replicas if link.progress is None]
+        reported = sum(
+            link.snapshot.waiting for link in ready if link.snapshot is not None
+        )
         if not self._requests.unplaced and len(ready) == len(self.replicas):
             return reported
-        served = {one.number for one in ready}
-        others = [one for one in self._requests.all() if one.replica not in served]
-        return reported + sum(len(one.left()) for one in others)
+        served = {link.number for link in ready}
+        unreported = [
+            request_state
+            for request_state in self._requests.all()
+            if request_state.replica not in served
+        ]
+        return reported + sum(len(request_state.left()) for request_state in unreported)
 
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:

@@ -1,5 +1,5 @@
-"""What an engine, one of several, tells the routers of fronts: what is in its prefix
-cache, and its load.
+"""Publishes what the routers of fronts need of an engine that is one of several: the
+content of its prefix cache, and its load.
 
 Changes are folds over turns (`minfer.routing.replica_events`). They are sent every few
 milliseconds, and at once where a request has ended, as its session may go on. A front
@@ -23,15 +23,16 @@ from minfer.routing.replica_events import (
     routing_group,
 )
 
-EVERY: Final = 0.005  # seconds from one message of changes to the next
-REPORT: Final = 0.25  # seconds from one report of the load to the next
-PIECE: Final = 4096  # keys of a message
-MOST: Final = 2**16  # keys that a new front gets: 4 million tokens in blocks of 64
+CHANGES_SECONDS: Final = 0.005  # from one message of changes to the next
+LOAD_SECONDS: Final = 0.25  # from one report of the load to the next
+MAX_MESSAGE_KEYS: Final = 4096
+MAX_INITIAL_KEYS: Final = 2**16  # of a new front: 4 million tokens in blocks of 64
 
 
-class ReplicaNews:
-    """The news of one engine; `state` returns its state, in any thread. The caller holds
-    a lock during each call, so that the state has all turns that were observed.
+class CacheEventPublisher:
+    """The cache events and load of one engine; `state` returns its state, in any thread.
+    The caller holds a lock during each call, so that the state has all turns that were
+    observed.
     """
 
     def __init__(self, config: EngineConfig, state: Callable[[], EngineState]) -> None:
@@ -47,47 +48,51 @@ class ReplicaNews:
         changes = cache_changes(self._config, before, transition.state)
         self._changes.update(dict.fromkeys(changes.evicted, False))
         self._changes.update(dict.fromkeys(changes.published, True))
-        emits = (one for one in transition.commands if isinstance(one, Emit))
-        self._ended = self._ended or any(one.finished for one in emits)
+        emits = (command for command in transition.commands if isinstance(command, Emit))
+        self._ended = self._ended or any(emit.finished for emit in emits)
 
-    def due(self, now: float) -> Iterator[wire.CachedKeys]:
+    def due_changes(self, now: float) -> Iterator[wire.CachedKeys]:
         """Yields the changes, if it is time to send them."""
-        if self._changes and (self._ended or now >= self._sent + EVERY):
+        if self._changes and (self._ended or now >= self._sent + CHANGES_SECONDS):
             yield from self._take(now)
 
-    def regular(self, now: float) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
+    def periodic_messages(
+        self, now: float
+    ) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
         """Yields the changes that wait, and the load, if it is time to; to be called some
         times a second.
         """
         if self._changes:
             yield from self._take(now)
-        if now >= self._reported + REPORT:
+        if now >= self._reported + LOAD_SECONDS:
             self._reported = now
             load = load_report(self._config, "replica", self._state())
             pages = load.pages or 0
             yield wire.EngineLoad(load.waiting, load.running, load.prefill, pages)
 
-    def whole(self) -> Iterator[wire.CachedKeys]:
-        """Yields all keys in the cache, up to `MOST`."""
+    def all_keys(self) -> Iterator[wire.CachedKeys]:
+        """Yields all keys in the cache, up to `MAX_INITIAL_KEYS`."""
         yield wire.CachedKeys(cleared=True)
         group = routing_group(self._config)
         if group is None:
             return
-        nodes = islice(self._state().blocks.prefix.nodes, MOST)
-        for piece in _pieces(content_keys(nodes, group)):
-            yield wire.CachedKeys(published=piece)
+        nodes = islice(self._state().blocks.prefix.nodes, MAX_INITIAL_KEYS)
+        for keys in _split_keys(content_keys(nodes, group)):
+            yield wire.CachedKeys(published=keys)
 
     def _take(self, now: float) -> Iterator[wire.CachedKeys]:
         changes, self._changes = self._changes, {}
         self._sent, self._ended = now, False
-        for piece in _pieces(key for key, there in changes.items() if not there):
-            yield wire.CachedKeys(evicted=piece)
-        for piece in _pieces(key for key, there in changes.items() if there):
-            yield wire.CachedKeys(published=piece)
+        for keys in _split_keys(
+            key for key, published in changes.items() if not published
+        ):
+            yield wire.CachedKeys(evicted=keys)
+        for keys in _split_keys(key for key, published in changes.items() if published):
+            yield wire.CachedKeys(published=keys)
 
 
-def _pieces(keys: Iterable[Key]) -> Iterator[Keys]:
+def _split_keys(keys: Iterable[Key]) -> Iterator[Keys]:
     """Yields the keys, as many at once as a message has."""
-    left = iter(keys)
-    while piece := tuple(islice(left, PIECE)):
-        yield piece
+    remaining = iter(keys)
+    while chunk := tuple(islice(remaining, MAX_MESSAGE_KEYS)):
+        yield chunk

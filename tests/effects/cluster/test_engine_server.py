@@ -7,8 +7,12 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import DIGEST, block_keys, tail_keys
-from minfer.effects.cluster.engine_client.remote import Remote
-from minfer.effects.cluster.engine_server.host import PATIENCE, STAGE, Host
+from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
+from minfer.effects.cluster.engine_server.engine_server import (
+    FRONT_RETURN_SECONDS,
+    LOADING_STAGE_SECONDS,
+    EngineServer,
+)
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_denylist import CrashingRequest, request_digest
@@ -30,8 +34,8 @@ from tests.effects.cluster.ends import (
 )
 
 
-def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
-    return wire.Hello(front, life, 0, resumed)
+def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.FrontHello:
+    return wire.FrontHello(front, life, 0, resumed)
 
 
 def joined(ends: Ends) -> tuple[Session, list[bytes]]:
@@ -262,9 +266,9 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
     every = {None: (keys, tails), 1: (wrong, wrong)}
     for fronts, right in every.items():
         engine = MadeUp()
-        host = Host(fronts, print, block_size=size)
+        host = EngineServer(fronts, print, block_size=size)
         host.open(engine, READY)
-        engine.now = PATIENCE
+        engine.now = FRONT_RETURN_SECONDS
         session = Session(lambda _: None)
         host.join(session)
         host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
@@ -289,7 +293,7 @@ def alone(emitted: list[bytes]) -> list[tuple[str, bool]]:
     return [(one.id, one.alone) for one in each]
 
 
-def evolve_hello(message: wire.Hello, *crashing: CrashingRequest) -> wire.Hello:
+def evolve_hello(message: wire.FrontHello, *crashing: CrashingRequest) -> wire.FrontHello:
     return msgspec.structs.replace(message, crashing=crashing)
 
 
@@ -378,12 +382,12 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
     (done,) = [done for one in outputs for done in one.finished]
     assert (done.id, done.reason, done.error.startswith(REFUSED)) == ("d", "error", True)
     # An engine or a front that starts again learns it from the others.
-    ends.host = Host(2, ends.why.append)
+    ends.host = EngineServer(2, ends.why.append)
     for number in range(2):
         ends.remotes[number].disconnect()
     ends.link(1)
     ends.carry()
-    second = ends.remotes[0] = Remote(0, clock=ends.engine.clock)
+    second = ends.remotes[0] = RemoteEngine(0, clock=ends.engine.clock)
     ends.link(0)
     ends.carry()
     with pytest.raises(CrashingRequestError):
@@ -426,7 +430,7 @@ def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
     ends.host.receive(session, hello(0, 1, *suspects("a")))
     ends.host.tick()
     assert not ends.engine.requested
-    ends.engine.now = PATIENCE
+    ends.engine.now = FRONT_RETURN_SECONDS
     ends.host.tick()
     assert ends.engine.requested == [("a",)]
 
@@ -580,7 +584,7 @@ def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
     device: str, stalled: float, *, well: bool
 ) -> None:
     beats: list[bool] = []
-    host = Host(1, lambda _: None, lambda: beats.append(True))
+    host = EngineServer(1, lambda _: None, lambda: beats.append(True))
     host.open(
         MadeUp(state=evolve(IDLE, stalled=stalled)), wire.EngineReady(device, 9, b"print")
     )
@@ -591,12 +595,12 @@ def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
 def test_an_engine_that_loads_is_well_while_it_gets_on() -> None:
     beats: list[float] = []
     moments = [0.0]
-    host = Host(1, print, lambda: beats.append(moments[-1]), lambda: moments[-1])
-    for moment in (0.1, STAGE - 1):
+    host = EngineServer(1, print, lambda: beats.append(moments[-1]), lambda: moments[-1])
+    for moment in (0.1, LOADING_STAGE_SECONDS - 1):
         moments.append(moment)
         host.tick()
     host.report("weights", 1, 2)
-    for moment in (STAGE + 1, 3 * STAGE):
+    for moment in (LOADING_STAGE_SECONDS + 1, 3 * LOADING_STAGE_SECONDS):
         moments.append(moment)
         host.tick()
-    assert beats == [0.1, STAGE - 1, STAGE + 1]
+    assert beats == [0.1, LOADING_STAGE_SECONDS - 1, LOADING_STAGE_SECONDS + 1]
