@@ -83,17 +83,6 @@ def test_the_prompt_is_echoed_before_each_sample(
     assert second == "abc This\n"
 
 
-def test_samples_are_written_one_after_the_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--n", "3", "--max-tokens", "20", "--temperature", "1", "--top-k", "50")
-    assert generate(folder, "abc", *options, "--top-p", "0.9") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("---")] == [
-        f"--- sample {i} ---" for i in range(3)
-    ]
-
-
 def test_stop_strings_and_stop_ids(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,17 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.effects.cli.test_chat import CHOOSY, DRY, DRY_TEXT
-from tests.effects.tiny_model import write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_checkpoint(
-        tmp_path_factory.mktemp("tiny"), max_position_embeddings=100_000
-    )
-    (path / "chat_template.jinja").write_text(CHOOSY)
-    return str(path)
+from tests.effects.cli.test_chat import DRY, DRY_TEXT
+from tests.effects.cli.test_chat import folder as folder
 
 
 class Terminal:

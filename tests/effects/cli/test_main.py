@@ -18,9 +18,10 @@ import minfer
 from minfer.effects.cli.commands import Entry
 from minfer.effects.cli.main import COMMANDS, main
 from minfer.effects.live.engine import open_engine as opening
+from tests.effects.cli.test_generate import MINFER, SMALL, generate
+from tests.effects.cli.test_generate import folder as folder
 from tests.effects.tiny_model import write_checkpoint
 
-SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
 HEAVY = {
     "torch",
     "transformers",
@@ -30,17 +31,7 @@ HEAVY = {
     "uvicorn",
     "pydantic",
 }
-MINFER = [sys.executable, "-m", "minfer"]
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-def generate(folder: Path, *options: str) -> int:
-    return main(["generate", "--model", str(folder), *SMALL, *options])
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -51,13 +42,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert err.startswith("minfer: ")
     assert err.count("\n") == 1
     return err
-
-
-def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("usage: minfer ")
-    assert all(f"\n    {entry.name} " in err for entry in COMMANDS)
 
 
 # --- bad input --------------------------------------------------------------------------
@@ -215,17 +199,6 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(
 def test_a_model_that_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     err = refused(capsys, "plan", "--model", "./Qwen/Qwen2.5-0.5B")
     assert "'./Qwen/Qwen2.5-0.5B' is not a folder; give the path" in err
-
-
-def test_what_is_not_the_users_fault_is_not_hidden(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("a fault of ours")
-
-    monkeypatch.setattr(opening, "open_executor", broken)
-    with pytest.raises(ValueError, match="a fault of ours"):
-        generate(folder, "a")
 
 
 def test_an_interrupt_while_loading(
