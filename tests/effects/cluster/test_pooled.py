@@ -23,27 +23,29 @@ def test_a_column_of_vectors_crosses_as_it_is() -> None:
 
 def listened(front: Front) -> Vectors:
     """The vectors that a front will have heard of, by sample."""
-    found: Vectors = {}
+    vectors: Vectors = {}
 
     def hear(message: EngineMessage) -> None:
         assert isinstance(message, TurnOutputs)
         for name, vector in zip(message.ids, message.pooled, strict=False):
             if vector:
-                found.setdefault(name, []).append(vector)
+                vectors.setdefault(name, []).append(vector)
 
     front.remote.listen(hear)
-    return found
+    return vectors
 
 
-def pooled(world: World, how: str) -> Request:
+def pooled(world: World, pooling: str) -> Request:
     request = world.any_request()
-    return evolve(request, max_tokens=0, n=1, pooling=how, reads_cache=how == "last")
+    return evolve(
+        request, max_tokens=0, n=1, pooling=pooling, reads_cache=pooling == "last"
+    )
 
 
 @pytest.mark.long
 @seeds(10, 100)
 def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> None:
-    whole = 0
+    total = 0
     for seed in seeds:
         world = World(seed, fronts=2)
         heard = [listened(front) for front in world.fronts]
@@ -51,12 +53,12 @@ def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> No
             front = world.fronts[turn % 2]
             world.ask(front, pooled(world, ("last", "mean")[turn // 2 % 2]))
         world.run(300)
-        for front, found in zip(world.fronts, heard, strict=True):
-            due = {
+        for front, vectors in zip(world.fronts, heard, strict=True):
+            expected = {
                 (name, 0): [pooled_reference(request, CONFIG.block_size)]
                 for name, request in front.requested.items()
                 if request.pooling and front.ended[name, 0].reason == "length"
             }
-            assert found == due
-            whole += len(due)
-    assert whole > 3 * len(seeds), "nearly all were cancelled"
+            assert vectors == expected
+            total += len(expected)
+    assert total > 3 * len(seeds), "nearly all were cancelled"

@@ -29,8 +29,8 @@ def started(prefillers: int = 1, replicas: int = 2) -> World:
     """All engines are ready, and the front knows that."""
     world = World(0, fronts=1, replicas=replicas, prefillers=prefillers)
     [front] = world.fronts
-    every = front.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    remote_replicas = front.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
     return world
 
 
@@ -47,15 +47,21 @@ def over(front: Front, name: str = "a") -> Callable[[], bool]:
 def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
     world = started()
     [front] = world.fronts
-    for one in front.remote.replicas:
-        one.machine = f"m{one.number}"
+    for replica in front.remote.replicas:
+        replica.machine = f"m{replica.number}"
     world.ask(front, WHOLE)
     assert where(front, "a") == 0
     settle(world, lambda: where(front, "a") == 1)
     sendings = front.remote.live["a"].sendings
-    each = [(one.placed.replica, one.machine, one.placed.why) for one in sendings]
-    assert each == [("0", "m0", "cost"), ("1", "m1", "handed over")]
-    assert [one.role for one in front.remote.snapshot().replicas] == ["prefill", "decode"]
+    placements = [
+        (sending.placed.replica, sending.machine, sending.placed.why)
+        for sending in sendings
+    ]
+    assert placements == [("0", "m0", "cost"), ("1", "m1", "handed over")]
+    assert [replica.role for replica in front.remote.snapshot().replicas] == [
+        "prefill",
+        "decode",
+    ]
     assert len(front.got["a", 0]) == 1
     settle(world, over(front))
     world.judge()
@@ -92,7 +98,7 @@ def test_what_the_decoding_engine_knows_is_not_computed_elsewhere() -> None:
     [front] = world.fronts
     world.ask(front, WHOLE)
     settle(world, over(front))
-    settle(world, lambda: not any(one.up or one.down for one in front.links.values()))
+    settle(world, lambda: not any(link.up or link.down for link in front.links.values()))
     for _ in range(400):
         world.move(hostile=False)  # the engine reports its keys
     world.ask(front, evolve(WHOLE, id="again"))
@@ -105,8 +111,10 @@ def test_a_full_line_rejects_no_request_that_has_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its caller has the first token."""
-    few = evolve(CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64)
-    monkeypatch.setattr(worlds, "CONFIG", few)
+    small_config = evolve(
+        CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64
+    )
+    monkeypatch.setattr(worlds, "CONFIG", small_config)
     world = started(prefillers=3, replicas=4)
     [front] = world.fronts
     for name in "abcd":
@@ -115,7 +123,7 @@ def test_a_full_line_rejects_no_request_that_has_begun(
         world.ask(front, evolve(WHOLE, id=name, prompt=tokens, keys=keys, max_tokens=30))
     settle(world, lambda: not front.remote.working)
     assert handed(front) > 2
-    assert {done.reason for done in front.ended.values()} == {"length"}
+    assert {end.reason for end in front.ended.values()} == {"length"}
 
 
 def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
@@ -128,8 +136,8 @@ def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
         world.move(hostile=False)  # the engine reports its keys
     world.sent.clear()
     fetched = world.fetched
-    said = (*PROMPT, *front.got["a", 0][:-1])  # 25 tokens, six full blocks
-    prompt = (*said, *range(20, 31))
+    tokens = (*PROMPT, *front.got["a", 0][:-1])  # 25 tokens, six full blocks
+    prompt = (*tokens, *range(20, 31))
     keys = block_keys(b"", prompt, CONFIG.block_size)
     world.ask(front, evolve(WHOLE, id="next", prompt=prompt, keys=keys))
     assert where(front, "next") == 0
@@ -164,11 +172,11 @@ def test_blocks_that_are_lost_are_computed() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_engine_dies_before_and_after(number: int) -> None:
-    for at in (0, 1):
+    for moment in (0, 1):
         world = started()
         [front] = world.fronts
         world.ask(front, WHOLE)
-        if at:
+        if moment:
             settle(world, lambda: where(front, "a") == 1)  # noqa: B023 - at once
         world.kill(number)
         settle(world, over(front))
@@ -190,33 +198,35 @@ def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
 def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     world = World(0, fronts=1, replicas=2, elsewhere=1)
     [front] = world.fronts
-    every = front.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
-    every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
-    every[1].local_address = "::1"
-    sent, send = list[wire.ToEngine](), every[1].send
+    replicas = front.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
+    replicas[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
+    replicas[1].local_address = "::1"
+    sent, send = list[wire.ToEngine](), replicas[1].send
     assert send is not None
 
     def note(message: wire.ToEngine) -> None:
         sent.append(message)
         send(message)
 
-    every[1].send = note
+    replicas[1].send = note
     world.ask(front, WHOLE)
     assert where(front, "a") == 1
-    [kept] = front.remote._requests.all()
-    assert kept.handover is not None
-    assert kept.handover.push_to == "[::1]:7"
-    [submitted] = [one for one in sent if isinstance(one, wire.SubmitRequests)]
+    [record] = front.remote._requests.all()
+    assert record.handover is not None
+    assert record.handover.push_to == "[::1]:7"
+    [submitted] = [
+        message for message in sent if isinstance(message, wire.SubmitRequests)
+    ]
     assert submitted.requests[0].push_to == "[::1]:7"
     settle(world, over(front))
     world.judge()
     assert handed(front) == 1
     assert world.fetched == 3
-    every[
+    replicas[
         1
     ].local_address = ""  # its link is on this machine, and it knows others by name
-    assert every[1].pushes_to(every[0]) == "0"
+    assert replicas[1].pushes_to(replicas[0]) == "0"
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -225,12 +235,12 @@ def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
 ) -> None:
     world = World(0, fronts=1, replicas=2, elsewhere=1)
     [front] = world.fronts
-    every = front.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    replicas = front.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(front, WHOLE)
     assert where(front, "a") == 1
-    [kept] = front.remote._requests.all()
-    kept.histories[0].deaths = 2  # it may have been the cause
+    [record] = front.remote._requests.all()
+    record.histories[0].deaths = 2  # it may have been the cause
     world.replicas[1].host = world.replicas[1].engine = None
     front.links.pop(1)
     front.remote.disconnect(1, cut=not dies)
@@ -244,15 +254,15 @@ def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
 def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> None:
     world = World(0, fronts=1, replicas=2, elsewhere=1)
     [front] = world.fronts
-    every = front.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    replicas = front.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(front, WHOLE)
     assert where(front, "a") == 1
     if not ready:
-        every[0].probing = "another"
+        replicas[0].probing = "another"
     refused = Finished("a", 0, "rejected", 0, "too long")
     front.remote.receive(wire.FrontOutputs(0.0, finished=(refused,)), 1)
-    every[0].probing = ""
+    replicas[0].probing = ""
     front.remote._placement.place_waiting()
     settle(world, over(front))
     world.judge()
@@ -261,7 +271,7 @@ def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> N
 @pytest.mark.long
 @seeds(8, 300)
 def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
-    given = fetched = 0
+    handed_over = fetched = 0
     for seed in seeds:
         rng = Random(f"disaggregated {seed}")
         replicas = rng.choice((2, 3, 4))
@@ -282,7 +292,7 @@ def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
                 assert router is not None
                 assert not router.state.requests, "ended ones are on no replica"
             assert not front.remote._requests.unplaced
-            given += handed(front)
+            handed_over += handed(front)
         fetched += world.fetched
-    assert given > len(seeds)
+    assert handed_over > len(seeds)
     assert fetched > len(seeds)

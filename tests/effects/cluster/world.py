@@ -162,19 +162,19 @@ class CompilingRequests(Grammars):
 
 def solo(request: Request) -> dict[int, tuple[int, ...]]:
     """What each sample of a request gets where nothing happens."""
-    got: dict[int, list[int]] = {i: [] for i in range(request.n)}
+    outputs: dict[int, list[int]] = {i: [] for i in range(request.n)}
     engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
 
     def hear(message: EngineMessage) -> None:
         assert isinstance(message, TurnOutputs)
         for (_, sample), tokens in zip(message.ids, message.tokens, strict=True):
-            got[sample] += tokens
+            outputs[sample] += tokens
 
     engine.listen(hear)
     engine.submit([request])
     while engine.live:
         engine.pump()
-    return {i: tuple(tokens) for i, tokens in got.items()}
+    return {i: tuple(tokens) for i, tokens in outputs.items()}
 
 
 @define(eq=False)
@@ -197,10 +197,10 @@ class Way:
         """Returns the messages that come next: a piece, and perhaps a part of another."""
         piece = self.pieces.popleft()
         if self.pieces and rng.random() < SPLIT:
-            other = self.pieces.popleft()
-            at = rng.randint(0, len(other))
-            self.pieces.appendleft(other[at:])
-            piece += other[:at]
+            next_piece = self.pieces.popleft()
+            offset = rng.randint(0, len(next_piece))
+            self.pieces.appendleft(next_piece[offset:])
+            piece += next_piece[:offset]
         return self.reader.feed(piece)
 
     def cut(self, rng: Random) -> None:
@@ -236,10 +236,10 @@ class Front:
             assert not tokens or name not in self.ended or name in self.cut, name
             if name[0] in self.requested:
                 self.got[name] += tokens
-        for done in message.finished:
-            name = (done.id, done.sample)
+        for end in message.finished:
+            name = (end.id, end.sample)
             assert name not in self.ended, f"{name} ended twice"
-            self.ended[name] = done
+            self.ended[name] = end
 
 
 @define(eq=False)
@@ -284,13 +284,13 @@ class World:
         self.beside = 0  # engines that died while they served others than the poison
         self.outages = 0  # deaths after which no engine was ready
         self.fronts = [self._front(number) for number in range(fronts)]
-        for one in self.replicas:
-            self.born(one)
+        for peer in self.replicas:
+            self.born(peer)
 
     @property
     def deaths(self) -> int:
         """How many engines have died."""
-        return sum(one.deaths for one in self.replicas)
+        return sum(peer.deaths for peer in self.replicas)
 
     def clock(self) -> float:
         """The world's time."""
@@ -335,16 +335,18 @@ class World:
         if not self.apart:
             return CONFIG
         gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
-        most = 2 * CONFIG.num_blocks
-        tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
+        num_known = 2 * CONFIG.num_blocks
+        tier = KeyedTier(known=num_known, sends=True, choice=LOAD if gets else RECOMPUTE)
         return evolve(CONFIG, keyed=tier)
 
     def watching(self, host: EngineServer) -> Callable[[EngineState, Transition], None]:
         """Counts blocks that are fetched, beside what the host does with a turn."""
 
         def note(before: EngineState, turn: Transition) -> None:
-            fetches = [one for one in turn.commands if isinstance(one, FetchBlocks)]
-            self.fetched += sum(len(one.keys) for one in fetches)
+            fetches = [
+                command for command in turn.commands if isinstance(command, FetchBlocks)
+            ]
+            self.fetched += sum(len(fetch.keys) for fetch in fetches)
             host.note_turn(before, turn)
 
         return note
@@ -368,7 +370,7 @@ class World:
             if probing and served <= {probing}:
                 self.solo[probing.split("#")[0]] += 1
             self.beside += any(request_of(name) != self.poison for name in served)
-            self.outages += not any(one.engine for one in self.replicas)
+            self.outages += not any(peer.engine for peer in self.replicas)
         for front in self.fronts:
             while (link := front.links.get(number)) and link.down:
                 self._read_down(front, replica, link)
@@ -453,7 +455,9 @@ class World:
             if all(not front.remote.working for front in self.fronts):
                 return
             self.move(hostile=False)
-        left = [one.request.id for f in self.fronts for one in f.remote._requests.all()]
+        left = [
+            record.request.id for f in self.fronts for record in f.remote._requests.all()
+        ]
         raise AssertionError(f"not drained: {left}")
 
     # --- judgement ----------------------------------------------------------------------
@@ -462,30 +466,30 @@ class World:
         """Everybody got what they would get alone, and heard of its end once."""
         for front in self.fronts:
             for request in front.requested.values():
-                whole = solo(request)
+                expected = solo(request)
                 for sample in range(request.n):
-                    self._judge(front, request, sample, whole[sample])
+                    self._judge(front, request, sample, expected[sample])
 
     def _judge(
         self, front: Front, request: Request, sample: int, right: tuple[int, ...]
     ) -> None:
         name = (request.id, sample)
-        done, got = front.ended[name], tuple(front.got[name])
+        end, tokens = front.ended[name], tuple(front.got[name])
         if request.id == self.poison:
             killer = self.kills.sample in (None, sample)
-            assert done.reason == "error" or (not killer and got == right), done
-            assert got == right[: len(got)]
+            assert end.reason == "error" or (not killer and tokens == right), end
+            assert tokens == right[: len(tokens)]
             return
-        assert done.reason != "error", "whoever kills from outside, nobody is blamed"
-        assert done.length <= len(got), (name, done, got)
-        assert got[: done.length] == right[: done.length], (name, got, right)
-        if done.reason in ("length", "stop") and name not in front.cut:
-            assert got == right, (name, done)
-            assert done.length == len(right)
-        elif name in front.cut and done.reason == "cut":
-            assert done.length <= front.cut[name]
+        assert end.reason != "error", "whoever kills from outside, nobody is blamed"
+        assert end.length <= len(tokens), (name, end, tokens)
+        assert tokens[: end.length] == right[: end.length], (name, tokens, right)
+        if end.reason in ("length", "stop") and name not in front.cut:
+            assert tokens == right, (name, end)
+            assert end.length == len(right)
+        elif name in front.cut and end.reason == "cut":
+            assert end.length <= front.cut[name]
         elif name not in front.cut:
-            assert done.reason == "cancelled", done
+            assert end.reason == "cancelled", end
 
     # --- how it happens -----------------------------------------------------------------
 
@@ -497,9 +501,9 @@ class World:
         count = len(self.replicas)
         prefill = None
         if self.apart:
-            own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
+            prefill_router = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
             prefill = PrefillFirst(
-                own, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
+                prefill_router, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
             )
         remote = RemoteEngine(
             number,
@@ -573,10 +577,10 @@ class World:
         if replica.engine is not None:
             self._risk(replica, lambda: replica.compiling.move(self.poison))
 
-    def _risk(self, replica: Replica, what: Callable[[], object]) -> None:
+    def _risk(self, replica: Replica, action: Callable[[], object]) -> None:
         """Do what may kill the engine."""
         try:
-            what()
+            action()
         except Killed:
             self.kill(replica.number, self.kills.end)
 
@@ -613,7 +617,7 @@ class World:
             del self.sent[self.rng.choice(list(self.sent))]
 
     def _cancel(self, front: Front) -> None:
-        names = [one for one in front.requested if one != self.poison]
+        names = [name for name in front.requested if name != self.poison]
         if names:
             front.remote.cancel([self.rng.choice(names)])
 
