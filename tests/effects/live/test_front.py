@@ -61,9 +61,9 @@ class Stub:
         self.requested.append(("submit", *[request.id for request in requests]))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
-        known = self.served.intersection(ids)
-        self.requested.append(("cancel", *sorted(known)))
-        return frozenset(known)
+        served_ids = self.served.intersection(ids)
+        self.requested.append(("cancel", *sorted(served_ids)))
+        return frozenset(served_ids)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         self.requested.append(("finish", *ends))
@@ -92,8 +92,8 @@ def front(client: Stub) -> Front:
     return Front(used)
 
 
-def job(name: str, reported: list[OutputProcessor], **how: Any) -> OutputProcessor:
-    sampling = SamplingParams(**how)
+def job(name: str, reported: list[OutputProcessor], **options: Any) -> OutputProcessor:
+    sampling = SamplingParams(**options)
     request = Request(id=name, prompt=(1,), max_tokens=9, n=sampling.n, sampling=sampling)
     tokenizer = Tokenizer(bundled_folder()) if sampling.stop else None
     return OutputProcessor(request, reported.append, tokenizer=tokenizer, streaming=True)
@@ -107,7 +107,7 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> No
     reported: list[OutputProcessor] = []
     jobs = {name: job(name, reported) for name in ("c", "a", "b")}
     front.submit(list(jobs.values()))
-    assert {one.times.arrived for one in jobs.values()} == {7.0}
+    assert {processor.times.arrived for processor in jobs.values()} == {7.0}
     samples = (("b", 0), ("unknown", 0), ("c", 0), ("a", 0))
     front.handle_message(
         TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8)))
@@ -120,16 +120,16 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> No
 def test_a_request_is_gone_before_its_end_is_reported(front: Front) -> None:
     order: list[tuple[str, bool]] = []
     reported: list[OutputProcessor] = []
-    one = job("a", reported, n=2)
-    one.sink = lambda _: order.append(("sink", "a" in front.processors))
+    processor = job("a", reported, n=2)
+    processor.sink = lambda _: order.append(("sink", "a" in front.processors))
     front.on_end.append(lambda _: order.append(("end", "a" in front.processors)))
     front.after.append(lambda: order.append(("after", "a" in front.processors)))
-    front.submit([one])
+    front.submit([processor])
     front.handle_message(
         TurnOutputs(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),))
     )
     assert order == [("sink", True), ("after", True)]
-    one.take()
+    processor.take()
     order.clear()
     front.handle_message(TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
     assert order == [("sink", False), ("end", False), ("after", False)]
@@ -140,13 +140,13 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
     front: Front, client: Stub, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended: list[OutputProcessor] = []
-    told: list[str] = []
+    calls: list[str] = []
 
     def broken(*_: object) -> None:
         raise KeyError("a fault")
 
     front.on_end += [broken, ended.append]
-    front.after += [broken, lambda: told.append("after")]
+    front.after += [broken, lambda: calls.append("after")]
     reported: list[OutputProcessor] = []
     bad, good = job("bad", reported), job("good", reported)
     bad.sink = broken
@@ -156,7 +156,7 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
     front.handle_message(TurnOutputs(time=2.0, finished=(end("bad"), end("good"))))
     assert good.take().outputs[0].token_ids == (6,)
     assert ended == [good]
-    assert told == ["after", "after"]
+    assert calls == ["after", "after"]
     with pytest.raises(KeyError, match="a fault"):
         bad.take()
     assert ("cancel", "bad") in client.requested
@@ -166,10 +166,10 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
 
 def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> None:
     reported: list[OutputProcessor] = []
-    one = job("a", reported, stop="b")
-    assert one.tokenizer is not None
-    tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
-    front.submit([one])
+    processor = job("a", reported, stop="b")
+    assert processor.tokenizer is not None
+    tokens = tuple(processor.tokenizer.encode("a") + processor.tokenizer.encode("bc"))
+    front.submit([processor])
     front.handle_message(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
     assert client.requested == [("submit", "a")]
     front.handle_message(
@@ -177,26 +177,26 @@ def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> 
     )
     assert client.requested[1:] == [("finish", Finish("a", 0, 2))]
     front.handle_message(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
-    output = one.take()
+    output = processor.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
     assert not front.processors
 
 
 def test_times_come_with_the_reasons(front: Front) -> None:
-    one = job("a", [])
-    front.submit([one])
+    processor = job("a", [])
+    front.submit([processor])
     front.handle_message(
         TurnOutputs(time=8.0, arrived=("a", "other"), waits={"rows": 2.0})
     )
     let_in = Admitted("a", 0, 3.0, 0, 1)
-    other = Admitted("other", 0, 3.0, 0, 1)
+    other_admitted = Admitted("other", 0, 3.0, 0, 1)
     front.handle_message(
-        TurnOutputs(time=10.0, reasons=(other, let_in), waits={"rows": 3.5})
+        TurnOutputs(time=10.0, reasons=(other_admitted, let_in), waits={"rows": 3.5})
     )
     back = Preempted("a", 0, ("b", 0), 1, 1)
     front.handle_message(TurnOutputs(time=11.0, reasons=(back,), waits={"rows": 9.0}))
-    assert (one.times.started, one.times.preempted) == (10.0, 1)
-    assert one.times.queued == {"rows": 1.5, "step": 1.5}
+    assert (processor.times.started, processor.times.preempted) == (10.0, 1)
+    assert processor.times.queued == {"rows": 1.5, "step": 1.5}
 
 
 def test_an_id_is_served_once(front: Front, client: Stub) -> None:
@@ -236,7 +236,7 @@ def test_cancelling_some_or_all(front: Front, client: Stub) -> None:
 def test_dropping_waits_for_the_end(
     front: Front, client: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = job("a", [])
+    processor = job("a", [])
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -245,12 +245,12 @@ def test_dropping_waits_for_the_end(
             front.handle_message(TurnOutputs(time=1.0, finished=(end("a"),)))
 
     monkeypatch.setattr("minfer.effects.live.front.time.sleep", sleep)
-    front.submit([mine])
-    front.drop([mine])
+    front.submit([processor])
+    front.drop([processor])
     assert len(waited) == 3
     twin = job("a", [])
     front.submit([twin])
-    front.drop([mine])  # which is gone: the other one of its name stays
+    front.drop([processor])  # which is gone: the other one of its name stays
     assert front.processors == {"a": twin}
     client.working = False
     front.drop([twin])  # no thread works on it any more, so there is nothing to wait for
@@ -261,10 +261,10 @@ def test_dropping_what_an_interrupt_kept_from_the_engine(
     front: Front, client: Stub
 ) -> None:
     client.refusal = KeyboardInterrupt()
-    one = job("a", [])
+    processor = job("a", [])
     with pytest.raises(KeyboardInterrupt):
-        front.submit([one])
-    front.drop([one])
+        front.submit([processor])
+    front.drop([processor])
     assert not front.processors
 
 
@@ -280,23 +280,23 @@ def test_a_death_is_reported_once_to_each(front: Front, client: Stub) -> None:
     assert reported == jobs
     assert rung == [2, 2]
     assert not front.processors
-    for one in jobs:
+    for processor in jobs:
         with pytest.raises(EngineDeadError, match="the engine broke") as caught:
-            one.take()
+            processor.take()
         assert caught.value.__cause__ is client.dead
 
 
 def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
     reported: list[OutputProcessor] = []
-    one = job("a", reported)
-    front.submit([one])
+    processor = job("a", reported)
+    front.submit([processor])
     front.abandon(EngineDeadError("it stops"))
     assert client.requested[1:] == [("cancel", "a")]
-    assert reported == [one]
+    assert reported == [processor]
     with pytest.raises(EngineDeadError, match="it stops"):
-        one.take()
+        processor.take()
     front.handle_message(
         TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),))
     )
-    assert reported == [one]
+    assert reported == [processor]
     assert not front.processors
