@@ -37,7 +37,7 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.records.tiers import HostTier
 from minfer.simulation.cost import CostModel
-from minfer.simulation.simulate import Coming, Simulation
+from minfer.simulation.simulate import ArrivalQueue, Simulation
 
 BLOCK = 64
 VOCAB = 32_000
@@ -119,7 +119,7 @@ class Load:
         before, state = Simulation(config, executor, COST, idle).turns(), initial(config)
         for turn in before:
             state = turn.transition.state
-        self.coming = Coming((state.time, self.next()) for _ in range(running))
+        self.coming = ArrivalQueue((state.time, self.next()) for _ in range(running))
         engine = Simulation(
             config, executor, COST, self.coming, state, state.time, step=self.step
         )

@@ -46,11 +46,11 @@ from minfer.routing.key_index import SHARDS
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
-    Ended,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import (
     ROUTING_POLICIES,
@@ -180,11 +180,13 @@ def decided(
             running.append(waiting.popleft())
             request_id = running.pop(rng.randrange(len(running)))
             begin = time.thread_time()
-            state = apply(config, state, (Started(request_id), Ended(request_id))).state
+            state = apply(
+                config, state, (RequestStarted(request_id), RequestEnded(request_id))
+            ).state
             events.append(1e6 * (time.thread_time() - begin))
         elif len(waiting) > WAITING:
             running.append(waiting.popleft())
-            state = apply(config, state, (Started(running[-1]),)).state
+            state = apply(config, state, (RequestStarted(running[-1]),)).state
     medians = [
         percentiles(took[start : start + DECISIONS_PER_MEDIAN])["p50"]
         for start in range(0, count, DECISIONS_PER_MEDIAN)

@@ -35,7 +35,7 @@ from bench.held_out import held_out_texts
 from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
-from minfer.analysis.drafts import Judged, good_steps, judged, tally_of
+from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of, valid_steps
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
@@ -52,15 +52,15 @@ Ids = list[list[int]]
 class Counted:
     """What an engine does with drafts, noted turn by turn."""
 
-    drafts: list[Judged] = field(factory=list)
+    drafts: list[SampleDrafts] = field(factory=list)
     rows: int = 0  # of decode steps
     tokens: int = 0  # of these
 
     def __call__(self, turn: Turn) -> None:
         """As a driver's record is told."""
-        self.drafts += judged(turn.before, turn.events, turn.transition)
+        self.drafts += sample_drafts(turn.before, turn.events, turn.transition)
         running = set(turn.before.running.run_ids)
-        for step in good_steps(turn.before, turn.events, turn.transition):
+        for step in valid_steps(turn.before, turn.events, turn.transition):
             filling = {fill.index for fill in step.plan.fills}
             for row, gen in enumerate(step.plan.run_ids):
                 if gen in running and row not in filling and step.yields[row]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from minfer.analysis.drafts import Drafted
+from minfer.analysis.drafts import StepDrafts
 from minfer.records.messages import (
     Admitted,
     Command,
@@ -151,7 +151,7 @@ class TotalsCounter:
         self._count_commands(transition.commands, now)
         self._count_reasons(transition.reasons, now)
 
-    def count_drafts(self, steps: Iterable[Drafted]) -> None:
+    def count_drafts(self, steps: Iterable[StepDrafts]) -> None:
         """Count a turn's drafts."""
         counts = self.counts
         for step in steps:

@@ -24,12 +24,12 @@ from minfer.routing.messages import (
     BlocksPublished,
     Decision,
     Deferred,
-    Ended,
     Placed,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.state import Replica, RouterConfig, RouterState
 
@@ -237,11 +237,11 @@ class BackendDispatcher:
 
     def start(self, request: str) -> None:
         """The answer of a request has begun."""
-        self._queues.settle(Started(request))
+        self._queues.settle(RequestStarted(request))
 
     def end(self, request: str) -> None:
         """A request has ended, or was given up."""
-        self._queues.settle(Ended(request))
+        self._queues.settle(RequestEnded(request))
 
 
 def _deliver(assigned: Sequence[Assignment[asyncio.Future[str]]]) -> None:

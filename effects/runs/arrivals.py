@@ -15,7 +15,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.simulation.fork import rekeyed
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
 from minfer.values.checks import ConfigError
 
@@ -60,7 +60,7 @@ class ArrivalTrace:
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
     lengths: dict[SampleId, int] = field(factory=dict)
-    drafts: Recorded | None = None  # the journal's results of drafts
+    drafts: RecordedDrafts | None = None  # the journal's results of drafts
 
     @property
     def sizes(self) -> list[int]:

@@ -10,7 +10,7 @@ from attrs import astuple, frozen
 from minfer.journal.codec import CodecError, dump, load
 from minfer.records.messages import Executed
 from minfer.records.state import Turn
-from minfer.simulation.cost import CostModel, StepWork, drafts_of, work
+from minfer.simulation.cost import CostModel, StepWork, drafts_of, work_of
 from minfer.values.checks import ConfigError
 
 STEPS_PER_FOLD: Final = 64  # successive steps that are fitted, or held out, together
@@ -46,7 +46,7 @@ def measured_steps(turns: Iterable[Turn]) -> Iterator[MeasuredStep]:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
                 rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
-                yield MeasuredStep(took, rows, work(plan))
+                yield MeasuredStep(took, rows, work_of(plan))
 
 
 def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[str, Any]]:
@@ -64,7 +64,7 @@ def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[st
         )
     took = np.array([step.seconds for step in steps], float)
     rows = np.array([step.rows for step in steps], float)
-    inputs = np.array([step.work.inputs for step in steps], float)
+    inputs = np.array([step.work.prefill_tokens for step in steps], float)
     tops = _buckets(rows)
     launch, captured = _launch(took, rows, inputs)
     eager = (inputs > captured) & (launch > 0)

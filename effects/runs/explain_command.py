@@ -17,8 +17,8 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.analysis.explain import Explanation, explain_each, unknown_request
-from minfer.analysis.lives import Gap, Life, Spent, Where
-from minfer.analysis.prefixes import Prefix
+from minfer.analysis.lives import Gap, Life, Phase, TimeSpent
+from minfer.analysis.prefixes import PrefixComparison
 from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
@@ -153,7 +153,7 @@ def _unknown_request(path: Path, runs: Sequence[RunFiles], name: str) -> Journal
     ids = list[str]()
     for run in runs:
         with suppress(JournalError):  # it has been printed
-            ids += run.open().asked()
+            ids += run.open().request_ids()
     error = unknown_request(name, ids)
     return JournalError(f"{path}: {error}; minfer explain {path} lists all")
 
@@ -181,12 +181,12 @@ def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
     journal = run.open()
     explanations = _requests_in(journal, name)
     if not explanations:
-        journal.asked(whole=True)  # raises if it is where the file is damaged
+        journal.request_ids(strict=True)  # raises if it is where the file is damaged
     return [{**explanation, **place_of(run, journal)} for explanation in explanations]
 
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
-    ids = [*journal.asked()]
+    ids = [*journal.request_ids()]
     searches = [] if name in ids else searches_matching(name, ids)
     if searches:
         return [search_figures(journal.turns(), search) for search in searches]
@@ -209,7 +209,7 @@ def figures(config: EngineConfig, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _prefix(config: EngineConfig, prefix: Prefix) -> dict[str, Any]:
+def _prefix(config: EngineConfig, prefix: PrefixComparison) -> dict[str, Any]:
     """The cached prefix of sample 0, and what it would be with other block sizes."""
     size, max_hit = config.block_size, prefix.known - 1
     # Without token ids, prefixes are known by whole blocks only.
@@ -231,7 +231,7 @@ def _prefix(config: EngineConfig, prefix: Prefix) -> dict[str, Any]:
     }
 
 
-def _cause_of_miss(prefix: Prefix, size: int, *, windowed: bool) -> str:
+def _cause_of_miss(prefix: PrefixComparison, size: int, *, windowed: bool) -> str:
     """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
     end = prefix.hit + size
     if end > prefix.known - 1:
@@ -259,7 +259,7 @@ def _sample(life: Life) -> dict[str, Any]:
     return fields
 
 
-def _order(entry: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
+def _order(entry: tuple[Phase, TimeSpent]) -> tuple[int, int, str, bool]:
     """The order of parts: from preemption to preemption, as they happen."""
     category, _ = entry
     kind = [*_KINDS].index(category.kind)

@@ -149,7 +149,7 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     skip = 1 if change.spare else 0
     results["changed"] = _fork_figures(changed, recorded.begin, options.save, skip)
     if options.json:
-        handed = len(changed.handed)
+        handed = len(changed.resumed)
         print(
             json.dumps(
                 {"turn": fork_turn, "handed_over": handed, "cost": cost.name, **results}
@@ -193,7 +193,7 @@ def _fork_figures(
     saved, if a file is named.
     """
     report = Report(forked.config)
-    for since, request in forked.handed:  # they have waited, and may have had tokens
+    for since, request in forked.resumed:  # they have waited, and may have had tokens
         report.note_arrival(request.id, since)
         if request.output:
             report.last[request.id, 0] = begin
@@ -233,8 +233,8 @@ def _render(
             + free_draft_remark(changed.config.speculation, cost)
             + "."
         )
-    if changed.handed:
-        count = len(changed.handed)
+    if changed.resumed:
+        count = len(changed.resumed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
 
 

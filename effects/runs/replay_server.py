@@ -113,7 +113,7 @@ class _Engines:
     def verify(self, run: RunFiles) -> Results:
         """Replay a run; returns the results. Raises JournalError."""
         journal = run.open()
-        names = [(name, request_of(name)) for name in journal.asked()]
+        names = [(name, request_of(name)) for name in journal.request_ids()]
         self._requests[run.name] = [
             EngineRequest(request_id, request_id != name) for name, request_id in names
         ]

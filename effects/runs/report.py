@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.records.request import Request
@@ -107,7 +107,7 @@ class Report:
         self.state = after
         self.end = after.time
         self._use(before, after)
-        if results := judged(before, turn.events, turn.transition):
+        if results := sample_drafts(before, turn.events, turn.transition):
             self.drafts = self.drafts.plus(tally_of(results))
         for command in turn.transition.commands:
             match command:

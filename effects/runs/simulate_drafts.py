@@ -21,7 +21,7 @@ from minfer.effects.setup.speculation_settings import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.simulation.cost import CostModel
-from minfer.simulation.guesses import ASSUMED, Guesses
+from minfer.simulation.guesses import DEFAULT_RATE, Guesses
 from minfer.values.checks import ConfigError
 
 # Who drafts, by the names of methods.
@@ -56,7 +56,7 @@ def add_draft_options(add: Callable[..., Any], list_help: str = "") -> None:
         type=_rate,
         metavar="RATE",
         help="of a draft, if all before it are accepted "
-        f"(default: as recorded, if there is a record of it; else {ASSUMED:g})",
+        f"(default: as recorded, if there is a record of it; else {DEFAULT_RATE:g})",
     )
     add(
         "--draft-cost",
@@ -135,7 +135,7 @@ def cases_with_drafts(
 def draft_results(options: argparse.Namespace, trace: ArrivalTrace) -> Guesses:
     """The results of drafts: as in the trace's run, if it had some."""
     rate = options.acceptance_rate
-    if trace.drafts is not None and trace.drafts.judged:
+    if trace.drafts is not None and trace.drafts.num_tried:
         return trace.drafts.guesses(rate)
     return Guesses() if rate is None else Guesses(rate)
 
@@ -170,7 +170,7 @@ def draft_remarks(
     first, reason = "", "assumed; --acceptance-rate says otherwise"
     if options.acceptance_rate is not None:
         reason = "as --acceptance-rate says"
-    elif guesses.said:
+    elif guesses.facts:
         first, reason = "those with a recorded result keep it; of others ", "as there"
     return (
         f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "

@@ -21,7 +21,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, FetchBlocks, Moved, Submit
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
 from minfer.values.checks import MOST
 
@@ -224,9 +224,9 @@ def _journal(path: Path, max_requests: int | None) -> ArrivalTrace:
     lengths = dict[SampleId, int]()
     stops = frozenset((1,))  # a text may have ended without a stop id
     num_requests = 0
-    drafts, fetches = Recorded(journal.config), _Fetches()
+    drafts, fetches = RecordedDrafts(journal.config), _Fetches()
     for turn in journal.turns():
-        drafts.see(turn)
+        drafts.add_turn(turn)
         fetches.see(turn)
         now = turn.transition.state.time
         for event in turn.events:

@@ -24,7 +24,7 @@ from minfer.speculate.tally import DraftTally, of_row
 
 
 @frozen
-class Judged(OfSample):
+class SampleDrafts(OfSample):
     """The drafts of one sample in one step."""
 
     step: int
@@ -34,7 +34,7 @@ class Judged(OfSample):
 
 
 @frozen
-class Drafted:
+class StepDrafts:
     """The drafts of one step, as columns."""
 
     step: int
@@ -45,80 +45,82 @@ class Drafted:
 
 
 @frozen
-class Good:
+class ValidStep:
     """A step with valid results."""
 
     plan: Plan
     yields: Yields
 
 
-def good_steps(
+def valid_steps(
     before: EngineState, events: Iterable[Event], transition: Transition
-) -> Iterator[Good]:
+) -> Iterator[ValidStep]:
     """The steps of a turn with valid results, in their order."""
-    flying = list(before.inflight)
-    discarded = {one.step for one in transition.reasons if isinstance(one, Discarded)}
+    in_flight = list(before.inflight)
+    discarded = {
+        reason.step for reason in transition.reasons if isinstance(reason, Discarded)
+    }
     for event in events:
-        if not isinstance(event, Executed | Failed) or not flying:
+        if not isinstance(event, Executed | Failed) or not in_flight:
             continue
-        if event.step in {plan.step for plan in flying} & discarded:
-            flying.clear()
-        elif isinstance(event, Executed) and event.step == flying[0].step:
-            yield Good(flying.pop(0), event.yields)
+        if event.step in {plan.step for plan in in_flight} & discarded:
+            in_flight.clear()
+        elif isinstance(event, Executed) and event.step == in_flight[0].step:
+            yield ValidStep(in_flight.pop(0), event.yields)
 
 
-def drafted(
+def step_drafts(
     before: EngineState, events: Iterable[Event], transition: Transition
-) -> tuple[Drafted, ...]:
+) -> tuple[StepDrafts, ...]:
     """The drafts of a turn, step by step: cheap enough for a live engine."""
     if not any(plan.drafts for plan in before.inflight):
         return ()  # the usual case first: it costs nothing
-    found, come = list[Drafted](), Counter[int]()
-    for one in good_steps(before, events, transition):
-        sizes = tuple(map(len, one.yields))
-        if one.plan.drafts:
-            found.append(_columns(before.running, one.plan, sizes, come))
-        come.update(dict(zip(one.plan.run_ids, sizes, strict=True)))
-    return tuple(found)
+    drafts, num_emitted = list[StepDrafts](), Counter[int]()
+    for step in valid_steps(before, events, transition):
+        sizes = tuple(map(len, step.yields))
+        if step.plan.drafts:
+            drafts.append(_columns(before.running, step.plan, sizes, num_emitted))
+        num_emitted.update(dict(zip(step.plan.run_ids, sizes, strict=True)))
+    return tuple(drafts)
 
 
 def _columns(
-    run: Running, plan: Plan, sizes: tuple[int, ...], come: Mapping[int, int]
-) -> Drafted:
-    """The drafts of a step, whose rows yielded these numbers of tokens; `come` are the
-    tokens of the turn before them, by generation.
+    run: Running, plan: Plan, sizes: tuple[int, ...], num_emitted: Mapping[int, int]
+) -> StepDrafts:
+    """The drafts of a step, whose rows yielded `sizes` tokens; `num_emitted` are the
+    numbers of tokens of the turn's earlier steps, by run id.
     """
     rows: Sequence[int] = [draft.index for draft in plan.drafts]
-    seats = rows
+    indices = rows
     if plan.run_ids != run.run_ids:  # sequences came or went since this was planned
-        place = {gen: i for i, gen in enumerate(run.run_ids)}
-        rows = [at for at in rows if plan.run_ids[at] in place]
-        seats = [place[plan.run_ids[at]] for at in rows]
-    return Drafted(
+        index_of = {run_id: i for i, run_id in enumerate(run.run_ids)}
+        rows = [row for row in rows if plan.run_ids[row] in index_of]
+        indices = [index_of[plan.run_ids[row]] for row in rows]
+    return StepDrafts(
         step=plan.step,
-        ids=tuple([run.ids[i] for i in seats]),
-        known=tuple([run.known[i] + come.get(run.run_ids[i], 0) for i in seats]),
-        proposed=tuple([plan.num_scheduled_tokens[at] - 1 for at in rows]),
-        accepted=tuple([sizes[at] - 1 for at in rows]),
+        ids=tuple([run.ids[i] for i in indices]),
+        known=tuple([run.known[i] + num_emitted.get(run.run_ids[i], 0) for i in indices]),
+        proposed=tuple([plan.num_scheduled_tokens[row] - 1 for row in rows]),
+        accepted=tuple([sizes[row] - 1 for row in rows]),
     )
 
 
-def judged(
+def sample_drafts(
     before: EngineState, events: Iterable[Event], transition: Transition
-) -> tuple[Judged, ...]:
-    """The same by sample, in the order of the batch."""
+) -> tuple[SampleDrafts, ...]:
+    """The drafts of a turn by sample, in the order of the batch."""
     return tuple(
-        Judged(*name, one.step, known, proposed, accepted)
-        for one in drafted(before, events, transition)
-        for name, known, proposed, accepted in zip(
-            one.ids, one.known, one.proposed, one.accepted, strict=True
+        SampleDrafts(*name, step.step, num_known, proposed, accepted)
+        for step in step_drafts(before, events, transition)
+        for name, num_known, proposed, accepted in zip(
+            step.ids, step.known, step.proposed, step.accepted, strict=True
         )
     )
 
 
-def tally_of(some: Iterable[Judged]) -> DraftTally:
-    """The sum of their counts."""
+def tally_of(samples: Iterable[SampleDrafts]) -> DraftTally:
+    """The sum of the counts of drafts."""
     tally = DraftTally()
-    for one in some:
-        tally = tally.plus(of_row(one.proposed, one.accepted))
+    for sample in samples:
+        tally = tally.plus(of_row(sample.proposed, sample.accepted))
     return tally

@@ -11,15 +11,15 @@ from typing import Final
 
 from attrs import Factory, define, field, frozen
 
-from minfer.analysis.lives import Followed, Life, Seen
-from minfer.analysis.prefixes import Prefix, Prefixes
+from minfer.analysis.lives import FollowedSample, Life, ParsedTurn
+from minfer.analysis.prefixes import PrefixComparison, PrefixTracker
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Finished, Submit
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 
-_LATEST: Final = 10_000  # request ids among which similar ones are searched
+_MAX_SEARCHED_IDS: Final = 10_000  # request ids among which similar ones are searched
 
 
 class UnknownRequestError(ValueError):
@@ -32,15 +32,15 @@ class Explanation:
 
     request: Request
     lives: tuple[Life, ...]
-    prefix: Prefix | None  # None: sample 0 was not admitted, or before the run
+    prefix: PrefixComparison | None  # None: sample 0 was not admitted, or before the run
 
 
 def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanation:
     """Explain the first request `name` that was served, or else its last rejection; reads
     no further than its end. Raises UnknownRequestError.
     """
-    (found,) = explain_each(config, turns, [name])
-    return found
+    (explanation,) = explain_each(config, turns, [name])
+    return explanation
 
 
 def explain_each(
@@ -60,13 +60,15 @@ def explain_each(
 def _explanation(fold: "_Fold") -> Explanation:
     if fold.request is None:
         raise unknown_request(fold.name, [*fold.names])
-    lives = tuple(one.life for one in fold.samples.values())
-    return Explanation(fold.request, lives, fold.prefixes.found)
+    lives = tuple(sample.life for sample in fold.samples.values())
+    return Explanation(fold.request, lives, fold.prefixes.comparison)
 
 
 def unknown_request(name: str, names: Sequence[str]) -> UnknownRequestError:
     """The error for a request that is none of those with these names."""
-    near = ", ".join(get_close_matches(name, names[-_LATEST:], 3, 0.3)) or "none"
+    near = (
+        ", ".join(get_close_matches(name, names[-_MAX_SEARCHED_IDS:], 3, 0.3)) or "none"
+    )
     return UnknownRequestError(f"none of {len(names)} requests is {name!r}; near: {near}")
 
 
@@ -76,41 +78,41 @@ class _Fold:
 
     config: EngineConfig
     name: str
-    prefixes: Prefixes = Factory(
-        lambda self: Prefixes(self.config, self.name), takes_self=True
+    prefixes: PrefixTracker = Factory(
+        lambda self: PrefixTracker(self.config, self.name), takes_self=True
     )
     names: dict[str, None] = field(factory=dict)  # of all requests so far, in order
     request: Request | None = None
-    samples: dict[SampleId, Followed] = field(factory=dict)
+    samples: dict[SampleId, FollowedSample] = field(factory=dict)
 
     @property
     def served(self) -> bool:
         """Whether all samples have ended, and were served."""
-        ends = [one.life.end for one in self.samples.values()]
+        ends = [sample.life.end for sample in self.samples.values()]
         return bool(ends) and all(end and end.reason != "rejected" for end in ends)
 
     def turn(self, turn: Turn) -> None:
         """Fold a turn."""
-        before, seen = turn.before, Seen.of(turn)
+        before, parsed = turn.before, ParsedTurn.of(turn)
         if before.requests and not self.names:  # the run begins with requests in progress
             self.names = dict.fromkeys(before.requests)
             self._follow(before, turn.number - 1, {})
         for event in turn.events:
             if isinstance(event, Submit):
-                self._arrives(event.request, seen)
-        for one in self.samples.values():
-            if one.life.end is None:
-                one.turn(seen)
-        self.prefixes.turn(seen)
+                self._follow_arrival(event.request, parsed)
+        for sample in self.samples.values():
+            if sample.life.end is None:
+                sample.turn(parsed)
+        self.prefixes.turn(parsed)
 
-    def _arrives(self, request: Request, seen: Seen) -> None:
+    def _follow_arrival(self, request: Request, parsed: ParsedTurn) -> None:
         """Follow a request that arrives, unless one of its id is being followed."""
         self.names[request.id] = None
-        over = all(one.life.end for one in self.samples.values())
-        if request.id == self.name and over:
+        all_ended = all(sample.life.end for sample in self.samples.values())
+        if request.id == self.name and all_ended:
             self.request = request
-            ends = {end.sample: end for end in seen.ends if end.id == self.name}
-            self._follow(seen.turn.transition.state, seen.turn.number, ends)
+            ends = {end.sample: end for end in parsed.ends if end.id == self.name}
+            self._follow(parsed.turn.transition.state, parsed.turn.number, ends)
 
     def _follow(self, state: EngineState, number: int, ends: dict[int, Finished]) -> None:
         """Follow the samples of the request: those that are served in `state`, after turn
@@ -123,11 +125,11 @@ class _Fold:
         for sample, end in ends.items():
             name = self.name, sample
             life = Life(name, state.time, number, state.time, end=end)
-            self.samples[name] = Followed(self.config, life)
-        known = dict(zip(state.running.ids, state.running.known, strict=True))
+            self.samples[name] = FollowedSample(self.config, life)
+        num_known = dict(zip(state.running.ids, state.running.known, strict=True))
         for seq in (*state.waiting, *state.running.seqs):
             if seq.request.id == self.name:
                 self.request = seq.request
-                tokens = known.get(seq.id, len(seq.history))
-                life = Life.found(seq, tokens, state, number)
-                self.samples[seq.id] = Followed(self.config, life)
+                num_tokens = num_known.get(seq.id, len(seq.history))
+                life = Life.in_progress(seq, num_tokens, state, number)
+                self.samples[seq.id] = FollowedSample(self.config, life)

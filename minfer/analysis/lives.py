@@ -1,7 +1,7 @@
 """Where the time of one sample goes, from turn to turn.
 
-Theory. Between two turns a sample is in one place, by the state before the second one, so
-all its time has a kind, and the kinds add up to its latency:
+Theory. Between two turns a sample is in one phase, by the state before the second one, so
+all its time has a phase, and the phases add up to its latency:
 
     line       waits for admission, for the cause of the head of the queue: itself, or one
                before it; or its client is deferred
@@ -23,7 +23,7 @@ from typing import Final, Self
 
 from attrs import define, evolve, field, frozen
 
-from minfer.analysis.drafts import Judged, judged, tally_of
+from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of
 from minfer.planning.schedule import queue_blocked_by
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -43,8 +43,8 @@ from minfer.values.pmap import Map
 
 
 @frozen
-class Where:
-    """The kinds of a sample's time."""
+class Phase:
+    """A kind of a sample's time."""
 
     kind: str
     cause: str = ""  # in the queue: what its head waits for
@@ -53,8 +53,8 @@ class Where:
 
 
 @frozen
-class Spent:
-    """The time and work of one kind in a sample's life."""
+class TimeSpent:
+    """The time and work of one phase in a sample's life."""
 
     turns: int = 0
     seconds: float = 0.0
@@ -63,14 +63,14 @@ class Spent:
     tokens: int = 0
     others: int = 0  # tokens of others in them
 
-    def plus(self, more: "Spent") -> "Spent":
+    def plus(self, added: "TimeSpent") -> "TimeSpent":
         """The sum of both."""
-        return Spent(
-            turns=self.turns + more.turns,
-            seconds=self.seconds + more.seconds,
-            steps=self.steps + more.steps,
-            tokens=self.tokens + more.tokens,
-            others=self.others + more.others,
+        return TimeSpent(
+            turns=self.turns + added.turns,
+            seconds=self.seconds + added.seconds,
+            steps=self.steps + added.steps,
+            tokens=self.tokens + added.tokens,
+            others=self.others + added.others,
         )
 
 
@@ -102,7 +102,7 @@ class Life:
     ahead: int = 0  # samples before it in the queue at its arrival
     preempted: int = 0  # times
     early: bool = False  # had tokens before the run: the time of its first is unknown
-    parts: Map[Where, Spent] = Map()  # all of its time from `arrived` to `upto`
+    parts: Map[Phase, TimeSpent] = Map()  # all of its time from `arrived` to `upto`
     # by turn; with those of others that were preempted for it
     reasons: tuple[tuple[int, Reason], ...] = ()
     first: float | None = None  # when its first tokens came
@@ -112,202 +112,213 @@ class Life:
     end: Finished | None = None  # None: it has not ended
 
     @classmethod
-    def found(cls, seq: Sequence, known: int, state: EngineState, number: int) -> "Life":
+    def in_progress(
+        cls, seq: Sequence, num_known: int, state: EngineState, number: int
+    ) -> "Life":
         """The life of a sample that is served in `state`, after turn `number`, with
-        `known` tokens.
+        `num_known` tokens.
         """
-        given = len(seq.request.prompt) + len(seq.request.output)
-        late = state.time - seq.arrived
-        before = Where("before", preempted=seq.preempted)
+        num_at_arrival = len(seq.request.prompt) + len(seq.request.output)
+        elapsed = state.time - seq.arrived
+        before = Phase("before", preempted=seq.preempted)
         return cls(
             id=seq.id,
             arrived=seq.arrived,
             turn=number,
             upto=state.time,
-            ahead=sum(one.place < seq.place for one in state.waiting),
+            ahead=sum(waiting.place < seq.place for waiting in state.waiting),
             preempted=seq.preempted,
-            early=known > given,
-            parts=Map({before: Spent(seconds=late)} if late else {}),
+            early=num_known > num_at_arrival,
+            parts=Map({before: TimeSpent(seconds=elapsed)} if elapsed else {}),
         )
 
 
 @frozen
-class Seen:
+class ParsedTurn:
     """A turn, parsed once for all followed samples."""
 
     turn: Turn
-    over: tuple[Plan, ...]  # the steps that ended in it, failed ones too
+    ended_plans: tuple[Plan, ...]  # the steps that ended in it, failed ones too
     discarded: tuple[Discarded, ...]  # of the failed steps
-    came: Mapping[SampleId, tuple[int, ...]]  # tokens
-    judged: tuple[Judged, ...]  # drafts
+    tokens: Mapping[SampleId, tuple[int, ...]]
+    drafts: tuple[SampleDrafts, ...]
     ends: tuple[Finished, ...]
 
     @classmethod
     def of(cls, turn: Turn) -> Self:
         """The parsed turn."""
-        moved = turn.transition
-        flying = moved.state.inflight
-        emits = [each for each in moved.commands if isinstance(each, Emit)]
-        came = dict[SampleId, tuple[int, ...]]()
+        transition = turn.transition
+        inflight = transition.state.inflight
+        emits = [command for command in transition.commands if isinstance(command, Emit)]
+        tokens = dict[SampleId, tuple[int, ...]]()
         for emit in emits:
-            came.update(zip(emit.ids, emit.tokens, strict=True))
+            tokens.update(zip(emit.ids, emit.tokens, strict=True))
         return cls(
             turn=turn,
-            over=tuple(plan for plan in turn.before.inflight if plan not in flying),
-            discarded=tuple(r for r in moved.reasons if isinstance(r, Discarded)),
-            came=came,
-            judged=judged(turn.before, turn.events, moved),
+            ended_plans=tuple(
+                plan for plan in turn.before.inflight if plan not in inflight
+            ),
+            discarded=tuple(r for r in transition.reasons if isinstance(r, Discarded)),
+            tokens=tokens,
+            drafts=sample_drafts(turn.before, turn.events, transition),
             ends=tuple(end for emit in emits for end in emit.finished),
         )
 
 
 @frozen
-class Place:
-    """Where a sample is in a state, and its generation if it is in a step in flight."""
+class SamplePhase:
+    """The phase of a sample in a state, and its run id if it is in a step in flight."""
 
-    where: Where
-    gen: int | None = None
+    phase: Phase
+    run_id: int | None = None
 
 
-def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
-    """The place of a sample in a state."""
+def phase_of(config: EngineConfig, state: EngineState, life: Life) -> SamplePhase:
+    """The phase of a sample in a state."""
     run = state.running
     if life.id not in run.ids:
-        cause, first = queue_blocked_by(config, state), head_of_queue(state)
-        behind = first.id != life.id
-        if behind and _held_back(state, life.id):
+        cause, head = queue_blocked_by(config, state), head_of_queue(state)
+        behind = head.id != life.id
+        if behind and _is_deferred(state, life.id):
             cause, behind = "share", False
-        return Place(Where("line", cause, behind, life.preempted))
+        return SamplePhase(Phase("line", cause, behind, life.preempted))
     i = run.ids.index(life.id)
-    gen, request = run.run_ids[i], run.seqs[i].request
-    if not any(gen in plan.run_ids for plan in state.inflight):
+    run_id, request = run.run_ids[i], run.seqs[i].request
+    if not any(run_id in plan.run_ids for plan in state.inflight):
         kind, in_step = "stalled", None
-    elif gen not in state.inflight[0].run_ids:
-        kind, in_step = "queued", gen
+    elif run_id not in state.inflight[0].run_ids:
+        kind, in_step = "queued", run_id
     elif run.known[i] > run.num_known_at_admission[i]:
-        kind, in_step = "decode", gen
+        kind, in_step = "decode", run_id
     elif run.num_known_at_admission[i] > len(request.prompt) + len(request.output):
-        kind, in_step = "recompute", gen
+        kind, in_step = "recompute", run_id
     else:
-        kind, in_step = "prefill", gen
-    return Place(Where(kind, preempted=life.preempted), in_step)
+        kind, in_step = "prefill", run_id
+    return SamplePhase(Phase(kind, preempted=life.preempted), in_step)
 
 
-def _held_back(state: EngineState, name: SampleId) -> bool:
+def _is_deferred(state: EngineState, name: SampleId) -> bool:
     """Whether a waiting sample is deferred with its client."""
-    found = (seq for seq in state.waiting if state.deferred_clients and seq.id == name)
+    seqs = (seq for seq in state.waiting if state.deferred_clients and seq.id == name)
     return any(
         seq.request.client in state.deferred_clients and not seq.ran_before
-        for seq in found
+        for seq in seqs
     )
 
 
-_NOTHING: Final = Spent()
+_NOTHING: Final = TimeSpent()
 
 
 @define(eq=False)
-class Followed:
+class FollowedSample:
     """A sample that is followed, turn by turn, until it ends."""
 
     config: EngineConfig
     life: Life
-    sure: Life = field(init=False)  # as it was when the last step had ended
+    confirmed: Life = field(init=False)  # as it was when the last step had ended
 
     def __attrs_post_init__(self) -> None:
-        self.sure = self.life
+        self.confirmed = self.life
 
-    def turn(self, seen: Seen) -> None:
+    def turn(self, parsed: ParsedTurn) -> None:
         """Add a turn to the life."""
-        if seen.turn.number == self.life.turn:
+        if parsed.turn.number == self.life.turn:
             # It has just arrived: its decisions of this turn are in the state.
-            self.life = self._told(self.life, seen, ())
-            self.sure = self.life
+            self.life = self._with_outputs(self.life, parsed, ())
+            self.confirmed = self.life
             return
-        here = place(self.config, seen.turn.before, self.life)
-        failed = () if here.gen is None else seen.discarded
-        life = self._failed(seen) if failed else self._spent(seen, here)
-        life = evolve(life, preempted=life.preempted + _preemptions(life.id, seen))
-        self.life = self._told(life, seen, failed)
-        if seen.over or here.gen is None:
-            self.sure = self.life
+        current = phase_of(self.config, parsed.turn.before, self.life)
+        failed = () if current.run_id is None else parsed.discarded
+        life = self._with_failure(parsed) if failed else self._with_time(parsed, current)
+        life = evolve(life, preempted=life.preempted + _preemptions(life.id, parsed))
+        self.life = self._with_outputs(life, parsed, failed)
+        if parsed.ended_plans or current.run_id is None:
+            self.confirmed = self.life
 
-    def _spent(self, seen: Seen, here: Place) -> Life:
-        """The life with the time of this turn, by its kind."""
-        ran = [plan for plan in seen.over if here.gen in plan.run_ids]
-        own = sum(plan.num_scheduled_tokens[plan.run_ids.index(here.gen)] for plan in ran)
-        every = sum(sum(plan.num_scheduled_tokens) for plan in ran)
-        tokens = max(own, self._got(seen))
-        work = Spent(steps=len(ran), tokens=tokens, others=every - own)
-        return self._added(self.life, seen, here.where, work)
+    def _with_time(self, parsed: ParsedTurn, current: SamplePhase) -> Life:
+        """The life with the time of this turn, in its phase."""
+        run_id = current.run_id
+        plans = [plan for plan in parsed.ended_plans if run_id in plan.run_ids]
+        own_tokens = sum(p.num_scheduled_tokens[p.run_ids.index(run_id)] for p in plans)
+        all_tokens = sum(sum(plan.num_scheduled_tokens) for plan in plans)
+        tokens = max(own_tokens, self._num_tokens(parsed))
+        spent = TimeSpent(steps=len(plans), tokens=tokens, others=all_tokens - own_tokens)
+        return self._with_spent(self.life, parsed, current.phase, spent)
 
-    def _failed(self, seen: Seen) -> Life:
+    def _with_failure(self, parsed: ParsedTurn) -> Life:
         """The life with all the time since the last step that ended, as failed."""
-        where = Where("failed", preempted=self.life.preempted)
-        return self._added(self.sure, seen, where, Spent(tokens=self._got(seen)))
+        phase = Phase("failed", preempted=self.life.preempted)
+        return self._with_spent(
+            self.confirmed, parsed, phase, TimeSpent(tokens=self._num_tokens(parsed))
+        )
 
-    def _added(self, since: Life, seen: Seen, where: Where, work: Spent) -> Life:
-        """The life with all the time since `since`, counted as `where`."""
-        number, now = seen.turn.number, seen.turn.transition.state.time
-        more = evolve(work, turns=number - since.turn, seconds=now - since.upto)
-        before = since.parts.get(where, _NOTHING)
-        parts = since.parts.set(where, before.plus(more))
-        return evolve(self.life, turn=number, upto=now, parts=parts)
+    def _with_spent(
+        self, since: Life, parsed: ParsedTurn, phase: Phase, spent: TimeSpent
+    ) -> Life:
+        """The life with all the time since `since`, counted as `phase`."""
+        number, now = parsed.turn.number, parsed.turn.transition.state.time
+        spent = evolve(spent, turns=number - since.turn, seconds=now - since.upto)
+        before = since.parts.get(phase, _NOTHING)
+        phases = since.parts.set(phase, before.plus(spent))
+        return evolve(self.life, turn=number, upto=now, parts=phases)
 
-    def _got(self, seen: Seen) -> int:
-        return len(seen.came.get(self.life.id, ()))
+    def _num_tokens(self, parsed: ParsedTurn) -> int:
+        return len(parsed.tokens.get(self.life.id, ()))
 
-    def _told(self, life: Life, seen: Seen, failed: tuple[Discarded, ...]) -> Life:
+    def _with_outputs(
+        self, life: Life, parsed: ParsedTurn, failed: tuple[Discarded, ...]
+    ) -> Life:
         """The life with its tokens, drafts and reasons of this turn."""
-        life = _with_drafts(_with_tokens(life, seen), seen)
-        news = [*failed, *_news(life.id, seen)]
-        recorded = tuple((seen.turn.number, reason) for reason in news)
-        return evolve(life, reasons=life.reasons + recorded, end=_end(life.id, seen))
+        life = _with_drafts(_with_tokens(life, parsed), parsed)
+        reasons = [*failed, *_reasons_about(life.id, parsed)]
+        recorded = tuple((parsed.turn.number, reason) for reason in reasons)
+        return evolve(life, reasons=life.reasons + recorded, end=_end(life.id, parsed))
 
 
-def _with_tokens(life: Life, seen: Seen) -> Life:
+def _with_tokens(life: Life, parsed: ParsedTurn) -> Life:
     """The life with the times of its tokens in this turn, if any."""
-    if not seen.came.get(life.id):
+    if not parsed.tokens.get(life.id):
         return life
-    now = Moment(seen.turn.number, seen.turn.transition.state.time)
+    now = Moment(parsed.turn.number, parsed.turn.transition.state.time)
     gap, first = life.gap, life.first
     if life.last is not None:
         seconds = now.time - life.last.time
         if gap is None or seconds > gap.seconds:
-            gap = Gap(seconds, life.last.turn, seen.turn)
+            gap = Gap(seconds, life.last.turn, parsed.turn)
     if first is None and not life.early:
         first = now.time
     return evolve(life, gap=gap, first=first, last=now)
 
 
-def _with_drafts(life: Life, seen: Seen) -> Life:
+def _with_drafts(life: Life, parsed: ParsedTurn) -> Life:
     """The life with the acceptance of its drafts in this turn, if any."""
-    its = [one for one in seen.judged if (one.id, one.sample) == life.id]
-    return evolve(life, drafts=life.drafts.plus(tally_of(its))) if its else life
+    drafts = [row for row in parsed.drafts if (row.id, row.sample) == life.id]
+    return evolve(life, drafts=life.drafts.plus(tally_of(drafts))) if drafts else life
 
 
-def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:
+def _reasons_about(name: SampleId, parsed: ParsedTurn) -> Iterator[Reason]:
     """The reasons of a turn about a sample, or about those preempted for it, up to its
     end: its id may arrive again in the same turn.
     """
-    for reason in seen.turn.transition.reasons:
-        its = isinstance(reason, OfSample) and (reason.id, reason.sample) == name
-        if its or (isinstance(reason, Preempted) and reason.by == name):
+    for reason in parsed.turn.transition.reasons:
+        is_own = isinstance(reason, OfSample) and (reason.id, reason.sample) == name
+        if is_own or (isinstance(reason, Preempted) and reason.by == name):
             yield reason
-        if its and isinstance(reason, Ended) and reason.reason != "rejected":
+        if is_own and isinstance(reason, Ended) and reason.reason != "rejected":
             return
 
 
-def _preemptions(name: SampleId, seen: Seen) -> int:
+def _preemptions(name: SampleId, parsed: ParsedTurn) -> int:
     """How often a sample was preempted in this turn."""
     return sum(
         isinstance(reason, Preempted) and (reason.id, reason.sample) == name
-        for reason in seen.turn.transition.reasons
+        for reason in parsed.turn.transition.reasons
     )
 
 
-def _end(name: SampleId, seen: Seen) -> Finished | None:
+def _end(name: SampleId, parsed: ParsedTurn) -> Finished | None:
     """The end of a sample in this turn, if any; its id may arrive again in the same turn,
     and be rejected.
     """
-    its = (end for end in seen.ends if (end.id, end.sample) == name)
-    return next((end for end in its if end.reason != "rejected"), None)
+    own_ends = (end for end in parsed.ends if (end.id, end.sample) == name)
+    return next((end for end in own_ends if end.reason != "rejected"), None)

@@ -14,7 +14,7 @@ from operator import ne
 
 from attrs import define, evolve, field, frozen
 
-from minfer.analysis.lives import Seen
+from minfer.analysis.lives import ParsedTurn
 from minfer.journal.redact import redacted_config
 from minfer.lifecycle.committed import committed
 from minfer.records.config import EngineConfig
@@ -24,7 +24,7 @@ from minfer.records.state import EngineState
 
 
 @frozen
-class Prefix:
+class PrefixComparison:
     """The hit of sample 0 at its first admission, and the possible one, in tokens.
 
     Only of sample 0: later ones hit what it has computed itself.
@@ -43,7 +43,7 @@ class Prefix:
 
 
 @frozen(eq=False)
-class _Known:
+class _KnownTokens:
     """The tokens of one sequence that others could have shared."""
 
     seq: Sequence
@@ -53,118 +53,128 @@ class _Known:
 
 
 @define(eq=False)
-class Prefixes:
+class PrefixTracker:
     """Keeps the tokens of sequences that leave, until request `name` is admitted: then
     compares.
     """
 
     config: EngineConfig
     name: str
-    found: Prefix | None = None
-    past: dict[tuple[int, ...], _Known] = field(factory=dict)  # by arrival and sample
+    comparison: PrefixComparison | None = None
+    # by arrival and sample
+    past: dict[tuple[int, ...], _KnownTokens] = field(factory=dict)
 
-    def turn(self, seen: Seen) -> None:
+    def turn(self, parsed: ParsedTurn) -> None:
         """Read a turn; after the admission of the request there is nothing to do."""
-        if self.found is not None:
+        if self.comparison is not None:
             return
-        self._remember(seen)
-        for reason in seen.turn.transition.reasons:
+        self._remember(parsed)
+        for reason in parsed.turn.transition.reasons:
             if not isinstance(reason, Admitted) or reason.id != self.name:
                 continue
             if reason.sample == 0 and reason.prompt:
-                found = self._compare(seen.turn.transition.state, reason)
-                self.found = evolve(found, missed=_missed_group(seen, reason))
+                comparison = self._compare(parsed.turn.transition.state, reason)
+                self.comparison = evolve(comparison, missed=_missed_group(parsed, reason))
                 self.past.clear()
                 return
 
-    def _remember(self, seen: Seen) -> None:
+    def _remember(self, parsed: ParsedTurn) -> None:
         """Keep the tokens of the sequences that leave in a turn."""
-        run = seen.turn.before.running
+        run = parsed.turn.before.running
         # A failed step has computed nothing.
-        done = 0 if seen.discarded else len(seen.over)
-        left = seen.turn.before.inflight[done:]
-        state = evolve(seen.turn.before, inflight=left)
-        gone = {
+        num_ended = 0 if parsed.discarded else len(parsed.ended_plans)
+        remaining = parsed.turn.before.inflight[num_ended:]
+        state = evolve(parsed.turn.before, inflight=remaining)
+        left_ids = {
             (reason.id, reason.sample)
-            for reason in seen.turn.transition.reasons
+            for reason in parsed.turn.transition.reasons
             if isinstance(reason, Ended | Preempted)
         }
-        for i, name in enumerate(run.ids) if gone else ():
-            if name in gone:
-                self.past[run.seqs[i].place[1:]] = self._left(state, i, seen)
+        for i, name in enumerate(run.ids) if left_ids else ():
+            if name in left_ids:
+                self.past[run.seqs[i].place[1:]] = self._tokens_at_exit(state, i, parsed)
 
-    def _left(self, state: EngineState, i: int, seen: Seen) -> _Known:
+    def _tokens_at_exit(
+        self, state: EngineState, i: int, parsed: ParsedTurn
+    ) -> _KnownTokens:
         """The tokens of the sequence at `i` when it leaves: with those of this turn, and
         with all computed blocks published.
         """
         run, size = state.running, self.config.block_size
-        new = seen.came.get(run.ids[i], ())
-        tokens = array("I", run.tokens(i, size) + new)
-        done = self._computed(state, i, len(tokens))
-        return _Known(run.seqs[i], tokens, done, done)
+        new_tokens = parsed.tokens.get(run.ids[i], ())
+        tokens = array("I", run.tokens(i, size) + new_tokens)
+        num_computed = self._num_computed(state, i, len(tokens))
+        return _KnownTokens(run.seqs[i], tokens, num_computed, num_computed)
 
-    def _runs(self, state: EngineState, i: int) -> _Known:
+    def _tokens_so_far(self, state: EngineState, i: int) -> _KnownTokens:
         """The tokens of the sequence at `i` while it runs."""
         run, size = state.running, self.config.block_size
         tokens = array("I", run.tokens(i, size))
-        done = self._computed(state, i, len(tokens))
-        return _Known(run.seqs[i], tokens, done, run.chains[i].sealed[0] * size)
+        num_computed = self._num_computed(state, i, len(tokens))
+        return _KnownTokens(
+            run.seqs[i], tokens, num_computed, run.chains[i].sealed[0] * size
+        )
 
-    def _computed(self, state: EngineState, i: int, known: int) -> int:
-        """How many of the `known` tokens of the sequence at `i` have KV: all but the
-        last, once it has sampled.
+    def _num_computed(self, state: EngineState, i: int, num_known: int) -> int:
+        """How many of a sequence's `num_known` tokens have KV: all but the last, once it
+        has sampled.
         """
-        if known > state.running.num_known_at_admission[i]:
-            return known - 1
+        if num_known > state.running.num_known_at_admission[i]:
+            return num_known - 1
         return committed(self.config, state, i)
 
-    def _compare(self, state: EngineState, got: Admitted) -> Prefix:
+    def _compare(self, state: EngineState, admitted: Admitted) -> PrefixComparison:
         """The prefix of a sample just admitted that was cached, or could have been."""
         seqs = (*state.running.seqs, *state.waiting)
-        me = next(seq for seq in seqs if seq.id == (got.id, got.sample))
+        target = next(seq for seq in seqs if seq.id == (admitted.id, admitted.sample))
         # Without token ids, prefixes are known by whole blocks only.
-        blind = self.config == redacted_config(self.config)
-        grain = self.config.block_size if blind else 1
-        best = Prefix(got.known, got.hit)
-        for other in (*self.past.values(), *self._before(state, me)):
-            request = other.seq.request
-            if request.root != me.request.root or request.id == got.id:
+        is_redacted = self.config == redacted_config(self.config)
+        grain = self.config.block_size if is_redacted else 1
+        best = PrefixComparison(admitted.known, admitted.hit)
+        for candidate in (*self.past.values(), *self._earlier(state, target)):
+            request = candidate.seq.request
+            if request.root != target.request.root or request.id == admitted.id:
                 continue
-            same = _common(me.history, other.tokens)
-            same -= same % grain
-            if same > best.shared:
-                best = evolve(best, shared=same, shared_with=other.seq.id)
+            num_common = _num_common(target.history, candidate.tokens)
+            num_common -= num_common % grain
+            if num_common > best.shared:
+                best = evolve(best, shared=num_common, shared_with=candidate.seq.id)
             best = evolve(
                 best,
                 earlier=best.earlier + 1,
-                computed=max(best.computed, min(same, other.computed)),
-                cached=max(best.cached, min(same, other.cached)),
+                computed=max(best.computed, min(num_common, candidate.computed)),
+                cached=max(best.cached, min(num_common, candidate.cached)),
             )
         return best
 
-    def _before(self, state: EngineState, me: Sequence) -> Iterator[_Known]:
-        """The sequences that run since before `me`, and waiting ones that arrived before
-        it.
+    def _earlier(self, state: EngineState, target: Sequence) -> Iterator[_KnownTokens]:
+        """The sequences that run since before `target`, and waiting ones that arrived
+        before it.
         """
         run = state.running
-        gen = dict(zip(run.ids, run.run_ids, strict=True)).get(me.id, state.next_gen)
-        for i, its in enumerate(run.run_ids):
-            if its < gen:
-                yield self._runs(state, i)
+        run_ids = dict(zip(run.ids, run.run_ids, strict=True))
+        target_run_id = run_ids.get(target.id, state.next_gen)
+        for i, run_id in enumerate(run.run_ids):
+            if run_id < target_run_id:
+                yield self._tokens_so_far(state, i)
         for seq in state.waiting:
-            if seq.place[1] < me.place[1]:
-                yield _Known(seq, array("I", seq.history))
+            if seq.place[1] < target.place[1]:
+                yield _KnownTokens(seq, array("I", seq.history))
 
 
-def _missed_group(seen: Seen, got: Admitted) -> int | None:
+def _missed_group(parsed: ParsedTurn, admitted: Admitted) -> int | None:
     """The group whose window shortened the hit of a sample admitted in this turn."""
-    for reason in seen.turn.transition.reasons:
-        if isinstance(reason, WindowMissed) and reason.id == got.id and not reason.sample:
+    for reason in parsed.turn.transition.reasons:
+        if (
+            isinstance(reason, WindowMissed)
+            and reason.id == admitted.id
+            and not reason.sample
+        ):
             return reason.group
     return None
 
 
-def _common(mine: tuple[int, ...], tokens: "array[int]") -> int:
-    """How many leading tokens are the same."""
-    shorter = min(len(mine), len(tokens))
-    return next(compress(count(), map(ne, mine, tokens)), shorter)
+def _num_common(history: tuple[int, ...], tokens: "array[int]") -> int:
+    """The number of equal leading tokens."""
+    shorter = min(len(history), len(tokens))
+    return next(compress(count(), map(ne, history, tokens)), shorter)

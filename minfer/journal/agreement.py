@@ -36,7 +36,7 @@ class EngineRequest:
     """A request in the journal of a replica."""
 
     id: str  # as in the router's journal
-    again: bool = False  # whether it was resubmitted
+    resubmitted: bool = False  # whether it was resubmitted
 
 
 @frozen
@@ -45,7 +45,7 @@ class ReplicaRecord:
 
     requests: Sequence[EngineRequest]  # in the order in which they came
     # Whether each journal begins with the engine's first turn, and could be read.
-    whole: bool = True
+    complete: bool = True
 
 
 @frozen
@@ -85,65 +85,72 @@ def compare(
     """Compare the journals of routers with those of replicas. `replicas` is by name, as
     in `RoutedRequest.replica`.
     """
-    found = Agreement()
-    there = {
-        name: {one.id for one in replica.requests} for name, replica in replicas.items()
+    agreement = Agreement()
+    recorded_ids = {
+        name: {recorded.id for recorded in replica.requests}
+        for name, replica in replicas.items()
     }
-    halves = {one.id for each in routers if each.prefills for one in each.requests}
+    prefill_ids = {
+        sent.id for router in routers if router.prefills for sent in router.requests
+    }
     for router in routers:
-        for one in router.requests:
-            certain = one.started and (router.prefills or one.id not in halves)
-            _note_sent(found, router.name, one, there, replicas, certain=certain)
-    sent = {(one.id, one.replica) for router in routers for one in router.requests}
-    known = {name for name, _ in sent}
+        for sent in router.requests:
+            certain = sent.started and (router.prefills or sent.id not in prefill_ids)
+            _count_sent(
+                agreement, router.name, sent, recorded_ids, replicas, certain=certain
+            )
+    sent_to = {(sent.id, sent.replica) for router in routers for sent in router.requests}
+    sent_ids = {request_id for request_id, _ in sent_to}
     for name, replica in replicas.items():
-        end = _certain_until(routers, name, replica.requests)
-        for place, asked in enumerate(replica.requests):
-            if (asked.id, name) in sent:
+        num_certain = _num_certain(routers, name, replica.requests)
+        for index, recorded in enumerate(replica.requests):
+            if (recorded.id, name) in sent_to:
                 continue
-            if asked.again and asked.id in known:
-                found.alone += 1
-            elif place >= end:
-                found.late += 1
+            if recorded.resubmitted and recorded.id in sent_ids:
+                agreement.alone += 1
+            elif index >= num_certain:
+                agreement.late += 1
             else:
-                found.unsent.append(Disagreement(asked.id, name))
-    return found
+                agreement.unsent.append(Disagreement(recorded.id, name))
+    return agreement
 
 
-def _note_sent(
-    found: Agreement,
+def _count_sent(
+    agreement: Agreement,
     router: str,
-    one: RoutedRequest,
-    there: Mapping[str, set[str]],
+    request: RoutedRequest,
+    recorded_ids: Mapping[str, set[str]],
     replicas: Mapping[str, ReplicaRecord],
     *,
     certain: bool,
 ) -> None:
     """Count a request that a router sent; `certain`: it must be in the journal."""
-    found.sent += 1
-    name = one.replica
+    agreement.sent += 1
+    name = request.replica
     if name not in replicas:
-        found.absent[name] = found.absent.get(name, 0) + 1
-    elif one.id in there[name]:
-        found.found += 1
+        agreement.absent[name] = agreement.absent.get(name, 0) + 1
+    elif request.id in recorded_ids[name]:
+        agreement.found += 1
     elif not certain:
-        found.unstarted += 1
-    elif not replicas[name].whole:
-        found.unrecorded += 1
+        agreement.unstarted += 1
+    elif not replicas[name].complete:
+        agreement.unrecorded += 1
     else:
-        found.missing.append(Disagreement(one.id, name, router))
+        agreement.missing.append(Disagreement(request.id, name, router))
 
 
-def _certain_until(
-    routers: Iterable[RouterRecord], name: str, asked: Sequence[EngineRequest]
+def _num_certain(
+    routers: Iterable[RouterRecord], name: str, requests: Sequence[EngineRequest]
 ) -> int:
-    """How many of a replica's first requests came before any router's journal was cut
-    short: those up to the last one that each such router is known to have sent.
+    """The number of a replica's first requests that came before any router's journal was
+    cut short: those up to the last one that each such router is known to have sent.
     """
-    least = len(asked)
+    num_certain = len(requests)
     for router in routers:
         if not router.closed:
-            own = {one.id for one in router.requests if one.replica == name}
-            places = [place + 1 for place, one in enumerate(asked) if one.id in own]
-            least = min(least, max(places, default=0))
-    return least
+            sent_ids = {sent.id for sent in router.requests if sent.replica == name}
+            counts = [
+                n for n, recorded in enumerate(requests, 1) if recorded.id in sent_ids
+            ]
+            num_certain = min(num_certain, max(counts, default=0))
+    return num_certain

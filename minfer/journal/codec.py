@@ -47,7 +47,7 @@ from minfer.values import log, queue
 from minfer.values.checks import LEAST, MOST
 from minfer.values.pmap import Map
 
-_MANY: Final = 16  # consecutive integers that are worth packing
+_MIN_PACKED_INTS: Final = 16  # consecutive integers that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
 _MODULES: Final = (
     acceptance,
@@ -80,8 +80,8 @@ class CodecError(ValueError):
 
 
 def _records() -> dict[str, type]:
-    every = (value for module in _MODULES for value in vars(module).values())
-    classes = (value for value in every if isinstance(value, type))
+    values = (value for module in _MODULES for value in vars(module).values())
+    classes = (value for value in values if isinstance(value, type))
     return {name_of(c): c for c in classes if attrs.has(c)}
 
 
@@ -102,9 +102,11 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
         case bytes():
             return {"hex": value.hex()}
         case tuple():
-            return _packed(value) if len(value) >= _MANY else [dump(one) for one in value]
+            if len(value) >= _MIN_PACKED_INTS:
+                return _pack_ints(value)
+            return [dump(item) for item in value]
         case frozenset():
-            return {"set": [dump(one) for one in sorted(value)]}
+            return {"set": [dump(item) for item in sorted(value)]}
         case Map():
             return {"map": [[dump(key), dump(value[key])] for key in sorted(value)]}
     cls = type(value)
@@ -116,9 +118,9 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
     for field in fields_of(cls):
         if not field.init or field.wire_name in without:
             continue
-        part, default = getattr(value, field.name), field.default
-        if part is not default and not _same(part, default):
-            record[field.wire_name] = dump(part)
+        field_value, default = getattr(value, field.name), field.default
+        if field_value is not default and not _is_equal(field_value, default):
+            record[field.wire_name] = dump(field_value)
     return record
 
 
@@ -132,17 +134,18 @@ def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
         case None | bool() | int() | str() | float():
             return value
         case list():
-            return tuple([load(one, classes) for one in value])
+            return tuple([load(item, classes) for item in value])
         case {"is": str(name), **fields}:
-            known = without_removed(name, {str(key): one for key, one in fields.items()})
-            built = {key: load(one, classes) for key, one in known.items()}
-            return _built(name, built, classes)
+            present = {str(key): item for key, item in fields.items()}
+            present = without_removed(name, present)
+            built = {key: load(item, classes) for key, item in present.items()}
+            return _build_record(name, built, classes)
         case {"hex": str(text)}:
             return bytes.fromhex(text)
-        case {"set": list(every)}:
-            return frozenset(load(one, classes) for one in every)
+        case {"set": list(items)}:
+            return frozenset(load(item, classes) for item in items)
         case {"map": list(pairs)}:
-            return Map((load(key, classes), load(one, classes)) for key, one in pairs)
+            return Map((load(key, classes), load(item, classes)) for key, item in pairs)
         case {"ints": str(text), "wide": wide} if wide in _CODES:
             return tuple(array(_CODES[wide], binascii.a2b_base64(text)))
         case {"float": str(text)}:
@@ -150,30 +153,30 @@ def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
     raise CodecError(f"nothing is written like {value!r:.80}")
 
 
-def _same(part: Any, default: Any) -> bool:
-    return type(part) is type(default) and bool(part == default)
+def _is_equal(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
 
 
-def _packed(value: tuple[Any, ...]) -> Any:
+def _pack_ints(value: tuple[Any, ...]) -> Any:
     """A long tuple of integers as packed numbers; any other as a list."""
     if set(map(type, value)) != {int}:
-        return [dump(one) for one in value]
+        return [dump(item) for item in value]
     low, high = min(value), max(value)
-    fits = (w for w in (1, 2, 4) if low >= 0 and high < 1 << 8 * w)
-    wide = next(fits, 8)
-    if wide == 8 and not LEAST <= low <= high <= MOST:
+    widths = (width for width in (1, 2, 4) if low >= 0 and high < 1 << 8 * width)
+    width = next(widths, 8)
+    if width == 8 and not LEAST <= low <= high <= MOST:
         return list(value)
-    packed = array(_CODES[wide], value).tobytes()
-    return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": wide}
+    packed = array(_CODES[width], value).tobytes()
+    return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": width}
 
 
-def _built(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> Any:
+def _build_record(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> Any:
     cls = classes.get(name)
     if cls is None:
-        why = (
+        advice = (
             "if it is of a policy of your own, name its module: minfer --policies MODULE"
         )
-        raise CodecError(f"there is no record {name!r} here; {why}")
+        raise CodecError(f"there is no record {name!r} here; {advice}")
     try:
         return cls(**python_names(name, fields))
     except (TypeError, ValueError) as error:

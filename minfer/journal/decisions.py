@@ -33,7 +33,7 @@ from minfer.records.state import EngineState, Transition
 
 Facts = dict[str, Any]
 # Fields of reasons, by their names in journals, that quote errors: these decide nothing.
-_WORDS: Final = {
+_ERROR_FIELDS: Final = {
     "Discarded": ("error",),
     "Ignored": ("detail",),
     "PolicyOverride": ("error", "line"),
@@ -69,17 +69,17 @@ def facts(before: EngineState, transition: Transition) -> Facts:
                 ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
                 changes.setdefault("finished", []).extend(ends)
             case Move(number, loads, sources, targets):
-                moved = [number, loads, _runs(sources), _runs(targets)]
+                moved = [number, loads, _ranges(sources), _ranges(targets)]
                 changes.setdefault("moves", []).append(moved)
             case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
                 kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
-                moved = [number, kind, len(keys), _runs(flattened(pages))]
+                moved = [number, kind, len(keys), _ranges(flattened(pages))]
                 changes.setdefault("moves", []).append(moved)
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:
         changes["plans"] = plans
-    reasons = [_reason(one) for one in transition.reasons if not isinstance(one, Ended)]
+    reasons = [_reason(r) for r in transition.reasons if not isinstance(r, Ended)]
     if reasons:
         changes["reasons"] = reasons
     return changes
@@ -87,44 +87,46 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
 def _reason(reason: Any) -> list[Any]:
     kind: Any = type(reason)
-    parts = (getattr(reason, one.name) for one in _columns(kind))
-    changes = (list(part) if isinstance(part, tuple) else part for part in parts)
+    values = (getattr(reason, field.name) for field in _columns(kind))
+    changes = (list(value) if isinstance(value, tuple) else value for value in values)
     return [name_of(kind), *changes]
 
 
 @cache
 def _columns(kind: Any) -> tuple[Field, ...]:
     """The fields of a reason that are facts."""
-    words = _WORDS.get(name_of(kind), ())
-    return tuple(one for one in fields_of(kind) if one.wire_name not in words)
+    error_fields = _ERROR_FIELDS.get(name_of(kind), ())
+    return tuple(
+        field for field in fields_of(kind) if field.wire_name not in error_fields
+    )
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:
     """The names, in journals, of the fields of a reason that are facts."""
-    return tuple(one.wire_name for one in _columns(kind))
+    return tuple(field.wire_name for field in _columns(kind))
 
 
 def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     changes: Facts = {}
-    was = last.run_ids if last else ()
-    if plan.run_ids != was:
-        changes = _membership(was, plan)
+    last_run_ids = last.run_ids if last else ()
+    if plan.run_ids != last_run_ids:
+        changes = _membership(last_run_ids, plan)
     for name, column in (
         ("num_scheduled_tokens", plan.num_scheduled_tokens),
         ("max_sampled_tokens", plan.max_sampled_tokens),
     ):
         if column.count(1) != len(column):
-            changes[name] = [[at, column[at]] for at in _not_one(column)]
+            changes[name] = [[index, column[index]] for index in _indices_not_one(column)]
     if plan.fills:
         changes["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
     if plan.opens:
         changes["opens"] = [
-            [opened.index, *opened.name, *map(_runs, opened.tables)]
+            [opened.index, *opened.name, *map(_ranges, opened.tables)]
             for opened in plan.opens
         ]
     if plan.grows:
         changes["grows"] = [
-            [grow.row, grow.at, _runs(grow.blocks), *_not_zero(grow.group)]
+            [grow.row, grow.at, _ranges(grow.blocks), *_not_zero(grow.group)]
             for grow in plan.grows
         ]
     if plan.copies:
@@ -145,34 +147,34 @@ def _not_zero(group: int) -> list[int]:
     return [group] if group else []
 
 
-def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
-    """The generations that left and joined; all of them, if the others are not in their
+def _membership(last_run_ids: tuple[int, ...], plan: Plan) -> Facts:
+    """The run ids that left and joined; all of them, if the others are not in their
     old order.
     """
-    old = set(was)
-    odd = old.symmetric_difference(plan.run_ids)
-    out = sorted(map(was.index, odd & old))
-    places = sorted(map(plan.run_ids.index, odd - old))
-    if less(was, out) != less(plan.run_ids, places):
+    old = set(last_run_ids)
+    changed = old.symmetric_difference(plan.run_ids)
+    left = sorted(map(last_run_ids.index, changed & old))
+    joined = sorted(map(plan.run_ids.index, changed - old))
+    if less(last_run_ids, left) != less(plan.run_ids, joined):
         return {"run_ids": list(plan.run_ids)}
-    new = [[at, plan.run_ids[at], plan.rows[at]] for at in places]
-    return {"left": [was[at] for at in out], "joined": new}
+    rows = [[index, plan.run_ids[index], plan.rows[index]] for index in joined]
+    return {"left": [last_run_ids[index] for index in left], "joined": rows}
 
 
-def _not_one(column: tuple[int, ...]) -> Iterator[int]:
+def _indices_not_one(column: tuple[int, ...]) -> Iterator[int]:
     return compress(range(len(column)), map(ne, column, repeat(1)))
 
 
-def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
+def _ranges(numbers: tuple[int, ...]) -> list[list[int]]:
     """Numbers as [first, count] of consecutive ones: tables are mostly that."""
     if len(numbers) == 1:
         return [[numbers[0], 1]]
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    parts = ([number for _, number in run] for _, run in runs)
-    return [[part[0], len(part)] for part in parts]
+    ranges = ([number for _, number in run] for _, run in runs)
+    return [[members[0], len(members)] for members in ranges]
 
 
-def chained(digest: bytes, transition: Transition, changes: bytes) -> bytes:
+def extend_digest(digest: bytes, transition: Transition, changes: bytes) -> bytes:
     """The running digest after one more turn, 8 bytes: over the plans' columns and the
     facts.
 

@@ -11,8 +11,8 @@ from minfer.records.messages import Reason
 from minfer.records.sequence import SampleId
 
 REASONS: Final[dict[str, Any]] = {name_of(kind): kind for kind in get_args(Reason)}
-_MOST_NAMED: Final = 8  # of many, in a sentence
-_Reasons = dict[str, Any]  # a reason's fields by their names in journals
+_MAX_LISTED: Final = 8  # of many, in a sentence
+_ReasonFields = dict[str, Any]  # a reason's fields by their names in journals
 
 
 @frozen
@@ -25,49 +25,50 @@ class Difference:
     words: str
 
 
-def named(sample: SampleId | list[Any]) -> str:
+def sample_name(sample: SampleId | list[Any]) -> str:
     """The name of a sample for people; with its number if it is not the first."""
     number = f" sample {sample[1]}" if sample[1] else ""
     return repr(sample[0]) + number
 
 
-def listed(parts: Iterable[str], none: str = "none") -> str:
+def join_texts(texts: Iterable[str], none: str = "none") -> str:
     """A list for people: the first entries, and how many more."""
-    every = list(parts)
-    text = ", ".join(every[:_MOST_NAMED]) or none
-    more = len(every) - _MOST_NAMED
-    return f"{text} and {more} more" if more > 0 else text
+    entries = list(texts)
+    text = ", ".join(entries[:_MAX_LISTED]) or none
+    num_hidden = len(entries) - _MAX_LISTED
+    return f"{text} and {num_hidden} more" if num_hidden > 0 else text
 
 
 # --- subjects of each kind of reason ----------------------------------------------------
 
 
-def _blocked(one: _Reasons) -> str:
-    text = f"{_who(one)} for {one['cause']}"
-    if not one["needs"]:
+def _blocked(reason: _ReasonFields) -> str:
+    text = f"{_sample(reason)} for {reason['cause']}"
+    if not reason["needs"]:
         return text
-    return f"{text} ({one['needs']} needed, {one['available']} available)"
+    return f"{text} ({reason['needs']} needed, {reason['available']} available)"
 
 
-def _preempted(one: _Reasons) -> str:
-    who, by = [one["id"], one["sample"]], one["by"]
-    return f"{named(who)} for {'itself' if by == who else named(by)}"
+def _preempted(reason: _ReasonFields) -> str:
+    sample, winner = [reason["id"], reason["sample"]], reason["by"]
+    name = "itself" if winner == sample else sample_name(winner)
+    return f"{sample_name(sample)} for {name}"
 
 
-def _missed(one: _Reasons) -> str:
-    return f"{_who(one)} from block {one['block']} of {one['blocks']} on"
+def _missed(reason: _ReasonFields) -> str:
+    return f"{_sample(reason)} from block {reason['block']} of {reason['blocks']} on"
 
 
-def _window_missed(one: _Reasons) -> str:
-    return f"{_who(one)}: block {one['block']} in group {one['group']}"
+def _window_missed(reason: _ReasonFields) -> str:
+    return f"{_sample(reason)}: block {reason['block']} in group {reason['group']}"
 
 
-def _who(one: _Reasons) -> str:
-    return named((one["id"], one["sample"]))
+def _sample(reason: _ReasonFields) -> str:
+    return sample_name((reason["id"], reason["sample"]))
 
 
-def _fields(one: _Reasons) -> str:
-    return " ".join(f"{name} {value}" for name, value in one.items())
+def _fields(reason: _ReasonFields) -> str:
+    return " ".join(f"{name} {value}" for name, value in reason.items())
 
 
 @frozen
@@ -75,11 +76,11 @@ class _Phrases:
     """The words for a kind of reason: what was done, to which sample."""
 
     verb: str
-    whom: Callable[[_Reasons], str]
+    subject: Callable[[_ReasonFields], str]
 
 
-_WORDS: Final = {
-    "Admitted": _Phrases("admitted", _who),
+_PHRASES: Final = {
+    "Admitted": _Phrases("admitted", _sample),
     "Preempted": _Phrases("preempted", _preempted),
     "QueueBlocked": _Phrases("blocked", _blocked),
     "Missed": _Phrases("missed the prefix of", _missed),
@@ -90,87 +91,93 @@ _WORDS: Final = {
 }
 
 
-def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
+def reasons(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """Differences of reasons, kind by kind: of the samples, and if those agree, of the
     figures.
     """
-    was, is_ = _by_kind(then), _by_kind(now)
-    if was.get("Admitted") != is_.get("Admitted"):  # misses follow from it
+    old_kinds, new_kinds = _by_kind(recorded), _by_kind(replayed)
+    if old_kinds.get("Admitted") != new_kinds.get("Admitted"):  # misses follow from it
         for missed in ("Missed", "WindowMissed"):
-            was.pop(missed, None)
-            is_.pop(missed, None)
-    for kind in dict.fromkeys((*_WORDS, *was, *is_)):
-        old, new = was.get(kind, []), is_.get(kind, [])
+            old_kinds.pop(missed, None)
+            new_kinds.pop(missed, None)
+    for kind in dict.fromkeys((*_PHRASES, *old_kinds, *new_kinds)):
+        old, new = old_kinds.get(kind, []), new_kinds.get(kind, [])
         if old == new:
             continue
-        words = _WORDS.get(kind, _Phrases(kind, _fields))
-        whom, others = [*map(words.whom, old)], [*map(words.whom, new)]
-        if whom == others:
-            yield from _figures(words, old, new)
+        phrases = _PHRASES.get(kind, _Phrases(kind, _fields))
+        old_subjects = [*map(phrases.subject, old)]
+        new_subjects = [*map(phrases.subject, new)]
+        if old_subjects == new_subjects:
+            yield from _figures(phrases, old, new)
         else:
-            facts = f"then {words.verb} {listed(whom)}, now {listed(others)}"
-            yield Difference(words.verb, old, new, facts)
+            facts = f"then {phrases.verb} {join_texts(old_subjects)}"
+            facts += f", now {join_texts(new_subjects)}"
+            yield Difference(phrases.verb, old, new, facts)
 
 
 def _figures(
-    words: _Phrases, old: list[_Reasons], new: list[_Reasons]
+    phrases: _Phrases, old: list[_ReasonFields], new: list[_ReasonFields]
 ) -> Iterator[Difference]:
     """Differences of figures for the same sample."""
-    for one, other in zip(old, new, strict=True):
-        odd = [name for name in one if one[name] != other[name]]
-        if odd:
-            was = ", ".join(f"{name} {one[name]}" for name in odd)
-            now = ", ".join(f"{name} {other[name]}" for name in odd)
-            what = f"{words.verb} {words.whom(one)}"
-            facts = f"{what}: then with {was}, now with {now}"
-            yield Difference(what, one, other, facts)
+    for old_reason, new_reason in zip(old, new, strict=True):
+        changed = [name for name in old_reason if old_reason[name] != new_reason[name]]
+        if changed:
+            old_figures = ", ".join(f"{name} {old_reason[name]}" for name in changed)
+            new_figures = ", ".join(f"{name} {new_reason[name]}" for name in changed)
+            subject = f"{phrases.verb} {phrases.subject(old_reason)}"
+            facts = f"{subject}: then with {old_figures}, now with {new_figures}"
+            yield Difference(subject, old_reason, new_reason, facts)
 
 
-def _by_kind(facts: Facts) -> dict[str, list[_Reasons]]:
-    found: dict[str, list[_Reasons]] = {}
-    for kind, *parts in facts.get("reasons", ()):
+def _by_kind(facts: Facts) -> dict[str, list[_ReasonFields]]:
+    by_kind: dict[str, list[_ReasonFields]] = {}
+    for kind, *values in facts.get("reasons", ()):
         names = columns_of(REASONS[kind])
-        found.setdefault(kind, []).append(dict(zip(names, parts, strict=True)))
-    return found
+        by_kind.setdefault(kind, []).append(dict(zip(names, values, strict=True)))
+    return by_kind
 
 
 # --- ends and wake-ups ------------------------------------------------------------------
 
 
-def ends(then: Facts, now: Facts) -> Iterator[Difference]:
+def ends(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """Ends that are on one side only."""
-    old, new = then.get("finished", []), now.get("finished", [])
+    old, new = recorded.get("finished", []), replayed.get("finished", [])
     if old != new:
-        words = f"then ended {_ended(old, new)}, now {_ended(new, old)}"
+        words = f"then ended {_ended_text(old, new)}, now {_ended_text(new, old)}"
         yield Difference("ended", old, new, words)
 
 
-def _ended(some: list[Any], others: list[Any]) -> str:
-    """Those of `some` that are not among `others`."""
-    odd = (end for end in some if end not in others)
-    return listed(f"{named(end)} ({end[2]}, {end[3]} tokens)" for end in odd)
+def _ended_text(finished: list[Any], other_finished: list[Any]) -> str:
+    """Those of `finished` that are not among `other_finished`."""
+    only_here = (end for end in finished if end not in other_finished)
+    return join_texts(
+        f"{sample_name(end)} ({end[2]}, {end[3]} tokens)" for end in only_here
+    )
 
 
-def wakes(then: Facts, now: Facts) -> Iterator[Difference]:
+def wakes(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """Differences of the times at which the engine requested a wake-up."""
-    old, new = then.get("wake"), now.get("wake")
+    old, new = recorded.get("wake"), replayed.get("wake")
     if old != new:
-        words = f"then asked to be woken {_when(old)}, now {_when(new)}"
+        words = f"then asked to be woken {_time_text(old)}, now {_time_text(new)}"
         yield Difference("asked to be woken", old, new, words)
 
 
-def moves(then: Facts, now: Facts) -> Iterator[Difference]:
+def moves(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """Differences of the transfers that began."""
-    old, new = then.get("moves", []), now.get("moves", [])
+    old, new = recorded.get("moves", []), replayed.get("moves", [])
     if old != new:
-        words = f"then began {_transfers(old)}, now {_transfers(new)}"
+        words = f"then began {_transfers_text(old)}, now {_transfers_text(new)}"
         yield Difference("began transfers", old, new, words)
 
 
-def _transfers(some: list[Any]) -> str:
+def _transfers_text(transfers: list[Any]) -> str:
     kinds = {True: "load", False: "store", "stored": "save", "fetched": "fetch"}
-    return listed([f"{kinds[loads]} {number}" for number, loads, *_ in some], "none")
+    return join_texts(
+        [f"{kinds[loads]} {number}" for number, loads, *_ in transfers], "none"
+    )
 
 
-def _when(time: float | None) -> str:
+def _time_text(time: float | None) -> str:
     return "not at all" if time is None else f"at {time} s"

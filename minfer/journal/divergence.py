@@ -1,9 +1,9 @@
 """The first difference of a replay: its turn, the samples, the recorded and the new
 decision.
 
-Theory. Facts (`minfer.journal.decisions`) have places, generations and device rows, and
+Theory. Facts (`minfer.journal.decisions`) have places, run ids and device rows, and
 those of a plan are relative to the plan before. Both sides of a divergence took the same
-turn in the same state, so the state maps generations to sequences, and with the plan
+turn in the same state, so the state maps run ids to sequences, and with the plan
 before them both sides can be rebuilt, row by row, under request ids. Differences are
 reported in the order of decisions: admitted, deferred, preempted; ended
 (`minfer.journal.differences`); and of the plans the first that differs
@@ -21,9 +21,9 @@ from minfer.journal.plan_differences import plans
 from minfer.records.state import EngineState
 
 # in which facts are compared
-_ORDER: Final = ("reasons", "finished", "wake", "moves", "plans")
-LEVELS: Final = 16  # of lists in facts, at most
-_SHORT: Final = 300  # characters of a fact in a message
+_FACT_ORDER: Final = ("reasons", "finished", "wake", "moves", "plans")
+MAX_FACT_LEVELS: Final = 16  # of lists in facts, at most
+_MAX_FACT_CHARS: Final = 300  # characters of a fact in a message
 _DIGEST_ONLY: Final = "positions or rows of a plan (known by digest)"
 
 LEGEND: Final = {
@@ -60,83 +60,87 @@ class Divergence:
     legend: str = ""  # what the columns of `expected` and `found` are
 
     def __str__(self) -> str:
-        what = f"turn {self.turn} (step {self.step}, {self.time:.6f} s) decides otherwise"
+        head = f"turn {self.turn} (step {self.step}, {self.time:.6f} s) decides otherwise"
         if self.differences:
-            return f"{what}: {'; '.join(one.words for one in self.differences)}"
-        return (
-            f"{what}: {self.field} was {_short(self.expected)}, is {_short(self.found)}"
-        )
+            words = "; ".join(difference.words for difference in self.differences)
+            return f"{head}: {words}"
+        old, new = _shortened(self.expected), _shortened(self.found)
+        return f"{head}: {self.field} was {old}, is {new}"
 
 
-def diverged(
-    number: int, before: EngineState, time: float, expected: Facts, found: Facts
+def find_divergence(
+    number: int, before: EngineState, time: float, expected: Facts, actual: Facts
 ) -> Divergence:
     """The divergence of turn `number`, taken in `before`: between its recorded facts and
     those found now.
     """
-    found = json.loads(json.dumps(found))
-    if not (isinstance(expected, dict) and is_shallow(expected, LEVELS)):
+    actual = json.loads(json.dumps(actual))
+    if not (isinstance(expected, dict) and is_shallow(expected, MAX_FACT_LEVELS)):
         expected = {}  # no engine has written that
     step = before.next_step
-    name = next((name for name in _ORDER if expected.get(name) != found.get(name)), None)
+    name = next(
+        (name for name in _FACT_ORDER if expected.get(name) != actual.get(name)), None
+    )
     if name is None:
-        what = f"{_DIGEST_ONLY}, or turns are missing or out of order"
-        return Divergence(number, step, time, field=what, expected=None, found=None)
-    path, was, now = innermost(name, expected.get(name), found.get(name))
+        field = f"{_DIGEST_ONLY}, or turns are missing or out of order"
+        return Divergence(number, step, time, field=field, expected=None, found=None)
+    path, old, new = first_difference(name, expected.get(name), actual.get(name))
     return Divergence(
         turn=number,
         step=step,
         time=time,
         field=path,
-        expected=was,
-        found=now,
-        differences=_differences(before, expected, found),
-        legend=_legend(path, was, now),
+        expected=old,
+        found=new,
+        differences=_differences(before, expected, actual),
+        legend=_legend(path, old, new),
     )
 
 
 def is_shallow(value: Any, levels: int) -> bool:
-    """Whether JSON has at most so many levels."""
+    """Whether JSON has at most `levels` levels."""
     if not isinstance(value, dict | list):
         return True
-    parts = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(is_shallow(part, levels - 1) for part in parts)
+    items = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(is_shallow(item, levels - 1) for item in items)
 
 
-def _differences(before: EngineState, then: Facts, now: Facts) -> tuple[Difference, ...]:
+def _differences(
+    before: EngineState, recorded: Facts, replayed: Facts
+) -> tuple[Difference, ...]:
     """The differences in words; none for facts that no engine has written."""
     try:
         return (
-            *reasons(then, now),
-            *ends(then, now),
-            *wakes(then, now),
-            *moves(then, now),
-            *plans(before, then, now),
+            *reasons(recorded, replayed),
+            *ends(recorded, replayed),
+            *wakes(recorded, replayed),
+            *moves(recorded, replayed),
+            *plans(before, recorded, replayed),
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         return ()
 
 
-def innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+def first_difference(path: str, old: Any, new: Any) -> tuple[str, Any, Any]:
     """The innermost place in which two JSON values differ first, and both values there.
 
     Lists are taken whole, unless they are of plans.
     """
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted(was.keys() | now.keys()):
-            if was.get(key) != now.get(key):
-                return innermost(f"{path}.{key}", was.get(key), now.get(key))
-    if isinstance(was, list) and isinstance(now, list) and path != "reasons":
-        for at, (one, other) in enumerate(zip(was, now, strict=False)):
-            if one != other and isinstance(one, dict):
-                return innermost(f"{path}[{at}]", one, other)
-    return path, was, now
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                return first_difference(f"{path}.{key}", old.get(key), new.get(key))
+    if isinstance(old, list) and isinstance(new, list) and path != "reasons":
+        for index, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
+            if old_item != new_item and isinstance(old_item, dict):
+                return first_difference(f"{path}[{index}]", old_item, new_item)
+    return path, old, new
 
 
-def _legend(path: str, was: Any, now: Any) -> str:
+def _legend(path: str, old: Any, new: Any) -> str:
     """The names of the columns of a fact."""
     if path == "reasons":
-        shown = json.dumps([was, now])
+        shown = json.dumps([old, new])
         kinds = [kind for kind in REASONS if f'["{kind}"' in shown]
         return "; ".join(
             f"[{', '.join((kind, *columns_of(REASONS[kind])))}]" for kind in kinds
@@ -144,6 +148,6 @@ def _legend(path: str, was: Any, now: Any) -> str:
     return LEGEND.get(path.rpartition(".")[2].partition("[")[0], "")
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = "nothing out of the ordinary" if value is None else json.dumps(value)
-    return text if len(text) <= _SHORT else text[: _SHORT - 3] + "..."
+    return text if len(text) <= _MAX_FACT_CHARS else text[: _MAX_FACT_CHARS - 3] + "..."

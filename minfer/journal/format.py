@@ -63,15 +63,15 @@ MAGIC: Final = b"minfer journal 1\n"
 FORMAT: Final = 6
 # the last that reads older formats, 2 to 5
 READS_OLDER: Final = "minfer 0.1.0 (commit 964bfc75)"
-EVERY: Final = 1 << 14  # turns from one digest of the state to the next
-START: Final = bytes(8)  # the digest before the first turn
+TURNS_PER_STATE_DIGEST: Final = 1 << 14  # turns from one digest of the state to the next
+START_DIGEST: Final = bytes(8)  # the digest before the first turn
 NO_STEP: Final = MOST + 1  # a number that no step has
 
 FRAME: Final = struct.Struct("<II")  # length and CRC-32 of the payload behind it
 TURN: Final = struct.Struct("<cBd8sBI")  # T: flags, seconds, digest, width, count
 MARK: Final = struct.Struct("<cQ")  # S or E: number of turns
-TICK: Final = 1  # flags of a turn
-RESULT: Final = 2
+HAS_TICK: Final = 1  # flags of a turn
+HAS_RESULT: Final = 2
 
 
 class JournalError(ValueError):
@@ -84,7 +84,7 @@ class Head:
 
     config: EngineConfig
     turn: int = 0  # the number of its first turn
-    digest: bytes = START
+    digest: bytes = START_DIGEST
     state: EngineState | None = None  # None: the engine's first, or it was not read
     # of `state`, unless that is the engine's first
     state_digest: bytes = b""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from minfer.journal.decisions import Facts
-from minfer.journal.differences import Difference, listed, named
+from minfer.journal.differences import Difference, join_texts, sample_name
 from minfer.records.state import EngineState
 
 # The figures of a row, in the order of the description, and their values if there are no
@@ -35,16 +35,16 @@ class PlanBatch:
     rest: Facts = field(factory=dict)  # facts about the whole plan
 
 
-def plans(before: EngineState, then: Facts, now: Facts) -> Iterator[Difference]:
+def plans(before: EngineState, recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """The differences in the first plan that differs."""
-    old, new = batches(before, then), batches(before, now)
+    old, new = rebuild_plans(before, recorded), rebuild_plans(before, replayed)
     first = before.next_step
-    for number, (one, other) in enumerate(zip(old, new, strict=False), first):
-        found = [*_members(f"step {number}", one, other)]
-        found += _figures(f"step {number}", one, other)
-        found += _whole(f"step {number}", one, other)
-        if found:
-            yield from found
+    for number, (old_batch, new_batch) in enumerate(zip(old, new, strict=False), first):
+        differences = [*_members(f"step {number}", old_batch, new_batch)]
+        differences += _figures(f"step {number}", old_batch, new_batch)
+        differences += _whole(f"step {number}", old_batch, new_batch)
+        if differences:
+            yield from differences
             return
     if len(old) != len(new):
         words = f"then planned {_steps(first, old)}, now {_steps(first, new)}"
@@ -52,31 +52,34 @@ def plans(before: EngineState, then: Facts, now: Facts) -> Iterator[Difference]:
 
 
 def _steps(first: int, planned: list[PlanBatch]) -> str:
-    return listed((f"step {first + at}" for at in range(len(planned))), "no step")
+    return join_texts(
+        (f"step {first + offset}" for offset in range(len(planned))), "no step"
+    )
 
 
 # --- rebuilding -------------------------------------------------------------------------
 
 
-def batches(before: EngineState, facts: Facts) -> list[PlanBatch]:
+def rebuild_plans(before: EngineState, facts: Facts) -> list[PlanBatch]:
     """The plans of these facts, rebuilt from the one before them."""
     run = before.running
-    names = {gen: named(name) for gen, name in zip(run.run_ids, run.ids, strict=True)}
+    names = dict(zip(run.run_ids, map(sample_name, run.ids), strict=True))
     rows = dict(zip(run.run_ids, run.rows, strict=True))
-    gens = list(before.inflight[-1].run_ids) if before.inflight else []
-    made = []
+    run_ids = list(before.inflight[-1].run_ids) if before.inflight else []
+    rebuilt = []
     # no facts: one plan, equal to the one before it
     for plan in facts.get("plans", [{}]):
-        gone = set(plan.get("left", ()))
-        gens = list(plan.get("run_ids", [gen for gen in gens if gen not in gone]))
-        for at, gen, row in plan.get("joined", ()):
-            gens.insert(at, gen)
-            rows[gen] = row
-        for at, name, sample, *_ in plan.get("opens", ()):
-            names[gens[at]] = named((name, sample))
-        members = [names.get(gen, f"generation {gen}") for gen in gens]
-        made.append(_batch(plan, members, [rows.get(gen) for gen in gens]))
-    return made
+        left = set(plan.get("left", ()))
+        remaining = [run_id for run_id in run_ids if run_id not in left]
+        run_ids = list(plan.get("run_ids", remaining))
+        for index, run_id, row in plan.get("joined", ()):
+            run_ids.insert(index, run_id)
+            rows[run_id] = row
+        for index, name, sample, *_ in plan.get("opens", ()):
+            names[run_ids[index]] = sample_name((name, sample))
+        members = [names.get(run_id, f"generation {run_id}") for run_id in run_ids]
+        rebuilt.append(_batch(plan, members, [rows.get(run_id) for run_id in run_ids]))
+    return rebuilt
 
 
 def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
@@ -84,30 +87,30 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
     batch = PlanBatch()
     for name, row in zip(names, rows, strict=True):
         batch.rows[name] = {"device row": row}
-    for fact, what in (
+    for fact, figure in (
         ("drafts", "drafts"),
         ("num_scheduled_tokens", "input tokens"),
         ("max_sampled_tokens", "tokens at most"),
         ("fills", "first position"),
     ):
-        for at, value in plan.get(fact, ()):
-            batch.rows[names[at]][what] = value
-    for at, _, _, *tables in plan.get("opens", ()):
+        for index, value in plan.get(fact, ()):
+            batch.rows[names[index]][figure] = value
+    for index, _, _, *tables in plan.get("opens", ()):
         for group, table in enumerate(tables):
-            batch.rows[names[at]][_of_group("blocks", group)] = table
+            batch.rows[names[index]][_of_group("blocks", group)] = table
     owner = dict(zip(rows, names, strict=True))
-    for row, at, blocks, *group in plan.get("grows", ()):
+    for row, first_entry, blocks, *group in plan.get("grows", ()):
         name = owner.get(row, f"device row {row}")
-        what = _of_group("new blocks", *group)
-        grown = {"from entry": at, "blocks": blocks}
-        batch.rows.setdefault(name, {})[what] = grown
+        figure = _of_group("new blocks", *group)
+        grown = {"from entry": first_entry, "blocks": blocks}
+        batch.rows.setdefault(name, {})[figure] = grown
     batch.rest = {"copies": plan.get("copies", [])}
     return batch
 
 
-def _of_group(what: str, group: int = 0) -> str:
+def _of_group(figure: str, group: int = 0) -> str:
     """A figure's name, of any group of layers but the first."""
-    return f"{what} of layer group {group}" if group else what
+    return f"{figure} of layer group {group}" if group else figure
 
 
 # --- comparing --------------------------------------------------------------------------
@@ -115,59 +118,64 @@ def _of_group(what: str, group: int = 0) -> str:
 
 def _members(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Rows that are in a plan on one side only; else, differences of their order."""
-    gone = [name for name in old.rows if name not in new.rows]
-    come = [name for name in new.rows if name not in old.rows]
-    if gone or come:
-        words = f"{step}: then with {listed(gone, 'no others')}, now with "
-        words += listed(come, "none instead" if gone else "none")
-        yield Difference(f"{step}: rows", gone, come, words)
+    left = [name for name in old.rows if name not in new.rows]
+    joined = [name for name in new.rows if name not in old.rows]
+    if left or joined:
+        words = f"{step}: then with {join_texts(left, 'no others')}, now with "
+        words += join_texts(joined, "none instead" if left else "none")
+        yield Difference(f"{step}: rows", left, joined, words)
     elif [*old.rows] != [*new.rows]:
-        words = f"{step}: then in the order {listed(old.rows)}, now {listed(new.rows)}"
+        words = f"{step}: then in the order {join_texts(old.rows)}"
+        words += f", now {join_texts(new.rows)}"
         yield Difference(f"{step}: order", [*old.rows], [*new.rows], words)
 
 
 def _figures(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Differences of the rows that are in it on both sides, column by column."""
-    both = [name for name in old.rows if name in new.rows]
+    common = [name for name in old.rows if name in new.rows]
     figures = (name for side in (old, new) for row in side.rows.values() for name in row)
-    for what in dict.fromkeys((*_COLUMNS, *figures)):
-        default = _COLUMNS.get(what)
-        was = {name: old.rows[name].get(what, default) for name in both}
-        now = {name: new.rows[name].get(what, default) for name in both}
-        odd = [name for name in both if was[name] != now[name]]
-        if odd:
-            was = {name: was[name] for name in odd}
-            now = {name: now[name] for name in odd}
-            words = f"{step}: {what}: then {_column(was)}, now {_column(now)}"
-            yield Difference(f"{step}: {what}", was, now, words)
+    for figure in dict.fromkeys((*_COLUMNS, *figures)):
+        default = _COLUMNS.get(figure)
+        old_values = {name: old.rows[name].get(figure, default) for name in common}
+        new_values = {name: new.rows[name].get(figure, default) for name in common}
+        changed = [name for name in common if old_values[name] != new_values[name]]
+        if changed:
+            old_values = {name: old_values[name] for name in changed}
+            new_values = {name: new_values[name] for name in changed}
+            words = f"{step}: {figure}: then {_figures_text(old_values)}"
+            words += f", now {_figures_text(new_values)}"
+            yield Difference(f"{step}: {figure}", old_values, new_values, words)
 
 
 def _whole(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Differences of the whole plan."""
-    for what, was in old.rest.items():
-        now = new.rest[what]
-        if was != now:
-            words = f"{step}: {what}: then {_rest(was)}, now {_rest(now)}"
-            yield Difference(f"{step}: {what}", was, now, words)
+    for fact, old_value in old.rest.items():
+        new_value = new.rest[fact]
+        if old_value != new_value:
+            words = f"{step}: {fact}: then {_copies_text(old_value)}"
+            words += f", now {_copies_text(new_value)}"
+            yield Difference(f"{step}: {fact}", old_value, new_value, words)
 
 
-def _column(figures: dict[str, Any]) -> str:
-    return listed(f"{_value(value)} for {name}" for name, value in figures.items())
+def _figures_text(figures: dict[str, Any]) -> str:
+    return join_texts(
+        f"{_value_text(value)} for {name}" for name, value in figures.items()
+    )
 
 
-def _rest(value: Any) -> str:
+def _copies_text(value: Any) -> str:
     """The copies of a plan."""
-    return listed((f"block {a} to {b} ({n} positions)" for a, b, n in value), "none")
+    return join_texts((f"block {a} to {b} ({n} positions)" for a, b, n in value), "none")
 
 
-def _value(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A figure of a row; blocks as ranges."""
     if isinstance(value, dict):
-        return f"{_value(value['blocks'])} from entry {value['from entry']}"
+        return f"{_value_text(value['blocks'])} from entry {value['from entry']}"
     if isinstance(value, list):
         runs = [
-            f"{one[0]}-{one[0] + one[1] - 1}" if one[1] > 1 else str(one[0])
-            for one in value
+            f"{run[0]}-{run[0] + run[1] - 1}" if run[1] > 1 else str(run[0])
+            for run in value
         ]
         return " ".join(runs) or "none"
     return "none" if value is None else str(value)

@@ -50,11 +50,11 @@ def projected(state: EngineState) -> dict[str, Any]:
         "in flight": [_plan(plan) for plan in state.inflight],
         "fences": [
             {
-                "until": one.until,
-                "published": [_block(prefix, key) for key in one.published],
-                "private": list(one.private),
+                "until": fence.until,
+                "published": [_block(prefix, key) for key in fence.published],
+                "private": list(fence.private),
             }
-            for one in state.fences
+            for fence in state.fences
         ],
         "failed steps": [[*sample, count] for sample, count in state.faults],
         "blocked": None
@@ -71,9 +71,10 @@ def _drafting(drafting: Drafting) -> dict[str, Any]:
         return {}
     proposals = sorted(drafting.proposals.items())
     return {
-        "proposed": [[*name, one.known, len(one.tokens)] for name, one in proposals],
+        "proposed": [[*name, p.known, len(p.tokens)] for name, p in proposals],
         "acceptance": [
-            [*name, *_learnt(one)] for name, one in sorted(drafting.learnt.items())
+            [*name, *_learnt(acceptance)]
+            for name, acceptance in sorted(drafting.learnt.items())
         ],
         "overall": _learnt(drafting.overall),
     }
@@ -148,11 +149,11 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
 
 def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
     """The table of a sequence; those of further groups are apart."""
-    first, *others = (
+    first, *more_groups = (
         {"table": list(table), "sealed": sealed, "behind the window": low}
         for table, sealed, low in zip(tables, chain.sealed, chain.low, strict=True)
     )
-    return {**first, "more groups": others} if others else first
+    return {**first, "more groups": more_groups} if more_groups else first
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -171,5 +172,5 @@ def _live(live: LiveRequest) -> dict[str, Any]:
         "place": list(live.place),
         "samples": live.samples,
         "ended": live.ended,
-        "moved": [list(one) for one in live.moved],
+        "moved": [list(sample) for sample in live.moved],
     }

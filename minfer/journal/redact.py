@@ -23,7 +23,7 @@ from typing import Final, cast
 import attrs
 
 from minfer.blocks.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
-from minfer.journal.writing import as_written, searched_rows
+from minfer.journal.writing import as_written, beam_rows
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Executed, Failed, Finish, Propose, Submit
 from minfer.records.plan import Plan
@@ -32,13 +32,13 @@ from minfer.records.state import EngineState
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 
 STOP: Final = 1  # replaces a token that ends its sequence
-_LEFT_OUT: Final = "left out"  # instead of an error
-_ODD: Final = 2**32 - 1  # a token id out of range
+_HIDDEN_ERROR: Final = "left out"  # instead of an error
+_OUT_OF_RANGE: Final = 2**32 - 1  # a token id out of range
 
 
 def redacted_config(config: EngineConfig) -> EngineConfig:
     """The configuration under which redacted events replay."""
-    return attrs.evolve(config, vocab_size=_ODD)
+    return attrs.evolve(config, vocab_size=_OUT_OF_RANGE)
 
 
 def redacted(
@@ -52,42 +52,45 @@ def redacted(
                 out.append(Submit(redacted_request(config, request, secret)))
             case Executed(number):
                 plan = next((p for p in state.inflight if p.step == number), None)
-                out.append(_results(config, state, plan, event, secret))
+                out.append(_redact_results(config, state, plan, event, secret))
             case Failed(number):
                 out.append(Failed(number))
             case Finish(error=str(why)) if why:
-                out.append(attrs.evolve(event, error=_LEFT_OUT))
+                out.append(attrs.evolve(event, error=_HIDDEN_ERROR))
             case Propose(tokens=tokens):
-                out.append(attrs.evolve(event, tokens=_blank(config, tokens)))
+                out.append(attrs.evolve(event, tokens=_blank_tokens(config, tokens)))
             case _:
                 out.append(event)
     return tuple(out)
 
 
-def _digest(secret: bytes, what: bytes, size: int) -> bytes:
-    return blake2b(what, key=secret, digest_size=size).digest()
+def _keyed_digest(secret: bytes, data: bytes, size: int) -> bytes:
+    return blake2b(data, key=secret, digest_size=size).digest()
 
 
 def _mark(secret: bytes, key: Key) -> int:
-    return 2 + int.from_bytes(_digest(secret, key, 4), "little") % (_ODD - 2)
+    number = int.from_bytes(_keyed_digest(secret, key, 4), "little")
+    return 2 + number % (_OUT_OF_RANGE - 2)
 
 
 def redacted_root(secret: bytes) -> Key:
     """The key before all prompts' first blocks."""
-    return _digest(secret, b"root", 32)
+    return _keyed_digest(secret, b"root", 32)
 
 
 def redacted_client(secret: bytes, client: str) -> str:
     """Another name for a client; an empty one stays empty."""
-    return client and _digest(secret, b"client" + client.encode(), 8).hex()
+    return client and _keyed_digest(secret, b"client" + client.encode(), 8).hex()
 
 
-def masked_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:
+def redact_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:
     """The redacted tokens of the full block with this content key."""
     return (*[0] * (size - 1), _mark(secret, key))
 
 
-def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[int]:
+def redact_tokens(
+    secret: bytes, keys: Keys, start: int, end: int, size: int
+) -> list[int]:
     """The redacted tokens at positions from `start` to `end`."""
     out = [0] * (end - start)
     for block in range(start // size, end // size):
@@ -97,16 +100,17 @@ def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[i
 
 def redacted_tail(secret: bytes, key: Key) -> Key:
     """Another key for a partial block; none for none."""
-    return key and TAIL + _digest(secret, key, DIGEST)
+    return key and TAIL + _keyed_digest(secret, key, DIGEST)
 
 
 def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> Request:
     """A request without its token ids."""
-    size, known = config.block_size, request.prompt + request.output
-    keys = extend_keys(request.keys, request.root, known, size)
-    redacted_tokens, cut = masked(secret, keys, 0, len(known), size), len(request.prompt)
+    size, tokens = config.block_size, request.prompt + request.output
+    keys = extend_keys(request.keys, request.root, tokens, size)
+    redacted_tokens = redact_tokens(secret, keys, 0, len(tokens), size)
+    cut = len(request.prompt)
     if request.largest >= config.vocab_size:
-        redacted_tokens[0] = _ODD
+        redacted_tokens[0] = _OUT_OF_RANGE
     prompt, root = tuple(redacted_tokens[:cut]), redacted_root(secret)
     before, whole = request.tails or (b"", b"")
     tails = redacted_tail(secret, before), redacted_tail(secret, whole)
@@ -126,7 +130,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
     )
 
 
-def _results(
+def _redact_results(
     config: EngineConfig,
     state: EngineState,
     plan: Plan | None,
@@ -134,56 +138,56 @@ def _results(
     secret: bytes,
 ) -> Executed:
     try:
-        sizes = [len(some) for some in event.yields]
+        sizes = [len(tokens) for tokens in event.yields]
         if plan is None or len(sizes) != len(plan.run_ids):
             return Executed(event.step, tuple((0,) * size for size in sizes))
-        place = {gen: i for i, gen in enumerate(state.running.run_ids)}
+        index_of = {run_id: i for i, run_id in enumerate(state.running.run_ids)}
         redacted_tokens = [
-            tuple(_yielded(config, state, place.get(gen), some, secret))
-            for gen, some in zip(plan.run_ids, event.yields, strict=True)
+            tuple(_redact_yield(config, state, index_of.get(run_id), tokens, secret))
+            for run_id, tokens in zip(plan.run_ids, event.yields, strict=True)
         ]
     except TypeError:  # invalid results: the step failed
         return Executed(event.step, ())
-    right = all(type(some) is tuple for some in event.yields)
-    if not right:
+    is_valid = all(type(tokens) is tuple for tokens in event.yields)
+    if not is_valid:
         return Executed(event.step, ())
-    logprobs = _logprobs(config, state, plan, event, secret)
+    logprobs = _redact_logprobs(config, state, plan, event, secret)
     return Executed(event.step, tuple(redacted_tokens), logprobs=logprobs)
 
 
-def _logprobs(
+def _redact_logprobs(
     config: EngineConfig, state: EngineState, plan: Plan, event: Executed, secret: bytes
 ) -> Logprobs:
     """The log-probabilities of beams of searches, with each token redacted as the next
     one of its beam.
     """
-    beams = frozenset(searched_rows(state, plan)) if event.logprobs else frozenset[int]()
+    beams = frozenset(beam_rows(state, plan)) if event.logprobs else frozenset[int]()
     if not beams:
         return ()
-    place = {gen: i for i, gen in enumerate(state.running.run_ids)}
+    index_of = {run_id: i for i, run_id in enumerate(state.running.run_ids)}
 
-    def redacted_logprobs(at: int, one: TokenLogprobs) -> TokenLogprobs:
-        i = place.get(plan.run_ids[at])
-        ids = (one.token, *one.likeliest)
-        each = (_yielded(config, state, i, (token,), secret) for token in ids)
-        token, *likeliest = chain.from_iterable(each)
-        return attrs.evolve(one, token=token, likeliest=tuple(likeliest))
+    def redacted_logprobs(row: int, entry: TokenLogprobs) -> TokenLogprobs:
+        i = index_of.get(plan.run_ids[row])
+        ids = (entry.token, *entry.likeliest)
+        groups = (_redact_yield(config, state, i, (token,), secret) for token in ids)
+        token, *likeliest = chain.from_iterable(groups)
+        return attrs.evolve(entry, token=token, likeliest=tuple(likeliest))
 
     return tuple(
-        tuple(redacted_logprobs(at, one) for one in some) if at in beams else ()
-        for at, some in enumerate(event.logprobs)
+        tuple(redacted_logprobs(i, entry) for entry in entries) if i in beams else ()
+        for i, entries in enumerate(event.logprobs)
     )
 
 
-def _blank(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:
+def _blank_tokens(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:
     """The same number of tokens, one of them out of range if any was."""
     out = [0] * len(tokens)
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
-        out[0] = _ODD
+        out[0] = _OUT_OF_RANGE
     return tuple(out)
 
 
-def _yielded(
+def _redact_yield(
     config: EngineConfig,
     state: EngineState,
     i: int | None,
@@ -191,19 +195,19 @@ def _yielded(
     secret: bytes,
 ) -> list[int]:
     run, size = state.running, config.block_size
-    out = [0] * len(tokens)
+    redacted_tokens = [0] * len(tokens)
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
-        return [*_blank(config, tokens)]
+        return [*_blank_tokens(config, tokens)]
     if i is not None and tokens:
         begin, stops = run.known[i], run.seqs[i].request.stop_ids
         if begin // size != (begin + len(tokens)) // size:
-            known = (*run.tokens(i, size), *tokens)
-            root, have = run.seqs[i].request.root, run.chains[i].keys[:]
-            keys = extend_keys(have, root, known, size)
-            out = masked(secret, keys, begin, len(known), size)
+            known_tokens = (*run.tokens(i, size), *tokens)
+            root, old_keys = run.seqs[i].request.root, run.chains[i].keys[:]
+            keys = extend_keys(old_keys, root, known_tokens, size)
+            redacted_tokens = redact_tokens(secret, keys, begin, len(known_tokens), size)
         if not stops.isdisjoint(tokens):
-            out = [
+            redacted_tokens = [
                 STOP if token in stops else redacted_token
-                for token, redacted_token in zip(tokens, out, strict=True)
+                for token, redacted_token in zip(tokens, redacted_tokens, strict=True)
             ]
-    return out
+    return redacted_tokens

@@ -23,8 +23,8 @@ from minfer.blocks.ownership import Blocks
 from minfer.blocks.prefix import ROOT, PrefixIndex
 from minfer.journal.redact import (
     STOP,
-    masked,
-    masked_block,
+    redact_block,
+    redact_tokens,
     redacted_client,
     redacted_request,
     redacted_root,
@@ -41,7 +41,7 @@ from minfer.values.log import Log
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
-_ENDS: Final = frozenset({STOP})
+_STOP_IDS: Final = frozenset({STOP})
 
 
 def can_be_redacted(config: EngineConfig) -> bool:
@@ -55,20 +55,20 @@ def redacted_state(
     """The state in which a replay of redacted events would be. `can_be_redacted` must
     hold.
     """
-    made = _Redaction(config, secret)
-    blocks = Blocks(state.blocks.pool, made.index(state.blocks.prefix))
+    redaction = _Redaction(config, secret)
+    blocks = Blocks(state.blocks.pool, redaction.index(state.blocks.prefix))
     fences = tuple(
-        attrs.evolve(fence, published=tuple(map(made.key, fence.published)))
+        attrs.evolve(fence, published=tuple(map(redaction.key, fence.published)))
         for fence in state.fences
     )
     return evolve(
         state,
         blocks=blocks,
-        policy=_named(state.policy, secret),
-        waiting=made.line(state.waiting),
-        running=made.running(state.running),
-        stops=_ENDS if state.stops else frozenset(),
-        deferred_clients=_named(state.deferred_clients, secret),
+        policy=_rename_clients(state.policy, secret),
+        waiting=redaction.queue(state.waiting),
+        running=redaction.running(state.running),
+        stops=_STOP_IDS if state.stops else frozenset(),
+        deferred_clients=_rename_clients(state.deferred_clients, secret),
         inflight=tuple(map(_without_tokens, state.inflight)),
         fences=fences,
         drafting=_without_proposed_tokens(state.drafting),
@@ -77,37 +77,43 @@ def redacted_state(
 
 def _without_tokens(plan: Plan) -> Plan:
     """A plan in flight without token ids, which are not needed any more."""
-    fills = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.fills]
-    drafts = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.drafts]
+    fills = [attrs.evolve(fill, tokens=(0,) * len(fill.tokens)) for fill in plan.fills]
+    drafts = [attrs.evolve(d, tokens=(0,) * len(d.tokens)) for d in plan.drafts]
     return evolve(plan, fills=tuple(fills), drafts=tuple(drafts), opens=())
 
 
 def _without_proposed_tokens(drafting: Drafting) -> Drafting:
     """Proposals without token ids: only their number matters."""
     proposals = Map(
-        (name, Proposed(one.known, (0,) * len(one.tokens)))
-        for name, one in drafting.proposals.items()
+        (name, Proposed(proposed.known, (0,) * len(proposed.tokens)))
+        for name, proposed in drafting.proposals.items()
     )
     return evolve(drafting, proposals=proposals)
 
 
-def _named(value: Any, secret: bytes) -> Any:
+def _rename_clients(value: Any, secret: bytes) -> Any:
     """A policy's state with other names for clients."""
     match value:
         case str():
             return redacted_client(secret, value)
         case tuple():
-            return tuple(_named(one, secret) for one in value)
+            return tuple(_rename_clients(item, secret) for item in value)
         case frozenset():
-            return frozenset(_named(one, secret) for one in value)
+            return frozenset(_rename_clients(item, secret) for item in value)
         case Map():
             pairs = value.items()
-            return Map((_named(key, secret), _named(one, secret)) for key, one in pairs)
+            return Map(
+                (_rename_clients(key, secret), _rename_clients(item, secret))
+                for key, item in pairs
+            )
     if not attrs.has(type(value)):
         return value
-    fields = [one for one in attrs.fields(type(value)) if one.init]
-    parts = {one.alias: _named(getattr(value, one.name), secret) for one in fields}
-    return type(value)(**parts)
+    arguments = {
+        attribute.alias: _rename_clients(getattr(value, attribute.name), secret)
+        for attribute in attrs.fields(type(value))
+        if attribute.init
+    }
+    return type(value)(**arguments)
 
 
 @define
@@ -131,7 +137,7 @@ class _Redaction:
             if is_tail(key):
                 self.keys[key] = redacted_tail(self.secret, key)
             else:
-                tokens = masked_block(self.secret, key, self.config.block_size)
+                tokens = redact_block(self.secret, key, self.config.block_size)
                 self.keys[key] = block_key(parent, tokens)
         return self.keys[key]
 
@@ -149,7 +155,7 @@ class _Redaction:
     def index(self, prefix: PrefixIndex) -> PrefixIndex:
         """The cached blocks, under other keys."""
         for key in prefix.nodes:
-            self._name(prefix, key)
+            self._add_key(prefix, key)
         nodes = {
             self.keys[key]: (pages, self.key(parent), users, children, last_use)
             for key, (pages, parent, users, children, last_use) in prefix.nodes.items()
@@ -157,33 +163,33 @@ class _Redaction:
         idle = {use: self.keys[key] for use, key in prefix.idle.items()}
         return attrs.evolve(prefix, nodes=Map(nodes), idle=Map(idle))
 
-    def _name(self, prefix: PrefixIndex, key: Key) -> None:
+    def _add_key(self, prefix: PrefixIndex, key: Key) -> None:
         """Compute the key of a cached block, and of all before it."""
         path = []
         while key and key not in self.keys:
             path.append(key)
             key = prefix.nodes[key][1]
         above = self.keys[key] if key else redacted_root(self.secret)
-        for one in reversed(path):
-            above = self._after(above, one)
+        for path_key in reversed(path):
+            above = self._after(above, path_key)
 
-    def line(self, line: WaitingQueue) -> WaitingQueue:
+    def queue(self, queue: WaitingQueue) -> WaitingQueue:
         """The redacted waiting queue."""
-        buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
-        counts = _named(line.counts, self.secret)
-        return attrs.evolve(line, buckets=buckets, counts=counts)
+        buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in queue.buckets)
+        counts = _rename_clients(queue.counts, self.secret)
+        return attrs.evolve(queue, buckets=buckets, counts=counts)
 
     def sequence(self, seq: Sequence) -> Sequence:
         """A sequence, as it entered the queue."""
-        size, asked = self.config.block_size, seq.request
-        if asked.id not in self.requests:
-            shown = redacted_request(self.config, asked, self.secret)
-            self.requests[asked.id] = shown
-        keys = extend_keys(seq.keys, asked.root, seq.history, size)
-        history = masked(self.secret, keys, 0, len(seq.history), size)
+        size, request = self.config.block_size, seq.request
+        if request.id not in self.requests:
+            redacted = redacted_request(self.config, request, self.secret)
+            self.requests[request.id] = redacted
+        keys = extend_keys(seq.keys, request.root, seq.history, size)
+        history = redact_tokens(self.secret, keys, 0, len(seq.history), size)
         return attrs.evolve(
             seq,
-            request=self.requests[asked.id],
+            request=self.requests[request.id],
             history=tuple(history),
             keys=self.chain(seq.keys),
         )
@@ -193,9 +199,9 @@ class _Redaction:
         size = self.config.block_size
         chains, tails, fresh = [], [], []
         for i, chain in enumerate(run.chains):
-            known = run.tokens(i, size)
-            keys = extend_keys(chain.keys[:], run.seqs[i].request.root, known, size)
-            redacted_tokens = masked(self.secret, keys, 0, len(known), size)
+            tokens = run.tokens(i, size)
+            keys = extend_keys(chain.keys[:], run.seqs[i].request.root, tokens, size)
+            redacted_tokens = redact_tokens(self.secret, keys, 0, len(tokens), size)
             tail = len(chain.keys) * size
             cut = tail + len(run.tails[i])
             chains.append(self._chain(chain, redacted_tokens[:tail]))
@@ -218,16 +224,16 @@ class _Redaction:
         # the first block whose tokens are kept
         first = len(chain.keys) - len(chain.chunks)
         blocks = range(first * size, len(redacted_tokens), size)
-        chunks = tuple(tuple(redacted_tokens[at : at + size]) for at in blocks)
+        chunks = tuple(tuple(redacted_tokens[start : start + size]) for start in blocks)
         return attrs.evolve(
             chain,
-            keys=_like(chain.keys, keys),
+            keys=_split_like(chain.keys, keys),
             leaf=self.key(chain.leaf),
-            chunks=_like(chain.chunks, chunks),
+            chunks=_split_like(chain.chunks, chunks),
         )
 
 
-def _like(log: Log[Any], entries: tuple[Any, ...]) -> Log[Any]:
+def _split_like(log: Log[Any], entries: tuple[Any, ...]) -> Log[Any]:
     """Entries in the two levels of a log."""
     cut = len(log.old)
     return Log(entries[:cut], entries[cut:])

@@ -14,18 +14,18 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from minfer.engine import step
-from minfer.journal.decisions import chained, compact, facts
-from minfer.journal.divergence import Divergence, diverged
-from minfer.journal.format import EVERY, Head, JournalError
+from minfer.journal.decisions import compact, extend_digest, facts
+from minfer.journal.divergence import Divergence, find_divergence
+from minfer.journal.format import TURNS_PER_STATE_DIGEST, Head, JournalError
 from minfer.journal.projection import state_digest
 from minfer.journal.reading import (
-    headless,
+    lacks_head,
     payloads,
     read_head,
     read_turn,
-    submitted,
+    submitted_ids,
 )
-from minfer.journal.turns import blamed
+from minfer.journal.turns import wrap_engine_errors
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed
 from minfer.records.state import EngineState, Turn
@@ -34,9 +34,9 @@ from minfer.records.state import EngineState, Turn
 class DivergenceError(JournalError):
     """A decision of the engine differs from the one recorded in a file."""
 
-    def __init__(self, file: str, where: Divergence) -> None:
-        super().__init__(f"{file}: {where}")
-        self.divergence = where
+    def __init__(self, file_name: str, divergence: Divergence) -> None:
+        super().__init__(f"{file_name}: {divergence}")
+        self.divergence = divergence
 
 
 @frozen
@@ -46,7 +46,7 @@ class Segment:
     name: str
     data: bytes  # or a bytes-like object, such as a mapped file
     head: Head
-    behind: str = ""  # description of what is cut off after it
+    cut_off: str = ""  # description of what is cut off after it
 
 
 @define
@@ -68,7 +68,7 @@ class Journal:
     closed: bool = field(init=False)
     torn: list[str] = field(init=False)
     # the last turn count, and its state, of which the journal may have a digest
-    marked: tuple[int, EngineState] = field(init=False)
+    last_mark: tuple[int, EngineState] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         for before, after in zip(self.segments, self.segments[1:], strict=False):
@@ -86,11 +86,11 @@ class Journal:
         try:
             self.state = first.begin
         except Exception as error:  # a policy may raise anything
-            why = f"its configuration cannot be used: {error}"
-            raise JournalError(f"{self.segments[0].name}: {why}") from error
+            problem = f"its configuration cannot be used: {error}"
+            raise JournalError(f"{self.segments[0].name}: {problem}") from error
         self.closed = False
         self.torn = []
-        self.marked = self.count, self.state
+        self.last_mark = self.count, self.state
 
     @property
     def config(self) -> EngineConfig:
@@ -102,14 +102,14 @@ class Journal:
         """The description of what ran, and where."""
         return self.segments[0].head.about
 
-    def asked(self, *, whole: bool = False) -> list[str]:
+    def request_ids(self, *, strict: bool = False) -> list[str]:
         """The ids of all its requests, without a replay; in a damaged file, those before
-        the damage, or with `whole` a JournalError.
+        the damage, or with `strict` a JournalError.
         """
         ids = [*self.segments[0].head.begin.requests]
-        with nullcontext() if whole else suppress(JournalError):
+        with nullcontext() if strict else suppress(JournalError):
             for segment in self.segments:
-                ids += submitted(segment.data, segment.name)
+                ids += submitted_ids(segment.data, segment.name)
         return ids
 
     def turns(self, *, until: int | None = None) -> Iterator[Turn]:
@@ -123,11 +123,11 @@ class Journal:
         followers = (*self.segments[1:], None)
         for segment, following in zip(self.segments, followers, strict=True):
             # Later records are read only when needed: they may be damaged.
-            yield from self._segment(segment, following, until)
+            yield from self._segment_turns(segment, following, until)
             if self.count == until:
                 return
-            if segment.behind:
-                self.torn.append(segment.behind)
+            if segment.cut_off:
+                self.torn.append(segment.cut_off)
             if following:
                 self._join(segment, following)
         if until is not None:
@@ -136,7 +136,7 @@ class Journal:
                 f"{self.segments[0].head.turn} to {self.count - 1}"
             )
 
-    def _segment(
+    def _segment_turns(
         self, segment: Segment, following: Segment | None, until: int | None
     ) -> Iterator[Turn]:
         """The turns of a segment, up to turn `until` or the first of the `following` one,
@@ -145,13 +145,13 @@ class Journal:
         end = following.head.turn if following else None
         records = payloads(segment.data, segment.name, torn=self.torn)
         while self.count not in (until, end):
-            payload = self._next(records)
+            payload = self._next_record(records)
             if payload is None:
                 return
             if payload[:1] == b"T":
                 yield self._turn(payload, segment)
             else:
-                self._other(payload, segment.name)
+                self._read_mark(payload, segment.name)
 
     def _join(self, segment: Segment, following: Segment) -> None:
         """Check that the next segment begins where this one ended."""
@@ -165,28 +165,28 @@ class Journal:
             raise JournalError(f"{name}: it is of another run than what comes before it")
         self._check(self.state, head.state_digest, name)
 
-    def _next(self, records: Iterator[bytes]) -> bytes | None:
+    def _next_record(self, records: Iterator[bytes]) -> bytes | None:
         try:
             return next(records, None)
         except JournalError as error:
-            what = f"turns before it are whole: minfer replay --until {self.count}"
-            raise JournalError(f"{error}; {what}") from None
+            advice = f"turns before it are whole: minfer replay --until {self.count}"
+            raise JournalError(f"{error}; {advice}") from None
 
-    def _other(self, payload: bytes, where: str) -> None:
+    def _read_mark(self, payload: bytes, file_name: str) -> None:
         """Read a record that is not a turn: a digest of a state, or the end."""
-        kind, about = payload[:1], int.from_bytes(payload[1:9], "little")
-        if kind == b"S" and about <= self.count:
-            known = {self.marked[0]: self.marked[1], self.count: self.state}
-            state = known.get(about)
+        kind, number = payload[:1], int.from_bytes(payload[1:9], "little")
+        if kind == b"S" and number <= self.count:
+            known_states = {self.last_mark[0]: self.last_mark[1], self.count: self.state}
+            state = known_states.get(number)
             if state is not None:
-                self._check(state, payload[9:], where)
-        elif kind == b"E" and about == self.count:
+                self._check(state, payload[9:], file_name)
+        elif kind == b"E" and number == self.count:
             self.closed = True
         elif kind != b"H":
-            what = (
+            problem = (
                 f"what comes after turn {self.count - 1} is not of it: turns are missing"
             )
-            raise JournalError(f"{where}: {what}, or it is damaged")
+            raise JournalError(f"{file_name}: {problem}, or it is damaged")
 
     def _turn(self, payload: bytes, segment: Segment) -> Turn:
         """Take the turn of a record with the present engine."""
@@ -195,38 +195,38 @@ class Journal:
             written = read_turn(payload, before, segment.head)
         except JournalError as error:
             raise JournalError(f"{segment.name}: turn {number}: {error}") from error
-        with blamed(number, before, segment.name):
+        with wrap_engine_errors(number, before, segment.name):
             transition = step(self.config, before, written.events)
             decided = facts(before, transition)
-            digest = chained(self.digest, transition, compact(decided))
+            digest = extend_digest(self.digest, transition, compact(decided))
             time = transition.state.time
         if digest != written.digest:
-            first = diverged(number, before, time, written.facts, decided)
+            first = find_divergence(number, before, time, written.facts, decided)
             raise DivergenceError(segment.name, first)
         self.count = number + 1
         self.digest = digest
         self.state = transition.state
-        if self.count % EVERY == 0:
-            self.marked = self.count, self.state
+        if self.count % TURNS_PER_STATE_DIGEST == 0:
+            self.last_mark = self.count, self.state
         for event in written.events:
             if isinstance(event, Executed) and isinstance(event.yields, tuple):
                 self.results += len(event.yields)
         return Turn(number, before, written.events, transition)
 
-    def _check(self, state: EngineState, expected: bytes, where: str) -> None:
+    def _check(self, state: EngineState, expected: bytes, file_name: str) -> None:
         """Compare a whole state with a recorded digest."""
         self.checked += 1
-        found = state_digest(state)
-        if found != expected:
+        actual = state_digest(state)
+        if actual != expected:
             raise DivergenceError(
-                where,
+                file_name,
                 Divergence(
                     turn=self.count - 1,
                     step=state.next_step,
                     time=state.time,
-                    field=f"the state ({where})",
+                    field=f"the state ({file_name})",
                     expected=expected.hex(),
-                    found=found.hex(),
+                    found=actual.hex(),
                 ),
             )
 
@@ -238,13 +238,13 @@ def open_segments(
 
     The last of several may be cut off within its head, after a power failure.
     """
-    found, more = list[Segment](), [classes] if classes else []
+    segments, extra_args = list[Segment](), [classes] if classes else []
     for number, (name, data) in enumerate(files.items(), 1):
-        if 1 < number == len(files) and headless(data, name):
-            found[-1] = evolve(
-                found[-1], behind=f"{name}: it is cut off before its first turn"
+        if 1 < number == len(files) and lacks_head(data, name):
+            segments[-1] = evolve(
+                segments[-1], cut_off=f"{name}: it is cut off before its first turn"
             )
         else:
-            head = read_head(data, name, *more, with_state=not found)
-            found.append(Segment(name, data, head))
-    return tuple(found)
+            head = read_head(data, name, *extra_args, with_state=not segments)
+            segments.append(Segment(name, data, head))
+    return tuple(segments)

@@ -1,9 +1,9 @@
 """To which replicas a router sent each request, and how each request left them: a fold
 over the turns of the router's journal.
 
-    placed, or Dispatched ---> at a replica ---> Ended           end: "ended"
-                               (Started: its     ReplicaLeft     end: "lost"
-                               first token)      routed again    end: "moved"
+    placed, or Dispatched ---> at a replica ---> RequestEnded    end: "ended"
+                               (RequestStarted:  ReplicaLeft     end: "lost"
+                               its first token)  routed again    end: "moved"
                                                  none of these   end: ""
 """
 
@@ -16,12 +16,12 @@ from minfer.journal.routing_journal import RoutingTurn
 from minfer.routing.messages import (
     Deferred,
     Dispatched,
-    Ended,
     Placed,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 
 ENDED: Final = "ended"
@@ -47,16 +47,16 @@ class RoutedRequests:
     """The requests of the turns so far."""
 
     all: list[RoutedRequest] = field(factory=list)  # in the order in which they were sent
-    _there: dict[str, RoutedRequest] = field(factory=dict)  # those at a replica, by id
+    _at_replica: dict[str, RoutedRequest] = field(factory=dict)  # by id
     _deferred: Counter[str] = field(factory=Counter)
 
     def turn(self, turn: RoutingTurn) -> None:
         """Take the next turn of the journal."""
-        if not isinstance(turn.taken, RoutingRequest):
-            for event in turn.taken:
+        if not isinstance(turn.inputs, RoutingRequest):
+            for event in turn.inputs:
                 self._event(event, turn.number)
             return
-        self._end(turn.taken.id, MOVED)
+        self._end(turn.inputs.id, MOVED)
         match getattr(turn.result, "reason", None):
             case Placed() as placed:
                 self._send(placed.id, placed.replica, turn.number, placed)
@@ -65,25 +65,25 @@ class RoutedRequests:
 
     def _event(self, event: RouterEvent, number: int) -> None:
         match event:
-            case Started(name):
-                if (one := self._there.get(name)) is not None:
-                    one.started = True
-            case Ended(name):
+            case RequestStarted(name):
+                if (request := self._at_replica.get(name)) is not None:
+                    request.started = True
+            case RequestEnded(name):
                 self._end(name, ENDED)
             case Dispatched(replica, request):
                 self._end(request.id, MOVED)
                 self._send(request.id, replica, number, None)
             case ReplicaLeft(replica):
-                for one in [*self._there.values()]:
-                    if one.replica == replica:
-                        self._end(one.id, LOST)
+                for sent in [*self._at_replica.values()]:
+                    if sent.replica == replica:
+                        self._end(sent.id, LOST)
 
     def _send(self, name: str, replica: str, number: int, placed: Placed | None) -> None:
         deferred = self._deferred.pop(name, 0)
-        one = RoutedRequest(name, replica, number, placed, deferred)
-        self._there[name] = one
-        self.all.append(one)
+        request = RoutedRequest(name, replica, number, placed, deferred)
+        self._at_replica[name] = request
+        self.all.append(request)
 
-    def _end(self, name: str, how: str) -> None:
-        if (one := self._there.pop(name, None)) is not None:
-            one.end = how
+    def _end(self, name: str, end: str) -> None:
+        if (request := self._at_replica.pop(name, None)) is not None:
+            request.end = end

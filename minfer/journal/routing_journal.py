@@ -30,11 +30,11 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import Keys
 from minfer.journal.codec import dump, load
 from minfer.journal.decisions import compact
-from minfer.journal.divergence import LEVELS, innermost, is_shallow
-from minfer.journal.format import START, JournalError
+from minfer.journal.divergence import MAX_FACT_LEVELS, first_difference, is_shallow
+from minfer.journal.format import START_DIGEST, JournalError
 from minfer.routing import messages, policies
 from minfer.routing.messages import RouterEvent, RoutingRequest
-from minfer.routing.router import Applied, Routed, apply, initial_router, route
+from minfer.routing.router import AppliedEvents, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 
 NAME: Final = "minfer routing journal"
@@ -42,8 +42,8 @@ FORMAT: Final = 1
 
 
 def _records() -> dict[str, type]:
-    every = (*vars(messages).values(), *vars(policies).values(), RouterConfig)
-    return {c.__name__: c for c in every if isinstance(c, type) and attrs.has(c)}
+    values = (*vars(messages).values(), *vars(policies).values(), RouterConfig)
+    return {c.__name__: c for c in values if isinstance(c, type) and attrs.has(c)}
 
 
 ROUTING_RECORDS: Final = _records()  # programs add their own policies
@@ -54,8 +54,8 @@ class RoutingTurn:
     """Events that were applied, or a request that was routed, with the result."""
 
     number: int  # from 0
-    taken: tuple[RouterEvent, ...] | RoutingRequest
-    result: Applied | Routed
+    inputs: tuple[RouterEvent, ...] | RoutingRequest
+    result: AppliedEvents | Routed
 
 
 class RoutingDivergenceError(JournalError):
@@ -63,12 +63,12 @@ class RoutingDivergenceError(JournalError):
     differs.
     """
 
-    def __init__(self, turn: int, where: str, expected: Any, found: Any) -> None:
-        self.turn, self.field = turn, where
-        self.expected, self.found = expected, found
+    def __init__(self, turn: int, name: str, expected: Any, actual: Any) -> None:
+        self.turn, self.field = turn, name
+        self.expected, self.found = expected, actual
         super().__init__(
-            f"turn {turn} decides otherwise: {where} was {expected!r:.300}, "
-            f"is {found!r:.300}"
+            f"turn {turn} decides otherwise: {name} was {expected!r:.300}, "
+            f"is {actual!r:.300}"
         )
 
 
@@ -83,7 +83,7 @@ class RoutingWriter:
 
     config: RouterConfig
     about: Mapping[str, Any] = field(factory=dict)  # what ran, and where
-    digest: bytes = START
+    digest: bytes = START_DIGEST
     count: int = 0  # turns
 
     def head(self) -> bytes:
@@ -91,71 +91,73 @@ class RoutingWriter:
         config = dump(self.config)
         return _line({NAME: FORMAT, "config": config, "about": self.about})
 
-    def applied(self, events: Iterable[RouterEvent], result: Applied) -> bytes:
+    def applied(self, events: Iterable[RouterEvent], result: AppliedEvents) -> bytes:
         """The line of events and their reasons."""
-        return self._turn({"events": [_event_to(one) for one in events]}, result)
+        return self._turn({"events": [_dump_event(event) for event in events]}, result)
 
     def routed(self, request: RoutingRequest, result: Routed) -> bytes:
         """The line of a request and the decision about it."""
-        return self._turn({"request": _event_to(request)}, result)
+        return self._turn({"request": _dump_event(request)}, result)
 
     def end(self) -> bytes:
         """The last line, of a router that was closed."""
-        return _closed(self.count) + b"\n"
+        return _closing_line(self.count) + b"\n"
 
-    def _turn(self, taken: dict[str, Any], result: Applied | Routed) -> bytes:
+    def _turn(self, inputs: dict[str, Any], result: AppliedEvents | Routed) -> bytes:
         self.count += 1
-        decided = _decided(result)
-        self.digest = _chained(self.digest, taken, decided)
-        return _line({**taken, **decided, "digest": self.digest.hex()})
+        decided = _decisions(result)
+        self.digest = _extend_digest(self.digest, inputs, decided)
+        return _line({**inputs, **decided, "digest": self.digest.hex()})
 
 
 def _line(record: Any) -> bytes:
     return compact(record) + b"\n"
 
 
-def _closed(turns: int) -> bytes:
+def _closing_line(turns: int) -> bytes:
     return compact({"closed": turns})
 
 
-def _decided(result: Applied | Routed) -> dict[str, Any]:
+def _decisions(result: AppliedEvents | Routed) -> dict[str, Any]:
     """The decisions of a turn, in JSON types."""
-    if isinstance(result, Applied):
+    if isinstance(result, AppliedEvents):
         return {"reasons": [dump(reason) for reason in result.reasons]}
     return {"decision": dump(result.reason)}
 
 
-def _chained(digest: bytes, taken: dict[str, Any], decided: dict[str, Any]) -> bytes:
+def _extend_digest(
+    digest: bytes, inputs: dict[str, Any], decided: dict[str, Any]
+) -> bytes:
     """The digest after one more turn, over its input and its decisions."""
-    text = compact([taken, decided])
-    return blake2b(digest + text, digest_size=len(START)).digest()
+    text = compact([inputs, decided])
+    return blake2b(digest + text, digest_size=len(START_DIGEST)).digest()
 
 
-def _recorded_decisions(record: dict[str, Any]) -> dict[str, Any]:
+def _pop_decisions(record: dict[str, Any]) -> dict[str, Any]:
     """The decisions of a line, which are taken out of it."""
     names = [name for name in ("reasons", "decision") if name in record]
-    found: dict[str, Any] = {name: record.pop(name) for name in names}
-    if not is_shallow(found, LEVELS):
+    decisions: dict[str, Any] = {name: record.pop(name) for name in names}
+    if not is_shallow(decisions, MAX_FACT_LEVELS):
         raise ValueError("decisions that no router makes")
-    return found
+    return decisions
 
 
-def _event_to(event: Any) -> Any:
+def _dump_event(event: Any) -> Any:
     """An event or a request in JSON types; null for what is neither."""
     if type(event) is not RoutingRequest and type(event) not in messages.ROUTER_EVENTS:
         return None  # it is ignored or refused, and so is its replacement
     record = dump(event, without=("keys", "request"))
     if getattr(event, "keys", ()):
-        record["keys"] = _keys_to(event.keys)
+        record["keys"] = _dump_keys(event.keys)
     if isinstance(event, messages.Dispatched):
-        record["request"] = _event_to(event.request)
+        record["request"] = _dump_event(event.request)
     return record
 
 
-def _keys_to(keys: Keys) -> Any:
+def _dump_keys(keys: Keys) -> Any:
     """Keys as one text with their length, if that is the same for all."""
-    (size, *others) = {len(key) for key in keys}
-    if others or not size:
+    (size, *other_sizes) = {len(key) for key in keys}
+    if other_sizes or not size:
         return dump(keys)
     text = b2a_base64(b"".join(keys), newline=False).decode()
     return {"size": size, "base64": text}
@@ -188,13 +190,14 @@ class RoutingJournal:
         head, *self._lines = self.data.split(b"\n")
         try:
             record = json.loads(head)
-            form = record[NAME]
+            version = record[NAME]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise JournalError("this is no routing journal of minfer") from None
-        if form != FORMAT:
-            other = form if isinstance(form, int) else f"of a {type(form).__name__}"
+        if version != FORMAT:
+            kind = type(version).__name__
+            text = version if isinstance(version, int) else f"of a {kind}"
             raise JournalError(
-                f"this routing journal has format {other}, and this minfer reads format "
+                f"this routing journal has format {text}, and this minfer reads format "
                 f"{FORMAT}: replay it with the minfer that wrote it"
             )
         try:
@@ -213,13 +216,13 @@ class RoutingJournal:
         """Replay all turns. Raises RoutingDivergenceError at the first decision that
         differs, and JournalError where the journal is damaged.
         """
-        self.state, self.count, digest = initial_router(self.config), 0, START
+        self.state, self.count, digest = initial_router(self.config), 0, START_DIGEST
         self.torn = len(self._lines[-1]) if self._lines else 0
         self.closed = False
         for line in self._lines[:-1]:
             if self.closed:
                 raise JournalError("lines follow its end: it is damaged")
-            if line == _closed(self.count):
+            if line == _closing_line(self.count):
                 self.closed = True
                 continue
             turn, digest = self._turn(line, digest)
@@ -231,62 +234,62 @@ class RoutingJournal:
         """Take the turn of a line; returns it, and the digest after it."""
         try:
             record = json.loads(line)
-            written, expected = record.pop("digest"), _recorded_decisions(record)
-            follows = _chained(digest, record, expected).hex() == written
-            taken = self._taken(record) if follows else ()
+            written, expected = record.pop("digest"), _pop_decisions(record)
+            follows = _extend_digest(digest, record, expected).hex() == written
+            inputs = self._load_inputs(record) if follows else ()
         except Exception as error:  # a digest says nothing about the content
-            what = f"turn {self.count} cannot be read: {error!r}"
-            raise JournalError(what) from error
+            problem = f"turn {self.count} cannot be read: {error!r}"
+            raise JournalError(problem) from error
         if not follows:
             raise JournalError(
                 f"turn {self.count} does not follow from those before it: lines are "
                 "missing, out of order or damaged"
             )
         try:
-            result = self._decided_now(taken)
-            found = json.loads(compact(_decided(result)))
+            result = self._decide(inputs)
+            actual = json.loads(compact(_decisions(result)))
         except Exception as error:
             raise JournalError(
                 f"turn {self.count}: the router raised {error!r}"
             ) from error
-        if found != expected:
-            name = next(iter(expected), next(iter(found)))
-            where, was, now = innermost(name, expected.get(name), found.get(name))
-            raise RoutingDivergenceError(self.count, where, was, now)
-        return RoutingTurn(self.count, taken, result), bytes.fromhex(written)
+        if actual != expected:
+            name = next(iter(expected), next(iter(actual)))
+            path, old, new = first_difference(name, expected.get(name), actual.get(name))
+            raise RoutingDivergenceError(self.count, path, old, new)
+        return RoutingTurn(self.count, inputs, result), bytes.fromhex(written)
 
-    def _decided_now(self, taken: Any) -> Applied | Routed:
+    def _decide(self, inputs: Any) -> AppliedEvents | Routed:
         """What the present router makes of the input of a turn."""
-        if isinstance(taken, tuple):
-            return apply(self.config, self.state, taken)
-        return route(self.config, self.state, taken)
+        if isinstance(inputs, tuple):
+            return apply(self.config, self.state, inputs)
+        return route(self.config, self.state, inputs)
 
-    def _taken(self, record: Any) -> Any:
+    def _load_inputs(self, record: Any) -> Any:
         """The input of a turn."""
         if "events" in record:
-            return tuple([self._event(one) for one in record["events"]])
-        return self._event(record["request"])
+            return tuple([self._load_event(event) for event in record["events"]])
+        return self._load_event(record["request"])
 
-    def _event(self, record: Any) -> Any:
+    def _load_event(self, record: Any) -> Any:
         if record is None:
             return None
-        fields = {"keys": ()} | record if record["is"] in _KEYED else dict(record)
+        fields = {"keys": ()} | record if record["is"] in _WITH_KEYS else dict(record)
         if isinstance(fields.get("keys"), dict):
-            fields["keys"] = _keys_from(**fields["keys"])
+            fields["keys"] = _load_keys(**fields["keys"])
         if "request" in fields:
-            fields["request"] = self._event(fields["request"])
-        plain = {name: _loaded(one, self.classes) for name, one in fields.items()}
+            fields["request"] = self._load_event(fields["request"])
+        plain = {name: _load_field(value, self.classes) for name, value in fields.items()}
         return self.classes[plain.pop("is")](**plain)
 
 
-_KEYED: Final = ("RoutingRequest", "BlocksPublished", "BlocksEvicted")
+_WITH_KEYS: Final = ("RoutingRequest", "BlocksPublished", "BlocksEvicted")
 
 
-def _loaded(value: Any, classes: Mapping[str, type]) -> Any:
-    done = isinstance(value, tuple | RoutingRequest)
-    return value if done else load(value, classes)
+def _load_field(value: Any, classes: Mapping[str, type]) -> Any:
+    is_loaded = isinstance(value, tuple | RoutingRequest)
+    return value if is_loaded else load(value, classes)
 
 
-def _keys_from(size: int, base64: str) -> Keys:
+def _load_keys(size: int, base64: str) -> Keys:
     data = a2b_base64(base64)
-    return tuple([data[at : at + size] for at in range(0, len(data), size)])
+    return tuple([data[start : start + size] for start in range(0, len(data), size)])

@@ -28,12 +28,12 @@ class EngineRaisedError(RuntimeError):
     ) -> None:
         self.turn, self.time = turn, time
         self.error = clip(f"{type(raised).__name__}: {raised}")
-        self.where = _place(raised)
+        self.where = _error_location(raised)
         place = f"{journal}: turn {turn}" if journal else f"turn {turn}"
         super().__init__(f"{place}: the engine raised {self.error} ({self.where})")
 
 
-def _place(raised: Exception) -> str:
+def _error_location(raised: Exception) -> str:
     """File, line and function of the innermost frame; reads no source."""
     *_, (frame, line) = walk_tb(raised.__traceback__)
     code = frame.f_code
@@ -42,7 +42,9 @@ def _place(raised: Exception) -> str:
 
 
 @contextmanager
-def blamed(turn: int, state: EngineState, journal: str = "") -> Iterator[None]:
+def wrap_engine_errors(
+    turn: int, state: EngineState, journal: str = ""
+) -> Iterator[None]:
     """Turn an error that the engine raises in `turn` in `state` into an
     EngineRaisedError; `journal` is the file that the turn was read from.
     """

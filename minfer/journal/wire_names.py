@@ -35,7 +35,7 @@ class Removed:
     accepts: Callable[[Any], bool] = lambda _: True
     what: str = ""  # what a journal with another value has, for the error
     last_reader: str = ""  # the version, or commit, that can still read that
-    instead: Callable[[Any], dict[str, Any]] = lambda _: {}
+    replacement: Callable[[Any], dict[str, Any]] = lambda _: {}
 
 
 # Classes whose name in journals is not their name in Python, by the name in journals.
@@ -58,7 +58,8 @@ class RemovedError(ValueError):
 @cache
 def name_of(cls: type) -> str:
     """The name of a record's class in journals."""
-    return next((name for name, one in CLASSES.items() if one is cls), cls.__name__)
+    names = (name for name, renamed in CLASSES.items() if renamed is cls)
+    return next(names, cls.__name__)
 
 
 @cache
@@ -66,8 +67,10 @@ def fields_of(cls: Any) -> tuple[Field, ...]:
     """The fields of a record's class, in their order."""
     wire_names = {new: old for old, new in FIELDS.get(name_of(cls), {}).items()}
     return tuple(
-        Field(one.name, wire_names.get(one.name, one.name), one.default, one.init)
-        for one in attrs.fields(cls)
+        Field(
+            field.name, wire_names.get(field.name, field.name), field.default, field.init
+        )
+        for field in attrs.fields(cls)
     )
 
 
@@ -77,15 +80,15 @@ def without_removed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
     Raises RemovedError for a value that is not accepted any more.
     """
-    gone = REMOVED.get(name)
-    if gone is None:
+    removed = REMOVED.get(name)
+    if removed is None:
         return fields
-    kept = {field: value for field, value in fields.items() if field not in gone}
-    for field in gone.keys() & fields.keys():
-        if not gone[field].accepts(fields[field]):
-            raise RemovedError(gone[field])
-        kept |= gone[field].instead(fields[field])
-    return kept
+    remaining = {field: value for field, value in fields.items() if field not in removed}
+    for field in removed.keys() & fields.keys():
+        if not removed[field].accepts(fields[field]):
+            raise RemovedError(removed[field])
+        remaining |= removed[field].replacement(fields[field])
+    return remaining
 
 
 def python_names(name: str, fields: dict[str, Any]) -> dict[str, Any]:

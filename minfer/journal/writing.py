@@ -9,15 +9,15 @@ from typing import Any
 from attrs import evolve
 
 from minfer.journal.codec import dump
-from minfer.journal.decisions import chained, compact, facts
+from minfer.journal.decisions import compact, extend_digest, facts
 from minfer.journal.format import (
     FORMAT,
+    HAS_RESULT,
+    HAS_TICK,
     MAGIC,
     MARK,
     NO_STEP,
-    RESULT,
-    START,
-    TICK,
+    START_DIGEST,
     TURN,
     Head,
     framed,
@@ -69,16 +69,16 @@ def turn_record(turn: Turn, facts_json: bytes, digest: bytes) -> bytes:
     if events and type(events[0]) is Tick:
         time = events[0].time
         events = events[1:]
-        flags |= TICK
+        flags |= HAS_TICK
     first = turn.before.inflight[0] if turn.before.inflight else None
     if first and events and type(events[0]) is Executed:
-        found = _yielded(turn.before, first, events[0], rest)
-        if found is not None:
-            ids = found
+        packed = _pack_result(turn.before, first, events[0], rest)
+        if packed is not None:
+            ids = packed
             events = events[1:]
-            flags |= RESULT
+            flags |= HAS_RESULT
     if events:
-        rest["events"] = [_event(event, ids) for event in events]
+        rest["events"] = [_dump_event(event, ids) for event in events]
     planes = _planes(ids)
     head = TURN.pack(b"T", flags, time, digest, len(planes), len(ids))
     tail = compact(rest)
@@ -90,7 +90,7 @@ def turn_record(turn: Turn, facts_json: bytes, digest: bytes) -> bytes:
 def _planes(ids: "array[int]") -> list[bytes]:
     """Token ids as planes of their bytes, lowest first, without those that are all 0."""
     raw = ids.tobytes()
-    planes = [raw[at::4] for at in range(4)]
+    planes = [raw[byte::4] for byte in range(4)]
     while planes and planes[-1].count(0) == len(ids):
         del planes[-1]
     return planes
@@ -105,7 +105,7 @@ def _packed_ids(yields: Any) -> "array[int] | None":
         return None
 
 
-def _yielded(
+def _pack_result(
     state: EngineState, plan: Plan, event: Executed, rest: dict[str, Any]
 ) -> "array[int] | None":
     """The token ids of the result of `plan`, if it is one and can be packed; adds their
@@ -121,35 +121,37 @@ def _yielded(
         return None
     if sizes != plan.max_sampled_tokens:
         rest["sizes"] = sizes
-    if event.logprobs and (beams := searched_rows(state, plan)):
+    if event.logprobs and (beams := beam_rows(state, plan)):
         rest["logprobs"] = [
-            [at, one.logprob, one.rank, one.likeliest, one.logprobs]
-            for at in beams
-            for one in event.logprobs[at]
-            if _is_of_numbers(one)
+            [index, entry.logprob, entry.rank, entry.likeliest, entry.logprobs]
+            for index in beams
+            for entry in event.logprobs[index]
+            if _can_be_written(entry)
         ]
     return ids
 
 
-def _is_of_numbers(one: TokenLogprobs) -> bool:
+def _can_be_written(entry: TokenLogprobs) -> bool:
     """Whether log-probabilities can be written: nothing depends on those that cannot."""
-    if not type(one.likeliest) is type(one.logprobs) is tuple:
+    if not type(entry.likeliest) is type(entry.logprobs) is tuple:
         return False
-    whole, others = (one.rank, *one.likeliest), (one.logprob, *one.logprobs)
+    integers, floats = (entry.rank, *entry.likeliest), (entry.logprob, *entry.logprobs)
     return all(
-        is_number(part, whole=True) and -MOST <= part <= MOST for part in whole
-    ) and all(isinstance(part, float) for part in others)
+        is_number(value, whole=True) and -MOST <= value <= MOST for value in integers
+    ) and all(isinstance(value, float) for value in floats)
 
 
-def searched_rows(state: EngineState, plan: Plan) -> list[int]:
+def beam_rows(state: EngineState, plan: Plan) -> list[int]:
     """The rows of a plan that are beams of searches, by their places in its columns."""
     run = state.running
     beams = compress(run.run_ids, [seq.request.search is not None for seq in run.seqs])
-    found = frozenset(beams)
-    return [at for at, gen in enumerate(plan.run_ids) if gen in found] if found else []
+    beam_run_ids = frozenset(beams)
+    if not beam_run_ids:
+        return []
+    return [index for index, run_id in enumerate(plan.run_ids) if run_id in beam_run_ids]
 
 
-def _event(event: Event, ids: "array[int]") -> Any:
+def _dump_event(event: Event, ids: "array[int]") -> Any:
     """An event as JSON; token ids of prompts go to `ids`."""
     if type(event) is Submit:
         request = event.request
@@ -171,8 +173,8 @@ def as_written(event: Any) -> Event | None:
     if isinstance(event, Moved | Lost):
         return _as_written_transfer(event)
     if not isinstance(event, Executed | Failed):
-        kept: Event = event
-        return kept
+        written: Event = event
+        return written
     fits = type(event.step) is int and 0 <= event.step < NO_STEP
     step = event.step if fits else NO_STEP
     if isinstance(event, Failed):
@@ -221,19 +223,19 @@ def encode_journal(
     `states`: with a digest of the last state, to which `turns` must lead.
     """
     head = Head(config=config, about=about or {})
-    parts = [MAGIC]
-    digest = START
-    last = None
-    for last in turns:
-        if len(parts) == 1:
-            state = None if last.before == head.begin else last.before
-            parts.append(head_record(evolve(head, turn=last.number, state=state)))
-        facts_json = compact(facts(last.before, last.transition))
-        digest = chained(digest, last.transition, facts_json)
-        parts.append(turn_record(last, facts_json, digest))
-    if last is None:
+    records = [MAGIC]
+    digest = START_DIGEST
+    turn = None
+    for turn in turns:
+        if len(records) == 1:
+            state = None if turn.before == head.begin else turn.before
+            records.append(head_record(evolve(head, turn=turn.number, state=state)))
+        facts_json = compact(facts(turn.before, turn.transition))
+        digest = extend_digest(digest, turn.transition, facts_json)
+        records.append(turn_record(turn, facts_json, digest))
+    if turn is None:
         return b"".join([MAGIC, head_record(head), end_record(0)])
-    count = last.number + 1
+    count = turn.number + 1
     if states:
-        parts.append(state_record(count, last.transition.state))
-    return b"".join([*parts, end_record(count)])
+        records.append(state_record(count, turn.transition.state))
+    return b"".join([*records, end_record(count)])

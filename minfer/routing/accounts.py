@@ -12,8 +12,8 @@ from minfer.values.record import evolve
 
 
 def prefill_tokens(tokens: int, hit: int, block_size: int) -> int:
-    """How many tokens of a prompt are to be computed if `hit` blocks are cached: one at
-    least.
+    """The tokens of a prompt that are to be computed if `hit` blocks are cached: at least
+    one.
     """
     return max(tokens - hit * block_size, 1)
 
@@ -30,79 +30,79 @@ def dispatch(
     on one already, it leaves that.
     """
     state = end(state, request.id)
-    one = state.replicas[name]
-    made = Dispatch(request.tenant, prefill, one.reports)
-    one = evolve(
-        one,
-        requests=one.requests + 1,
-        backlog=one.backlog + prefill,
-        live=one.live.set(request.id, made),
-        waiting=_added(one.waiting, request.tenant, prefill),
-        waiting_tokens=one.waiting_tokens + prefill,
+    replica = state.replicas[name]
+    dispatched = Dispatch(request.tenant, prefill, replica.reports)
+    replica = evolve(
+        replica,
+        requests=replica.requests + 1,
+        backlog=replica.backlog + prefill,
+        live=replica.live.set(request.id, dispatched),
+        waiting=_add_tokens(replica.waiting, request.tenant, prefill),
+        waiting_tokens=replica.waiting_tokens + prefill,
     )
     state = evolve(state, requests=state.requests.set(request.id, name))
-    return with_replica(state, one)
+    return with_replica(state, replica)
 
 
-def start(state: RouterState, request: str) -> RouterState:
+def start(state: RouterState, request_id: str) -> RouterState:
     """Note that the prefill of a request, which is on a replica, is done."""
-    one = state.replicas[state.requests[request]]
-    made = one.live[request]
-    if made.started:
+    replica = state.replicas[state.requests[request_id]]
+    dispatched = replica.live[request_id]
+    if dispatched.started:
         return state
-    one = _computed(one, made)
-    live = one.live.set(request, evolve(made, started=True))
-    return with_replica(state, evolve(one, live=live))
+    replica = _finish_prefill(replica, dispatched)
+    live = replica.live.set(request_id, evolve(dispatched, started=True))
+    return with_replica(state, evolve(replica, live=live))
 
 
-def end(state: RouterState, request: str) -> RouterState:
+def end(state: RouterState, request_id: str) -> RouterState:
     """Remove a request from its replica, if it is on one."""
-    name = state.requests.get(request)
+    name = state.requests.get(request_id)
     if name is None:
         return state
-    one = state.replicas[name]
-    made = one.live[request]
-    one = one if made.started else _computed(one, made)
-    one = evolve(
-        one,
-        requests=one.requests - (made.report == one.reports),
-        live=one.live.delete(request),
+    replica = state.replicas[name]
+    dispatched = replica.live[request_id]
+    replica = replica if dispatched.started else _finish_prefill(replica, dispatched)
+    replica = evolve(
+        replica,
+        requests=replica.requests - (dispatched.report == replica.reports),
+        live=replica.live.delete(request_id),
     )
-    state = evolve(state, requests=state.requests.delete(request))
-    return with_replica(state, one)
+    state = evolve(state, requests=state.requests.delete(request_id))
+    return with_replica(state, replica)
 
 
 def report(state: RouterState, load: LoadReport) -> RouterState:
-    """Take a replica's word for its load, which includes all requests until now."""
-    one = evolve(
+    """Set a replica's load to what it reported, which includes all requests until now."""
+    replica = evolve(
         state.replicas[load.replica],
         requests=load.waiting + load.running,
         backlog=load.prefill,
         pages=load.pages,
         reports=state.replicas[load.replica].reports + 1,
     )
-    return with_replica(state, one)
+    return with_replica(state, replica)
 
 
-def lose(state: RouterState, replica: Replica) -> RouterState:
+def drop_requests(state: RouterState, replica: Replica) -> RouterState:
     """Remove all requests of a replica, which has left."""
     requests = state.requests.mutate()
-    for request in replica.live:
-        del requests[request]
+    for request_id in replica.live:
+        del requests[request_id]
     return evolve(state, requests=requests.finish())
 
 
-def _computed(one: Replica, made: Dispatch) -> Replica:
-    """A replica after the prefill of one of its requests."""
-    prefill = made.prefill
+def _finish_prefill(replica: Replica, dispatched: Dispatch) -> Replica:
+    """Remove the prefill of a request from the accounts of its replica."""
+    prefill = dispatched.prefill
     return evolve(
-        one,
-        backlog=one.backlog - prefill * (made.report == one.reports),
-        waiting=_added(one.waiting, made.tenant, -prefill),
-        waiting_tokens=one.waiting_tokens - prefill,
+        replica,
+        backlog=replica.backlog - prefill * (dispatched.report == replica.reports),
+        waiting=_add_tokens(replica.waiting, dispatched.tenant, -prefill),
+        waiting_tokens=replica.waiting_tokens - prefill,
     )
 
 
-def _added(counts: Map[str, int], tenant: str, tokens: int) -> Map[str, int]:
-    now = counts.get(tenant, 0) + tokens
-    return counts.set(tenant, now) if now else counts.delete(tenant)
+def _add_tokens(counts: Map[str, int], tenant: str, tokens: int) -> Map[str, int]:
+    total = counts.get(tenant, 0) + tokens
+    return counts.set(tenant, total) if total else counts.delete(tenant)

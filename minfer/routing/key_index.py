@@ -74,29 +74,29 @@ def evict(index: KeyIndex, slot: Slots, keys: Keys) -> KeyIndex:
         shard = shards.get(number, _NONE)
         slots = shard.get(key, 0)
         if slots & slot:
-            shards[number] = _without(shard, key, slots & ~slot)
+            shards[number] = _with_slots(shard, key, slots & ~slot)
     return evolve(index, shards=shards.finish())
 
 
-def _without(shard: Map[Key, Slots], key: Key, slots: Slots) -> Map[Key, Slots]:
+def _with_slots(shard: Map[Key, Slots], key: Key, slots: Slots) -> Map[Key, Slots]:
     return shard.set(key, slots) if slots else shard.delete(key)
 
 
 def sweep(index: KeyIndex) -> KeyIndex:
     """Remove the bits of replicas that left from one more shard."""
-    gone = index.leaving
-    if not gone:
+    leaving = index.leaving
+    if not leaving:
         return index
     shards, shard = index.shards, index.shards.get(index.cursor, _NONE)
-    stale = [pair for pair in shard.items() if pair[1] & gone]
+    stale = [entry for entry in shard.items() if entry[1] & leaving]
     if stale:
-        draft = shard.mutate()
+        new_shard = shard.mutate()
         for key, slots in stale:
-            if slots & ~gone:
-                draft[key] = slots & ~gone
+            if slots & ~leaving:
+                new_shard[key] = slots & ~leaving
             else:
-                del draft[key]
-        shards = shards.set(index.cursor, draft.finish())
+                del new_shard[key]
+        shards = shards.set(index.cursor, new_shard.finish())
     if index.cursor + 1 < SHARDS:
         return evolve(index, shards=shards, cursor=index.cursor + 1)
     return evolve(index, shards=shards, cursor=0, leaving=index.left, left=0)
@@ -108,12 +108,12 @@ def holders(index: KeyIndex, key: Key) -> Slots:
 
 
 def prefix_hits(index: KeyIndex, keys: Keys) -> dict[Slots, int]:
-    """How many leading ones of these blocks each replica has, by its slot: all replicas
-    that have the first.
+    """The number of leading blocks that each replica has, by its slot; without replicas
+    that lack the first block.
     """
     if not keys:
         return {}
-    found: dict[Slots, int] = {}
+    hits: dict[Slots, int] = {}
     shards = index.shards
     # Replicas that have `low` blocks at least and `high` at most.
     ranges = [(1, len(keys), holders(index, keys[0]))]
@@ -122,14 +122,14 @@ def prefix_hits(index: KeyIndex, keys: Keys) -> dict[Slots, int]:
         while slots and low < high:
             middle = (low + high + 1) >> 1
             key = keys[middle - 1]
-            have = slots & shards.get(crc32(key) % SHARDS, _NONE).get(key, 0)
-            if have == slots:
+            holding = slots & shards.get(crc32(key) % SHARDS, _NONE).get(key, 0)
+            if holding == slots:
                 low = middle
             else:
-                ranges.append((middle, high, have))
-                high, slots = middle - 1, slots ^ have
+                ranges.append((middle, high, holding))
+                high, slots = middle - 1, slots ^ holding
         while slots:
             slot = slots & -slots
-            found[slot] = low
+            hits[slot] = low
             slots ^= slot
-    return found
+    return hits

@@ -57,7 +57,7 @@ class RoutingRequest:
 
 
 @frozen
-class _OfReplica:
+class _ReplicaEvent:
     """Base of events about one replica."""
 
     replica: str
@@ -67,31 +67,31 @@ class _OfReplica:
 
 
 @frozen
-class ReplicaJoined(_OfReplica):
+class ReplicaJoined(_ReplicaEvent):
     """A replica takes requests: a new one, or one that was draining. Its cache is empty,
     but for blocks that are published after this.
     """
 
 
 @frozen
-class ReplicaDraining(_OfReplica):
+class ReplicaDraining(_ReplicaEvent):
     """A replica gets no more requests; those that it has go on."""
 
 
 @frozen
-class ReplicaLeft(_OfReplica):
+class ReplicaLeft(_ReplicaEvent):
     """A replica has ended or died, and its requests with it."""
 
 
 @frozen
-class CacheCleared(_OfReplica):
+class CacheCleared(_ReplicaEvent):
     """A replica has lost all cached blocks; or its events were missed, and it is about to
     publish all that it has.
     """
 
 
 @frozen
-class BlocksPublished(_OfReplica):
+class BlocksPublished(_ReplicaEvent):
     """Blocks that a replica has in its prefix cache from now on."""
 
     keys: Keys
@@ -102,7 +102,7 @@ class BlocksPublished(_OfReplica):
 
 
 @frozen
-class BlocksEvicted(_OfReplica):
+class BlocksEvicted(_ReplicaEvent):
     """Blocks that a replica no longer has."""
 
     keys: Keys
@@ -113,7 +113,7 @@ class BlocksEvicted(_OfReplica):
 
 
 @frozen
-class LoadReport(_OfReplica):
+class LoadReport(_ReplicaEvent):
     """The load of a replica, which includes all requests that were routed to it before.
 
     A replica that never reports is judged by what was routed to it.
@@ -133,7 +133,7 @@ class LoadReport(_OfReplica):
 
 
 @frozen
-class Dispatched(_OfReplica):
+class Dispatched(_ReplicaEvent):
     """A request was sent to a replica without `route`, or to another one than that."""
 
     request: RoutingRequest
@@ -145,7 +145,7 @@ class Dispatched(_OfReplica):
 
 
 @frozen
-class _OfRequest:
+class _RequestEvent:
     """Base of events about one request."""
 
     id: str
@@ -155,12 +155,12 @@ class _OfRequest:
 
 
 @frozen
-class Started(_OfRequest):
+class RequestStarted(_RequestEvent):
     """The first token of a request has come: its prefill is done."""
 
 
 @frozen
-class Ended(_OfRequest):
+class RequestEnded(_RequestEvent):
     """A request has ended, for whatever reason, or never reached its replica."""
 
 
@@ -173,8 +173,8 @@ RouterEvent = (
     | BlocksEvicted
     | LoadReport
     | Dispatched
-    | Started
-    | Ended
+    | RequestStarted
+    | RequestEnded
 )
 ROUTER_EVENTS: Final = frozenset(get_args(RouterEvent))
 
@@ -192,7 +192,7 @@ class Estimate:
 
 
 @frozen
-class Choice:
+class ReplicaChoice:
     """A policy's answer: the replica, and why."""
 
     replica: str
@@ -211,7 +211,7 @@ class Placed:
     hit: int  # leading blocks of the prompt in its cache
     blocks: int  # full blocks of the prompt
     prefill: int  # tokens to be computed
-    seconds: float | None = None  # as in `Choice`
+    seconds: float | None = None  # as in `ReplicaChoice`
     alternatives: tuple[Estimate, ...] = ()
     # Why the policy's answer could not be used: then a replica with the fewest requests
     # was taken.
@@ -250,7 +250,7 @@ Decision = Placed | NoReplica | Deferred | Invalid
 
 
 @frozen
-class Lost:
+class RequestsLost:
     """A replica left, and these requests with it: route them again."""
 
     replica: str
@@ -265,4 +265,4 @@ class EventIgnored:
     detail: str
 
 
-RouterReason = Lost | EventIgnored
+RouterReason = RequestsLost | EventIgnored

@@ -7,19 +7,19 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.routing.messages import Choice, Estimate, RoutingRequest
+from minfer.routing.messages import Estimate, ReplicaChoice, RoutingRequest
 from minfer.routing.policy import (
     Candidate,
     Candidates,
     RoutingPolicy,
     fewest_requests,
 )
-from minfer.routing.rendezvous import best, text_key
+from minfer.routing.rendezvous import best_replica, text_key
 from minfer.values.checks import ConfigError, number
 
 # Seconds, requests, name, blocks hit: in that order one is better than another.
 Cost = tuple[float, int, str, int]
-SHOWN: Final = 3  # alternatives in a reason
+MAX_ALTERNATIVES: Final = 3  # alternatives in a reason
 
 _number: Final = partial(number, of="routing policy: ")
 
@@ -36,10 +36,10 @@ class RoundRobin(RoutingPolicy):
 
     def choose(
         self, state: str, request: RoutingRequest, candidates: Candidates
-    ) -> tuple[Choice, str]:
-        names = [one.replica.name for one in candidates]
+    ) -> tuple[ReplicaChoice, str]:
+        names = [candidate.replica.name for candidate in candidates]
         name = names[bisect_right(names, state) % len(names)]
-        return Choice(name, "turn"), name
+        return ReplicaChoice(name, "turn"), name
 
 
 @frozen
@@ -50,8 +50,8 @@ class LeastLoaded(RoutingPolicy):
 
     def choose(
         self, state: Any, request: RoutingRequest, candidates: Candidates
-    ) -> tuple[Choice, Any]:
-        return Choice(fewest_requests(candidates).replica.name, "load"), state
+    ) -> tuple[ReplicaChoice, Any]:
+        return ReplicaChoice(fewest_requests(candidates).replica.name, "load"), state
 
 
 @frozen
@@ -73,15 +73,20 @@ class PrefixHash(RoutingPolicy):
 
     def choose(
         self, state: Any, request: RoutingRequest, candidates: Candidates
-    ) -> tuple[Choice, Any]:
-        live = {one.replica.name: len(one.replica.live) for one in candidates}
+    ) -> tuple[ReplicaChoice, Any]:
+        live = {
+            candidate.replica.name: len(candidate.replica.live)
+            for candidate in candidates
+        }
         bound = math.ceil(self.load * (sum(live.values()) + 1) / len(live))
         key = self._key(request)
-        name = best(live, key)
+        name = best_replica(live, key)
         if live[name] < bound:
-            return Choice(name, "hash"), state
-        name = best([one for one, count in live.items() if count < bound], key)
-        return Choice(name, "hash, load"), state
+            return ReplicaChoice(name, "hash"), state
+        name = best_replica(
+            [replica_name for replica_name, count in live.items() if count < bound], key
+        )
+        return ReplicaChoice(name, "hash, load"), state
 
     def _key(self, request: RoutingRequest) -> bytes:
         """What is hashed; the key of a block stands for all blocks before it, too."""
@@ -127,36 +132,40 @@ class Prefix(RoutingPolicy):
 
     def choose(
         self, state: Any, request: RoutingRequest, candidates: Candidates
-    ) -> tuple[Choice | None, Any]:
+    ) -> tuple[ReplicaChoice | None, Any]:
         costs = self._costs(request, candidates)
         if not costs:
             return None, state
-        at, why = 0, "cost"
+        index, reason = 0, "cost"
         if request.session:
-            at, why = self._session(costs, request.session), "session"
-        seconds, _, name, _ = costs.pop(at)
-        others = tuple(
-            Estimate(other, hit, cost) for cost, _, other, hit in costs[:SHOWN]
+            index, reason = self._session(costs, request.session), "session"
+        seconds, _, name, _ = costs.pop(index)
+        alternatives = tuple(
+            Estimate(other_name, hit, cost)
+            for cost, _, other_name, hit in costs[:MAX_ALTERNATIVES]
         )
-        return Choice(name, why, seconds, others), state
+        return ReplicaChoice(name, reason, seconds, alternatives), state
 
     def _costs(self, request: RoutingRequest, candidates: Candidates) -> list[Cost]:
         """The costs of all replicas that the request may go to, the least first."""
         output = self.output if request.output is None else request.output
-        token, miss, each = self.token, self.miss, self.row * output
+        token, miss, row_seconds = self.token, self.miss, self.row * output
         tenant = request.tenant
         costs, unfair = list[Cost](), list[float]()
-        for one in candidates:
-            replica = one.replica
+        for candidate in candidates:
+            replica = candidate.replica
             requests, waiting = replica.requests, replica.waiting
-            cost = token * (replica.backlog + miss * one.prefill) + each * requests
-            if tenant in waiting and not self._is_fair(one, tenant):
+            cost = (
+                token * (replica.backlog + miss * candidate.prefill)
+                + row_seconds * requests
+            )
+            if tenant in waiting and not self._is_fair(candidate, tenant):
                 unfair.append(cost)
             else:
-                costs.append((cost, requests, replica.name, one.hit))
+                costs.append((cost, requests, replica.name, candidate.hit))
         if unfair:
-            most = min(unfair) + self.patience
-            costs = [pair for pair in costs if pair[0] <= most]
+            max_cost = min(unfair) + self.patience
+            costs = [entry for entry in costs if entry[0] <= max_cost]
         costs.sort()
         return costs
 
@@ -164,19 +173,19 @@ class Prefix(RoutingPolicy):
         """The place of the session's replica, of those that cost little more than the
         first.
         """
-        most = costs[0][0] + self.affinity
-        near = [name for cost, _, name, _ in costs if cost <= most]
-        return near.index(best(near, text_key(session)))
+        max_cost = costs[0][0] + self.affinity
+        near = [name for cost, _, name, _ in costs if cost <= max_cost]
+        return near.index(best_replica(near, text_key(session)))
 
-    def _is_fair(self, one: Candidate, tenant: str) -> bool:
+    def _is_fair(self, candidate: Candidate, tenant: str) -> bool:
         """Whether a tenant that waits on a replica gets no more than its share there:
         alone it has all.
         """
-        replica = one.replica
+        replica = candidate.replica
         tenants = len(replica.waiting)
-        mine = replica.waiting[tenant] + one.prefill
-        total = replica.waiting_tokens + one.prefill
-        return mine <= self.least or mine * tenants <= total
+        tenant_tokens = replica.waiting[tenant] + candidate.prefill
+        all_tokens = replica.waiting_tokens + candidate.prefill
+        return tenant_tokens <= self.least or tenant_tokens * tenants <= all_tokens
 
 
 ROUTING_POLICIES: Final[dict[str, type[RoutingPolicy]]] = {

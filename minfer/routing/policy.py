@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from minfer.routing.messages import Choice, RoutingRequest
+from minfer.routing.messages import ReplicaChoice, RoutingRequest
 from minfer.routing.state import Replica
 
 
@@ -37,7 +37,7 @@ class RoutingPolicy(Protocol):
 
     def choose(
         self, state: Any, request: RoutingRequest, candidates: Candidates
-    ) -> tuple[Choice | None, Any]:
+    ) -> tuple[ReplicaChoice | None, Any]:
         """Return the choice of a replica, and the new state.
 
         None defers the request until one of its tenant has started or ended; it is used
@@ -53,6 +53,6 @@ def fewest_requests(candidates: Candidates) -> Candidate:
     return min(candidates, key=_load)
 
 
-def _load(one: Candidate) -> tuple[int, int, str]:
-    replica = one.replica
+def _load(candidate: Candidate) -> tuple[int, int, str]:
+    replica = candidate.replica
     return replica.requests, replica.backlog, replica.name

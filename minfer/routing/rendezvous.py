@@ -19,14 +19,14 @@ def text_key(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def best(names: Iterable[str], key: bytes) -> str:
+def best_replica(names: Iterable[str], key: bytes) -> str:
     """The replica with the highest score for a key; there is at least one.
 
     A score multiplies the difference of two digests, so that a decision digests the key
     once and no name.
     """
-    mine = _digest(key)
-    return max([((_seed(name) ^ mine) * _ODD & _MASK, name) for name in names])[1]
+    key_digest = _digest(key)
+    return max([((_seed(name) ^ key_digest) * _ODD & _MASK, name) for name in names])[1]
 
 
 @lru_cache(maxsize=4096)

@@ -29,10 +29,10 @@ from minfer.records.state import EngineState, Turn
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
-    Ended,
     LoadReport,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
-    Started,
 )
 from minfer.values.tickets import pop_least
 
@@ -99,20 +99,20 @@ def _evicted(old: PrefixIndex, new: PrefixIndex, before: EngineState) -> list[Ke
     return _joined(paths)
 
 
-def _climb(key: Key, there: PrefixIndex, missing: PrefixIndex) -> list[Key]:
-    """A block and those before it, from the last one on, until one is not missing."""
-    found = []
-    while key and key not in missing.nodes:
-        found.append(key)
-        key = there.nodes[key][1]
-    return found
+def _climb(key: Key, index: PrefixIndex, other_index: PrefixIndex) -> list[Key]:
+    """A block and those before it, last first, up to the first in `other_index`."""
+    path = []
+    while key and key not in other_index.nodes:
+        path.append(key)
+        key = index.nodes[key][1]
+    return path
 
 
 def _joined(paths: list[list[Key]]) -> list[Key]:
     """The keys of paths up a forest, each once, none before those below it."""
     # The last mention of a key comes after all that are below it on their paths.
-    every = [key for path in paths for key in path]
-    return [*reversed(dict.fromkeys(reversed(every)))]
+    keys = [key for path in paths for key in path]
+    return [*reversed(dict.fromkeys(reversed(keys)))]
 
 
 def content_keys(keys: Iterable[Key], group: int) -> Keys:
@@ -120,17 +120,19 @@ def content_keys(keys: Iterable[Key], group: int) -> Keys:
     if not group:  # others have a byte before their digest
         return tuple([key for key in keys if len(key) <= DIGEST])
     # Keys of the first group may begin like this, and are shorter.
-    first, size = bytes((group,)), DIGEST + 1
-    return tuple([key[1:] for key in keys if len(key) == size and key.startswith(first)])
+    group_byte, size = bytes((group,)), DIGEST + 1
+    return tuple(
+        [key[1:] for key in keys if len(key) == size and key.startswith(group_byte)]
+    )
 
 
 def load_report(config: EngineConfig, name: str, state: EngineState) -> LoadReport:
     """The load of the replica `name` in a state: costs a look at each sequence."""
     run = state.running
     prefill = sum(
-        known - scheduled
-        for known, scheduled in zip(run.known, run.scheduled, strict=True)
-        if known - scheduled > 1
+        num_known - num_scheduled
+        for num_known, num_scheduled in zip(run.known, run.scheduled, strict=True)
+        if num_known - num_scheduled > 1
     )
     group, size, prefix = routing_group(config), config.block_size, state.blocks.prefix
     for seq in state.waiting:
@@ -163,12 +165,12 @@ def replica_events(
         if isinstance(command, Emit):
             if unstarted:
                 columns = zip(command.ids, command.tokens, strict=True)
-                for (request, _), tokens in columns:
-                    if tokens and request in unstarted:
-                        unstarted.remove(request)
-                        events.append(Started(request))
-            for done in command.finished:
-                if done.id not in turn.transition.state.requests:
-                    unstarted.discard(done.id)
-                    events.append(Ended(done.id))
+                for (request_id, _), tokens in columns:
+                    if tokens and request_id in unstarted:
+                        unstarted.remove(request_id)
+                        events.append(RequestStarted(request_id))
+            for finished in command.finished:
+                if finished.id not in turn.transition.state.requests:
+                    unstarted.discard(finished.id)
+                    events.append(RequestEnded(finished.id))
     return events

@@ -14,9 +14,9 @@ each, however many keys there are.
                                             +-- ReplicaDraining
     ReplicaLeft: from both, out; its requests are lost, its keys leave the index
 
-    route or Dispatched --> waiting on a replica -- Started --> running there
-                                 |                                  |
-                                 +------------- Ended --------------+--> out
+    route or Dispatched --> waiting on a replica -- RequestStarted --> running there
+                                 |                                         |
+                                 +-------------- RequestEnded -------------+--> out
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from attrs import frozen
 
 from minfer.routing.accounts import (
     dispatch,
+    drop_requests,
     end,
-    lose,
     prefill_tokens,
     report,
     start,
@@ -46,25 +46,25 @@ from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
     CacheCleared,
-    Choice,
     Decision,
     Deferred,
     Dispatched,
-    Ended,
     Estimate,
     EventIgnored,
     Invalid,
     LoadReport,
-    Lost,
     NoReplica,
     Placed,
+    ReplicaChoice,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestsLost,
+    RequestStarted,
     RouterEvent,
     RouterReason,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policy import Candidate, Candidates, fewest_requests
 from minfer.routing.state import Replica, RouterConfig, RouterState
@@ -82,7 +82,7 @@ class Routed:
 
 
 @frozen
-class Applied:
+class AppliedEvents:
     """The state after events, and what was out of the ordinary."""
 
     state: RouterState
@@ -114,22 +114,22 @@ def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> 
     candidates = _candidates(config, state, request)
     if not candidates:
         return Routed(state, None, NoReplica(request.id, len(state.names)))
-    choice, policy, override = _consult(config, state, request, candidates)
+    choice, policy, override = _ask_policy(config, state, request, candidates)
     if policy is not state.policy:
         state = evolve(state, policy=policy)
     if choice is None:
-        waiting = _waiting(candidates, request.tenant)
+        waiting = _waiting_tokens(candidates, request.tenant)
         return Routed(state, None, Deferred(request.id, request.tenant, waiting))
-    names = [one.replica.name for one in candidates]
-    one = candidates[names.index(choice.replica)]
-    state = dispatch(state, request, choice.replica, one.prefill)
+    names = [candidate.replica.name for candidate in candidates]
+    candidate = candidates[names.index(choice.replica)]
+    state = dispatch(state, request, choice.replica, candidate.prefill)
     placed = Placed(
         id=request.id,
         replica=choice.replica,
         why=choice.why,
-        hit=one.hit,
+        hit=candidate.hit,
         blocks=len(request.keys),
-        prefill=one.prefill,
+        prefill=candidate.prefill,
         seconds=choice.seconds,
         alternatives=choice.alternatives,
         override=override,
@@ -144,32 +144,32 @@ def _candidates(
     of it.
     """
     hits = prefix_hits(state.index, request.keys)
-    found, replicas = [], state.replicas
+    candidates, replicas = [], state.replicas
     tokens, size = request.tokens, config.block_size
     for name in state.names:
         replica = replicas[name]
         if replica.draining or not _allows(request, name):
             continue
         blocks = hits.get(replica.slot, 0)
-        found.append(Candidate(replica, blocks, max(tokens - blocks * size, 1)))
-    return tuple(found)
+        candidates.append(Candidate(replica, blocks, max(tokens - blocks * size, 1)))
+    return tuple(candidates)
 
 
 def _allows(request: RoutingRequest, name: str) -> bool:
     return request.allowed is None or name in request.allowed
 
 
-def _waiting(candidates: Candidates, tenant: str) -> int:
+def _waiting_tokens(candidates: Candidates, tenant: str) -> int:
     """The prefill tokens of a tenant that wait on these replicas."""
-    return sum(one.replica.waiting.get(tenant, 0) for one in candidates)
+    return sum(candidate.replica.waiting.get(tenant, 0) for candidate in candidates)
 
 
-def _consult(
+def _ask_policy(
     config: RouterConfig,
     state: RouterState,
     request: RoutingRequest,
     candidates: Candidates,
-) -> tuple[Choice | None, Any, str]:
+) -> tuple[ReplicaChoice | None, Any, str]:
     """The policy's answer and its new state; or a choice instead, and why the answer
     cannot be used. A policy is third-party code, and may do anything.
     """
@@ -179,8 +179,8 @@ def _consult(
     except Exception as error:  # any error is the policy's, and not the router's
         flaw = f"raised {type(error).__name__}"
     if flaw:
-        instead = fewest_requests(candidates).replica.name
-        return Choice(instead, "load"), state.policy, flaw
+        fallback = fewest_requests(candidates).replica.name
+        return ReplicaChoice(fallback, "load"), state.policy, flaw
     return *answer, ""
 
 
@@ -192,10 +192,10 @@ def _flaw(
         return "returned no pair of choice and state"
     choice = answer[0]
     if choice is None:
-        waits = _waiting(candidates, request.tenant)
-        return "" if waits else "deferred a tenant of which nothing waits"
-    if type(choice) is not Choice or type(choice.why) is not str:
-        return "returned no Choice"
+        waiting = _waiting_tokens(candidates, request.tenant)
+        return "" if waiting else "deferred a tenant of which nothing waits"
+    if type(choice) is not ReplicaChoice or type(choice.why) is not str:
+        return "returned no ReplicaChoice"
     chosen = state.replicas.get(choice.replica)
     if type(choice.replica) is not str or chosen is None or chosen.draining:
         return "chose a replica that takes no requests"
@@ -204,8 +204,8 @@ def _flaw(
     seconds = choice.seconds
     if not (seconds is None or _is_time(seconds)):
         return "estimated a time that is no number"
-    others = choice.alternatives
-    if type(others) is not tuple or not all(map(_is_estimate, others)):
+    alternatives = choice.alternatives
+    if type(alternatives) is not tuple or not all(map(_is_estimate, alternatives)):
         return "returned alternatives that are no estimates"
     return ""
 
@@ -214,12 +214,12 @@ def _is_time(value: Any) -> bool:
     return type(value) in (float, int) and value == value
 
 
-def _is_estimate(one: Any) -> bool:
+def _is_estimate(value: Any) -> bool:
     return (
-        type(one) is Estimate
-        and type(one.replica) is str
-        and type(one.hit) is int
-        and _is_time(one.seconds)
+        type(value) is Estimate
+        and type(value.replica) is str
+        and type(value.hit) is int
+        and _is_time(value.seconds)
     )
 
 
@@ -228,50 +228,50 @@ def _is_estimate(one: Any) -> bool:
 
 def apply(
     config: RouterConfig, state: RouterState, events: tuple[RouterEvent, ...]
-) -> Applied:
+) -> AppliedEvents:
     """Fold events, in order. Total: no sequence of events raises."""
     reasons: list[RouterReason] = []
     for event in events:
         if type(event) not in ROUTER_EVENTS:  # against the types
             reasons.append(EventIgnored("event", "it is no event of a router"))
             continue
-        found = _fold(config, state, event)
-        if isinstance(found, Applied):
-            state = found.state
-            reasons += found.reasons
+        folded = _fold(config, state, event)
+        if isinstance(folded, AppliedEvents):
+            state = folded.state
+            reasons += folded.reasons
         else:
-            state = found
+            state = folded
         if state.index.leaving:
             state = evolve(state, index=sweep(state.index))
-    return Applied(state, tuple(reasons))
+    return AppliedEvents(state, tuple(reasons))
 
 
 def _fold(
     config: RouterConfig, state: RouterState, event: RouterEvent
-) -> RouterState | Applied:
+) -> RouterState | AppliedEvents:
     match event:
-        case Started(id) | Ended(id):
+        case RequestStarted(id) | RequestEnded(id):
             if id not in state.requests:
                 return _ignored(state, event, f"request {id!r} is on no replica")
-            return start(state, id) if type(event) is Started else end(state, id)
+            return start(state, id) if type(event) is RequestStarted else end(state, id)
         case ReplicaJoined(name):
             return _join(state, name)
-    one = state.replicas.get(event.replica)
-    if one is None:
+    replica = state.replicas.get(event.replica)
+    if replica is None:
         return _ignored(state, event, f"there is no replica {event.replica!r}")
-    return _OF_REPLICA[type(event)](config, state, one, event)
+    return _REPLICA_HANDLERS[type(event)](config, state, replica, event)
 
 
-def _ignored(state: RouterState, event: RouterEvent, detail: str) -> Applied:
-    return Applied(state, (EventIgnored(type(event).__name__, detail),))
+def _ignored(state: RouterState, event: RouterEvent, detail: str) -> AppliedEvents:
+    return AppliedEvents(state, (EventIgnored(type(event).__name__, detail),))
 
 
-def _join(state: RouterState, name: str) -> RouterState | Applied:
+def _join(state: RouterState, name: str) -> RouterState | AppliedEvents:
     """Add a replica, or have one that drains take requests again."""
-    one = state.replicas.get(name)
-    if one is not None:
-        if one.draining:
-            return with_replica(state, evolve(one, draining=False))
+    replica = state.replicas.get(name)
+    if replica is not None:
+        if replica.draining:
+            return with_replica(state, evolve(replica, draining=False))
         detail = f"replica {name!r} is there; if it was restarted, it must leave first"
         return _ignored(state, ReplicaJoined(name), detail)
     slot, index = add_slot(state.index)
@@ -279,37 +279,41 @@ def _join(state: RouterState, name: str) -> RouterState | Applied:
     return with_replica(evolve(state, index=index, names=names), Replica(name, slot))
 
 
-def _drain(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> RouterState:
-    return with_replica(state, evolve(one, draining=True))
+def _drain(_: RouterConfig, state: RouterState, replica: Replica, __: Any) -> RouterState:
+    return with_replica(state, evolve(replica, draining=True))
 
 
-def _leave(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> Applied:
+def _leave(
+    _: RouterConfig, state: RouterState, replica: Replica, __: Any
+) -> AppliedEvents:
     """Remove a replica, its requests and its keys."""
     state = evolve(
-        lose(state, one),
-        index=remove_slot(state.index, one.slot),
-        replicas=state.replicas.delete(one.name),
-        names=tuple([name for name in state.names if name != one.name]),
+        drop_requests(state, replica),
+        index=remove_slot(state.index, replica.slot),
+        replicas=state.replicas.delete(replica.name),
+        names=tuple([name for name in state.names if name != replica.name]),
     )
-    return Applied(state, (Lost(one.name, tuple(sorted(one.live))),))
+    return AppliedEvents(
+        state, (RequestsLost(replica.name, tuple(sorted(replica.live))),)
+    )
 
 
-def _clear(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> RouterState:
+def _clear(_: RouterConfig, state: RouterState, replica: Replica, __: Any) -> RouterState:
     """Give a replica another slot, of which the index has no key."""
-    slot, index = add_slot(remove_slot(state.index, one.slot))
-    return with_replica(evolve(state, index=index), evolve(one, slot=slot))
+    slot, index = add_slot(remove_slot(state.index, replica.slot))
+    return with_replica(evolve(state, index=index), evolve(replica, slot=slot))
 
 
 def _publish(
-    _: RouterConfig, state: RouterState, one: Replica, event: BlocksPublished
+    _: RouterConfig, state: RouterState, replica: Replica, event: BlocksPublished
 ) -> RouterState:
-    return evolve(state, index=publish(state.index, one.slot, event.keys))
+    return evolve(state, index=publish(state.index, replica.slot, event.keys))
 
 
 def _evict(
-    _: RouterConfig, state: RouterState, one: Replica, event: BlocksEvicted
+    _: RouterConfig, state: RouterState, replica: Replica, event: BlocksEvicted
 ) -> RouterState:
-    return evolve(state, index=evict(state.index, one.slot, event.keys))
+    return evolve(state, index=evict(state.index, replica.slot, event.keys))
 
 
 def _report(
@@ -319,15 +323,15 @@ def _report(
 
 
 def _dispatch(
-    config: RouterConfig, state: RouterState, one: Replica, event: Dispatched
+    config: RouterConfig, state: RouterState, replica: Replica, event: Dispatched
 ) -> RouterState:
     request = event.request
-    blocks = prefix_hits(state.index, request.keys).get(one.slot, 0)
+    blocks = prefix_hits(state.index, request.keys).get(replica.slot, 0)
     prefill = prefill_tokens(request.tokens, blocks, config.block_size)
-    return dispatch(state, request, one.name, prefill)
+    return dispatch(state, request, replica.name, prefill)
 
 
-_OF_REPLICA: Final[dict[type, Callable[..., RouterState | Applied]]] = {
+_REPLICA_HANDLERS: Final[dict[type, Callable[..., RouterState | AppliedEvents]]] = {
     ReplicaDraining: _drain,
     ReplicaLeft: _leave,
     CacheCleared: _clear,

@@ -18,22 +18,22 @@ from minfer.records.acceptance import Costs
 from minfer.records.plan import Plan
 from minfer.values.checks import ConfigError, number
 
-_LEAST: Final = 1e-9  # seconds
+_MIN_SECONDS: Final = 1e-9  # seconds
 
 
 @frozen
 class StepWork:
     """The amounts of a plan in which its cost is linear."""
 
-    inputs: int  # prefill tokens
-    alone: int  # decode rows, and drafts
-    chunks: int  # prefill chunks
-    read: int  # positions that rows read
-    pairs: int  # positions that prefill tokens attend to
-    depth: int = 0  # forwards of a draft model
+    prefill_tokens: int
+    decode_rows: int  # and drafts
+    prefill_chunks: int
+    read_positions: int  # that rows read
+    attended_positions: int  # that prefill tokens attend to
+    draft_forwards: int = 0  # of a draft model
 
 
-def work(plan: Plan) -> StepWork:
+def work_of(plan: Plan) -> StepWork:
     """The amounts of work of a plan."""
     rows, chunks = len(plan.rows), len(plan.fills)
     inputs, verified = sum(plan.num_scheduled_tokens), drafts_of(plan)
@@ -42,28 +42,28 @@ def work(plan: Plan) -> StepWork:
         size = len(fill.tokens)
         attended += size * plan.starts[fill.index] + size * (size + 1) // 2
     return StepWork(
-        inputs=inputs - rows + chunks - verified,
-        alone=rows - chunks + verified,
-        chunks=chunks,
-        read=sum(plan.starts) + inputs,
-        pairs=attended,
-        depth=_depth(plan) if verified else 0,
+        prefill_tokens=inputs - rows + chunks - verified,
+        decode_rows=rows - chunks + verified,
+        prefill_chunks=chunks,
+        read_positions=sum(plan.starts) + inputs,
+        attended_positions=attended,
+        draft_forwards=_draft_forwards(plan) if verified else 0,
     )
 
 
 def drafts_of(plan: Plan) -> int:
-    """How many drafts a plan verifies."""
+    """The number of drafts that a plan verifies."""
     return sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
 
 
-def _depth(plan: Plan) -> int:
+def _draft_forwards(plan: Plan) -> int:
     """The most drafts of a row that a draft model makes."""
-    mine = (plan.num_scheduled_tokens[d.index] - 1 for d in plan.drafts if not d.tokens)
-    return max(mine, default=0)
+    num_inputs = plan.num_scheduled_tokens
+    return max((num_inputs[d.index] - 1 for d in plan.drafts if not d.tokens), default=0)
 
 
-def _cost(**how: Any) -> Any:
-    return field(validator=number(0, of="cost model: "), **how)
+def _cost(**options: Any) -> Any:
+    return field(validator=number(0, of="cost model: "), **options)
 
 
 @frozen(kw_only=True)
@@ -94,33 +94,34 @@ class CostModel:
     overlaps: bool = True  # the device works while the host takes a turn
 
     def __attrs_post_init__(self) -> None:
-        if not self.decode or not all(top > 0 and each >= 0 for top, each in self.decode):
+        if not self.decode or not all(top > 0 and cost >= 0 for top, cost in self.decode):
             raise ConfigError("cost model: decode must be pairs of rows and seconds")
 
     def seconds(self, plan: Plan) -> float:
         """The device's time for a plan; more rows than the last bucket cost as much as
         that.
         """
-        done = work(plan)
+        work = work_of(plan)
         forward, token = self.mixed, self.token
         if not plan.fills:
             forward = self._decode(len(plan.rows) + drafts_of(plan))
-        elif self.launching(plan):
+        elif self.launch_seconds(plan):
             forward, token = self.eager, self.eager_token
-        rows = self.sequence * done.alone + self.chunk * done.chunks
-        rows += self.context * done.read + self.draft * done.depth
-        return forward + rows + token * done.inputs + self.attention * done.pairs
+        rows = self.sequence * work.decode_rows + self.chunk * work.prefill_chunks
+        rows += self.context * work.read_positions + self.draft * work.draft_forwards
+        prefill = token * work.prefill_tokens + self.attention * work.attended_positions
+        return forward + rows + prefill
 
-    def costs(self, most: int) -> Costs:
-        """The costs by which the number of drafts is decided: forwards with up to `most`
-        inputs, whatever they read.
+    def costs(self, max_inputs: int) -> Costs:
+        """The costs by which the number of drafts is decided: forwards with up to
+        `max_inputs` inputs, whatever they read.
         """
-        sizes = {1, most, *(top for top, _ in self.decode)}
-        sizes |= {1 << k for k in range(most.bit_length())}
-        each = sorted(size for size in sizes if size <= most)
-        took = (self._decode(size) + self.sequence * size for size in each)
-        rising = accumulate((max(one, _LEAST) for one in took), max)
-        pairs = tuple(zip(each, rising, strict=True))
+        all_sizes = {1, max_inputs, *(top for top, _ in self.decode)}
+        all_sizes |= {1 << k for k in range(max_inputs.bit_length())}
+        sizes = sorted(size for size in all_sizes if size <= max_inputs)
+        modelled = (self._decode(size) + self.sequence * size for size in sizes)
+        rising = accumulate((max(seconds, _MIN_SECONDS) for seconds in modelled), max)
+        pairs = tuple(zip(sizes, rising, strict=True))
         return Costs(verify=pairs, draft=self.draft, fixed=self.host)
 
     def _decode(self, rows: int) -> float:
@@ -130,7 +131,8 @@ class CostModel:
                 return seconds
         return self.decode[-1][1]
 
-    def launching(self, plan: Plan) -> float:
+    def launch_seconds(self, plan: Plan) -> float:
         """The host's time to launch a plan."""
-        eager = self.launch and plan.fills and work(plan).inputs > self.captured
-        return self.launch if eager else 0.0
+        if self.launch and plan.fills and work_of(plan).prefill_tokens > self.captured:
+            return self.launch
+        return 0.0

@@ -23,7 +23,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn
-from minfer.routing.messages import Ended, Placed, RouterEvent, Started
+from minfer.routing.messages import Placed, RequestEnded, RequestStarted, RouterEvent
 from minfer.routing.router import apply, route
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.replicas import (
@@ -46,10 +46,10 @@ class _FirstHalf:
     request: Request
     replica: str  # the prefill replica
     target: str  # the decode replica
-    held: int  # blocks of its prompt that the target has cached
+    num_cached: int  # blocks of its prompt that the target has cached
     cancelled: bool = False
 
-    def rest(self, tokens: tuple[int, ...]) -> Request:
+    def second_half(self, tokens: tuple[int, ...]) -> Request:
         """The request for the decode replica, after these tokens of the prefill replica.
         No tokens: that refused it, and the decode replica gets the request unchanged.
         """
@@ -60,7 +60,7 @@ class _FirstHalf:
             self.request,
             output=output,
             stored=len(keys),
-            sent_from=self.held,
+            sent_from=self.num_cached,
             place=None,
         )
 
@@ -80,71 +80,74 @@ class DisaggregatedSimulation(ReplicaSimulation):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._replicas |= self._started(self.prefill, self.prefill_config)
+        self._replicas |= self._new_replicas(self.prefill, self.prefill_config)
         self.prefill_state = joined(self.prefill_router, self.prefill)
 
     def _arrive(
-        self, time: float, what: Request | Cancel, due: dict[str, float]
+        self, time: float, arrival: Request | Cancel, due_times: dict[str, float]
     ) -> Iterator[RoutedArrival]:
-        if isinstance(what, Cancel) and what.id in self._halves:
-            half = self._halves[what.id]
-            self._halves[what.id] = evolve(half, cancelled=True)
-        yield from super()._arrive(time, what, due)
+        if isinstance(arrival, Cancel) and arrival.id in self._halves:
+            half = self._halves[arrival.id]
+            self._halves[arrival.id] = evolve(half, cancelled=True)
+        yield from super()._arrive(time, arrival, due_times)
 
-    def _home(self, request: str) -> str | None:
-        half = self._halves.get(request)
-        return super()._home(request) if half is None else half.replica
+    def _replica_of(self, request_id: str) -> str | None:
+        half = self._halves.get(request_id)
+        return super()._replica_of(request_id) if half is None else half.replica
 
     def _route(
-        self, time: float, request: Request, due: dict[str, float]
+        self, time: float, request: Request, due_times: dict[str, float]
     ) -> RoutedArrival:
         """Choose a decode replica. If that lacks more than `direct` tokens of the prompt,
         and the request yields more than one token, first send it to a prefill replica.
         """
-        asked = routing_request(request)
-        decode = route(self.router, self.state, asked)
+        router_request = routing_request(request)
+        decode = route(self.router, self.state, router_request)
         placed = decode.reason
         if not isinstance(placed, Placed):
-            return super()._route(time, request, due)
+            return super()._route(time, request, due_times)
         lengths = self.lengths or {}
-        most = lengths.get((request.id, 0), request.max_tokens) - len(request.output)
-        if placed.prefill <= self.direct or request.n > 1 or most < 2:
-            return super()._route(time, request, due)
-        first = route(self.prefill_router, self.prefill_state, asked)
-        if first.replica is None:  # then the decode replica computes the prompt
-            return super()._route(time, request, due)
-        self.state, self.prefill_state = decode.state, first.state
-        half = _FirstHalf(request, first.replica, placed.replica, placed.hit)
+        length = lengths.get((request.id, 0), request.max_tokens)
+        is_short = length - len(request.output) < 2
+        if placed.prefill <= self.direct or request.n > 1 or is_short:
+            return super()._route(time, request, due_times)
+        prefill = route(self.prefill_router, self.prefill_state, router_request)
+        if prefill.replica is None:  # then the decode replica computes the prompt
+            return super()._route(time, request, due_times)
+        self.state, self.prefill_state = decode.state, prefill.state
+        half = _FirstHalf(request, prefill.replica, placed.replica, placed.hit)
         self._halves[request.id] = half
-        self._replicas[first.replica].unstarted.add(request.id)
-        one = evolve(request, max_tokens=len(request.output) + 1)
-        self._send(first.replica, time, Submit(one), due)
-        return RoutedArrival(time, request, first)
+        self._replicas[prefill.replica].unstarted.add(request.id)
+        prefill_request = evolve(request, max_tokens=len(request.output) + 1)
+        self._send(prefill.replica, time, Submit(prefill_request), due_times)
+        return RoutedArrival(time, request, prefill)
 
     def _turn(
-        self, replica: SimulatedReplica, now: float, due: dict[str, float]
+        self, replica: SimulatedReplica, now: float, due_times: dict[str, float]
     ) -> Iterator[ReplicaTurn | RoutedArrival]:
         if replica.name not in self.prefill_state.replicas:
-            yield from super()._turn(replica, now, due)
+            yield from super()._turn(replica, now, due_times)
             return
         turn = replica.turn(now)
-        due[replica.name] = replica.due
+        due_times[replica.name] = replica.due
         events = self._events(self.prefill_config, replica, turn, now)
-        both: list[RouterEvent] = [one for one in events if isinstance(one, Started)]
-        for done, tokens in _ended(turn):
-            half = self._halves.pop(done.id)
-            if half.cancelled or done.reason not in ("length", "rejected"):
-                both.append(Ended(done.id))
+        decode_events: list[RouterEvent] = [
+            event for event in events if isinstance(event, RequestStarted)
+        ]
+        for finished, tokens in _ended(turn):
+            half = self._halves.pop(finished.id)
+            if half.cancelled or finished.reason not in ("length", "rejected"):
+                decode_events.append(RequestEnded(finished.id))
                 continue
             if not tokens:
-                self._replicas[half.target].unstarted.add(done.id)
-            self._send(half.target, now, Submit(half.rest(tokens)), due)
+                self._replicas[half.target].unstarted.add(finished.id)
+            self._send(half.target, now, Submit(half.second_half(tokens)), due_times)
         state = apply(self.prefill_router, self.prefill_state, tuple(events)).state
         self.prefill_state = state
-        self.state = apply(self.router, self.state, tuple(both)).state
+        self.state = apply(self.router, self.state, tuple(decode_events)).state
         yield ReplicaTurn(replica.name, turn)
-        if self._deferred and both:
-            yield from self._route_deferred(now, due)
+        if self._deferred and decode_events:
+            yield from self._route_deferred(now, due_times)
 
 
 def _ended(turn: Turn) -> Iterator[tuple[Finished, tuple[int, ...]]]:
@@ -152,5 +155,5 @@ def _ended(turn: Turn) -> Iterator[tuple[Finished, tuple[int, ...]]]:
     for command in turn.transition.commands:
         if isinstance(command, Emit):
             tokens = dict(zip(command.ids, command.tokens, strict=True))
-            for done in command.finished:
-                yield done, tuple(tokens.get((done.id, done.sample), ()))
+            for finished in command.finished:
+                yield finished, tuple(tokens.get((finished.id, finished.sample), ()))

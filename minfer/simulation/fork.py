@@ -30,7 +30,7 @@ from minfer.engine import step
 from minfer.journal.format import JournalError
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
-from minfer.journal.turns import blamed
+from minfer.journal.turns import wrap_engine_errors
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -49,20 +49,20 @@ from minfer.records.speculation import HOST
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival, Simulated, Simulation
 from minfer.values.pmap import Map
 
 
 @define
-class _Spare:
-    """A policy under which the sequence at position `at` is preempted last; for one turn.
+class _SparingPolicy:
+    """A policy under which the sequence at `position` is preempted last; for one turn.
 
     Positions are those among the running: a preemption before it shifts it.
     """
 
     policy: Any
-    at: int
+    position: int
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -76,10 +76,10 @@ class _Spare:
         choice: int = self.policy.victim(state, ranks)
         if not 0 < choice <= last:
             choice = last
-        if choice == self.at and last > 1:
-            choice = self.at - 1 if self.at > 1 else self.at + 1
-        if choice < self.at:
-            self.at -= 1
+        if choice == self.position and last > 1:
+            choice = self.position - 1 if self.position > 1 else self.position + 1
+        if choice < self.position:
+            self.position -= 1
         return choice
 
     def may_preempt(self, *_: Any) -> bool:
@@ -107,91 +107,98 @@ class Fork:
     # The first is turn `at`, with its recorded events, if no request is resumed.
     turns: Iterator[Turn]
     # the requests that a new engine resumes, each with its arrival in seconds
-    handed: tuple[tuple[float, Request], ...] = ()
+    resumed: tuple[tuple[float, Request], ...] = ()
     guesses: Guesses = field(factory=Guesses)  # acceptance of its drafts
 
 
 @define
-class _Past:
+class _RecordedFacts:
     """The facts of the recorded run that a fork needs."""
 
     turn: Turn  # of the fork
-    coming: list[Arrival]  # arrivals after it
+    arrivals: list[Arrival]  # arrivals after it
     lengths: dict[SampleId, int]  # output tokens of samples that ended by themselves
     guesses: Guesses  # of drafts
 
 
-def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
-    """The run of `journal` from turn `at` on, with one fact changed; `cost` models the
-    time of steps.
+def fork(journal: Journal, number: int, change: Change, cost: CostModel) -> Fork:
+    """The run of `journal` from turn `number` on, with one fact changed; `cost` models
+    the time of steps.
 
     Raises JournalError if there is no such turn, or if the change would be of the past.
     """
-    gone = frozenset(change.without)
-    past = _past(journal, at, gone, change.acceptance)
-    was = journal.config
-    config = evolve(was, **change.settings)
-    if config.block_size % was.block_size and was == redacted_config(was):
+    removed = frozenset(change.without)
+    past = _read_facts(journal, number, removed, change.acceptance)
+    old = journal.config
+    config = evolve(old, **change.settings)
+    if config.block_size % old.block_size and old == redacted_config(old):
         raise JournalError(
             "without token ids equal blocks are known of "
-            f"{was.block_size} tokens and multiples only"
+            f"{old.block_size} tokens and multiples only"
         )
-    if evolve(config, speculation=was.speculation) != was:
-        return _handed_over(was, config, past, gone, cost)
-    return _continued(config, past, gone, change.spare, cost)
+    if evolve(config, speculation=old.speculation) != old:
+        return _on_new_engine(old, config, past, removed, cost)
+    return _continued(config, past, removed, change.spare, cost)
 
 
-def _past(
-    journal: Journal, at: int, gone: frozenset[str], acceptance: float | None
-) -> _Past:
-    """Read a run, of which the requests `gone` do not arrive from turn `at` on."""
-    turn = None
-    met = set[str]()
-    coming = list[Arrival]()
+def _read_facts(
+    journal: Journal, number: int, removed: frozenset[str], acceptance: float | None
+) -> _RecordedFacts:
+    """Read a run, of which the requests `removed` do not arrive from turn `number` on."""
+    fork_turn = None
+    arrived = set[str]()
+    arrivals = list[Arrival]()
     lengths = dict[SampleId, int]()
-    drafts = Recorded(journal.config)
-    for one in journal.turns():
-        names = gone & {e.request.id for e in one.events if isinstance(e, Submit)}
-        if names and one.number < at:
+    drafts = RecordedDrafts(journal.config)
+    for turn in journal.turns():
+        names = removed & {
+            event.request.id for event in turn.events if isinstance(event, Submit)
+        }
+        if names and turn.number < number:
             raise JournalError(
-                f"request {min(names)!r} arrived in turn {one.number}, before the "
-                f"fork: fork at turn {one.number} or earlier"
+                f"request {min(names)!r} arrived in turn {turn.number}, before the "
+                f"fork: fork at turn {turn.number} or earlier"
             )
-        met |= names
-        if one.number == at:
-            turn = one
-        elif one.number > at:
-            coming += _arrivals(one.events, one.transition.state.time, gone)
-        drafts.see(one)
-        for end in _ends(one.transition):
+        arrived |= names
+        if turn.number == number:
+            fork_turn = turn
+        elif turn.number > number:
+            arrivals += _arrivals(turn.events, turn.transition.state.time, removed)
+        drafts.add_turn(turn)
+        for end in _ends(turn.transition):
             if end.reason not in ("cancelled", "rejected", "error"):
                 lengths[end.id, end.sample] = end.length
-    if turn is None:
+    if fork_turn is None:
         raise JournalError(
-            f"there is no turn {at}: the journal has turns "
+            f"there is no turn {number}: the journal has turns "
             f"{journal.segments[0].head.turn} to {journal.count - 1}"
         )
-    if missing := gone - met:
-        raise JournalError(f"no request {min(missing)!r} arrives from turn {at} on")
-    planned = [(when, _planned(what, lengths)) for when, what in coming]
-    return _Past(turn, planned, lengths, drafts.guesses(acceptance))
+    if missing := removed - arrived:
+        raise JournalError(f"no request {min(missing)!r} arrives from turn {number} on")
+    planned = [(time, _shortened(arrival, lengths)) for time, arrival in arrivals]
+    return _RecordedFacts(fork_turn, planned, lengths, drafts.guesses(acceptance))
 
 
 def _continued(
-    config: EngineConfig, past: _Past, gone: Collection[str], spare: str, cost: CostModel
+    config: EngineConfig,
+    past: _RecordedFacts,
+    removed: Collection[str],
+    spare: str,
+    cost: CostModel,
 ) -> Fork:
     """The continuation in the same engine, from the state in which it was."""
-    kept = tuple(
+    events = tuple(
         event
         for event in past.turn.events
-        if not (isinstance(event, Submit) and event.request.id in gone)
+        if not (isinstance(event, Submit) and event.request.id in removed)
     )
-    how, turn = config.speculation, past.turn
-    if how is None or how.drafter != HOST:  # the host does not propose any more
-        kept = tuple(event for event in kept if not isinstance(event, Propose))
+    spec_config, turn = config.speculation, past.turn
+    if spec_config is None or spec_config.drafter != HOST:
+        # The host does not propose any more.
+        events = tuple(event for event in events if not isinstance(event, Propose))
         drafting = evolve(turn.before.drafting, proposals=Map())
         turn = evolve(turn, before=evolve(turn.before, drafting=drafting))
-    turns = [_first(config, turn, kept, spare)]
+    turns = [_fork_turn(config, turn, events, spare)]
     if paused := turns[0].transition.state.paused:
         turns.append(_unpaused(config, turns[0], paused))
     state = turns[-1].transition.state
@@ -200,7 +207,7 @@ def _continued(
         executor=Simulated(past.lengths, state, past.guesses),
         guesses=past.guesses,
         cost=cost,
-        arrivals=past.coming,
+        arrivals=past.arrivals,
         state=state,
         time=state.time,
         number=turns[-1].number + 1,
@@ -212,72 +219,81 @@ def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> T
     """The turn with all paused samples continued: no later event would do that."""
     before = last.transition.state
     events = tuple(Pause(*name, paused=False) for name in sorted(paused))
-    with blamed(last.number + 1, before):
+    with wrap_engine_errors(last.number + 1, before):
         return Turn(last.number + 1, before, events, step(config, before, events))
 
 
 def _arrivals(
-    events: Iterable[Event], time: float, gone: Collection[str]
+    events: Iterable[Event], time: float, removed: Collection[str]
 ) -> Iterator[Arrival]:
     for event in events:
-        if isinstance(event, Submit) and event.request.id not in gone:
+        if isinstance(event, Submit) and event.request.id not in removed:
             yield time, event.request
-        elif isinstance(event, Cancel) and event.id not in gone:
+        elif isinstance(event, Cancel) and event.id not in removed:
             yield time, event
 
 
 def _ends(transition: Transition) -> Iterator[Finished]:
-    return chain(*(one.finished for one in transition.commands if isinstance(one, Emit)))
+    emits = (command for command in transition.commands if isinstance(command, Emit))
+    return chain(*(emit.finished for emit in emits))
 
 
-def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request | Cancel:
+def _shortened(
+    arrival: Request | Cancel, lengths: Mapping[SampleId, int]
+) -> Request | Cancel:
     """A request that did not end with a token of its own, cut to its recorded length."""
-    if isinstance(what, Cancel) or what.stop_ids:
-        return what
-    longest = max(
-        (lengths.get((what.id, s), what.max_tokens) for s in range(what.n)), default=0
+    if isinstance(arrival, Cancel) or arrival.stop_ids:
+        return arrival
+    max_length = max(
+        (lengths.get((arrival.id, s), arrival.max_tokens) for s in range(arrival.n)),
+        default=0,
     )
-    least = min(1, what.max_tokens)
-    return evolve(what, max_tokens=max(least, min(what.max_tokens, longest)))
+    length = max(min(1, arrival.max_tokens), min(arrival.max_tokens, max_length))
+    return evolve(arrival, max_tokens=length)
 
 
-def _first(
+def _fork_turn(
     config: EngineConfig, turn: Turn, events: tuple[Event, ...], spare: str
 ) -> Turn:
     """The turn of the fork with other events, or in which the request `spare` is not
     preempted.
     """
     run = turn.before.running
-    lost = _preempted(turn.transition, spare)
-    if spare and lost.isdisjoint(run.ids):
+    preempted = _preempted(turn.transition, spare)
+    if spare and preempted.isdisjoint(run.ids):
         raise JournalError(
             f"request {spare!r} is not preempted in turn {turn.number}; "
             "minfer explain says in which it is"
         )
     ended = {(end.id, end.sample) for end in _ends(turn.transition)}
     # those that may be chosen as victims
-    left = [name for name in run.ids if name not in ended]
-    at = min((i for i, name in enumerate(left) if name in lost), default=0)
-    engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
-    with blamed(turn.number, turn.before):
-        made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
-    if spare and left[at] in _preempted(made.transition, spare):
+    candidates = [name for name in run.ids if name not in ended]
+    positions = (i for i, name in enumerate(candidates) if name in preempted)
+    position = min(positions, default=0)
+    policy = _SparingPolicy(config.policy, position) if spare else config.policy
+    engine = evolve(config, policy=policy)
+    with wrap_engine_errors(turn.number, turn.before):
+        forked = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
+    if spare and candidates[position] in _preempted(forked.transition, spare):
         raise JournalError(
             f"no sample can be preempted for {spare!r} in turn {turn.number}"
         )
-    return made
+    return forked
 
 
 def _preempted(transition: Transition, name: str) -> set[SampleId]:
-    gave = (reason for reason in transition.reasons if isinstance(reason, Preempted))
-    return {(one.id, one.sample) for one in gave if one.id == name}
+    return {
+        (reason.id, reason.sample)
+        for reason in transition.reasons
+        if isinstance(reason, Preempted) and reason.id == name
+    }
 
 
-def _handed_over(
-    was: EngineConfig,
+def _on_new_engine(
+    old: EngineConfig,
     config: EngineConfig,
-    past: _Past,
-    gone: Collection[str],
+    past: _RecordedFacts,
+    removed: Collection[str],
     cost: CostModel,
 ) -> Fork:
     """The run on a new engine: requests being served are resumed; those with several
@@ -285,29 +301,30 @@ def _handed_over(
     """
     turn = past.turn
     time = turn.transition.state.time
-    here = sorted(_served(turn.before, was.block_size), key=lambda one: one.arrival)
-    resumed = [one.request for one in here]
-    new = [what for _, what in _arrivals(turn.events, time, gone)]
-    now = [(time, _planned(what, past.lengths)) for what in (*resumed, *new)]
-    size = was.block_size, config.block_size
-    arrivals = [(when, _rekeyed(what, *size)) for when, what in (*now, *past.coming)]
+    served = sorted(_served(turn.before, old.block_size), key=lambda live: live.arrival)
+    requests: list[Request | Cancel] = [live.request for live in served]
+    requests += [arrival for _, arrival in _arrivals(turn.events, time, removed)]
+    pending = [(time, _shortened(arrival, past.lengths)) for arrival in requests]
+    size = old.block_size, config.block_size
+    pending += past.arrivals
+    arrivals = [(due, _rekeyed(arrival, *size)) for due, arrival in pending]
     executor = Simulated(past.lengths, guesses=past.guesses)
     simulation = Simulation(
         config, executor, cost, arrivals, time=time, guesses=past.guesses
     )
-    handed = tuple((one.since, one.request) for one in here)
-    return Fork(config, simulation.turns(), handed, past.guesses)
+    resumed = tuple((live.since, live.request) for live in served)
+    return Fork(config, simulation.turns(), resumed, past.guesses)
 
 
-def _rekeyed(what: Request | Cancel, was: int, size: int) -> Request | Cancel:
-    return rekeyed(what, was, size) if isinstance(what, Request) else what
+def _rekeyed(arrival: Request | Cancel, old_size: int, size: int) -> Request | Cancel:
+    return rekeyed(arrival, old_size, size) if isinstance(arrival, Request) else arrival
 
 
-def rekeyed(request: Request, was: int, size: int) -> Request:
-    """A request for an engine with blocks of `size` tokens, no longer `was`: without
+def rekeyed(request: Request, old_size: int, size: int) -> Request:
+    """A request for an engine with blocks of `size` tokens, no longer `old_size`: without
     keys, which that engine computes.
     """
-    return evolve(request, keys=(), stored=request.stored * was // size)
+    return evolve(request, keys=(), stored=request.stored * old_size // size)
 
 
 @frozen
@@ -322,12 +339,12 @@ class _Served:
 def _served(state: EngineState, block_size: int) -> Iterator[_Served]:
     """Requests that have not ended, in no order; output of several samples is dropped."""
     run, seen = state.running, set[str]()
-    known = {seq.id: seq.history for seq in state.waiting}
+    histories = {seq.id: seq.history for seq in state.waiting}
     for i, seq in enumerate(run.seqs):
-        known[seq.id] = run.tokens(i, block_size)
+        histories[seq.id] = run.tokens(i, block_size)
     for seq in (*state.waiting, *run.seqs):
         request = seq.request
         if request.id not in seen:
             seen.add(request.id)
-            more = known[seq.id][len(request.prompt) :] if request.n == 1 else ()
-            yield _Served(seq.place[1], seq.arrived, evolve(request, output=more))
+            output = histories[seq.id][len(request.prompt) :] if request.n == 1 else ()
+            yield _Served(seq.place[1], seq.arrived, evolve(request, output=output))

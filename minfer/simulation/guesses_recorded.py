@@ -12,13 +12,12 @@ whatever tokens; for the rest there is the rate of the sample, with the rate of 
 prior.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from attrs import define, field
 
-from minfer.analysis.drafts import good_steps, judged
+from minfer.analysis.drafts import sample_drafts, valid_steps
 from minfer.journal.redact import redacted_config
 from minfer.records.acceptance import counted_drafts
 from minfer.records.config import EngineConfig
@@ -26,87 +25,87 @@ from minfer.records.messages import Propose
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Turn
-from minfer.simulation.guesses import ASSUMED, Acceptances, Guesses
+from minfer.simulation.guesses import DEFAULT_RATE, DraftFacts, Guesses
 
-_WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
+_PRIOR_DRAFTS: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
 
 
 @define
-class _Sample:
+class _SampleFacts:
     """The facts about the drafts of a sample."""
 
-    right: dict[int, bool] = field(factory=dict)  # by position
-    proposed: dict[int, int] = field(factory=dict)  # after so many tokens
+    accepted: dict[int, bool] = field(factory=dict)  # by position
+    proposed: dict[int, int] = field(factory=dict)  # by number of known tokens
     last: Propose | None = None  # its tokens have been right so far
-    tried: int = 0  # drafts whose predecessors were all accepted
-    stood: int = 0  # accepted ones of these
+    num_tried: int = 0  # drafts whose predecessors were all accepted
+    num_accepted: int = 0  # accepted ones of these
 
 
-class Recorded:
-    """The fold: `see` all turns of a run, then get its `guesses`."""
+class RecordedDrafts:
+    """The fold: `add_turn` for each turn of a run, then get its `guesses`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        how = config.speculation
-        self.by_host = how is not None and how.drafter == HOST
-        self.asked = 0 if how is None else how.drafts
-        self.spoken = config != redacted_config(config)  # it has token ids
-        self.samples: dict[SampleId, _Sample] = {}
+        spec_config = config.speculation
+        self.by_host = spec_config is not None and spec_config.drafter == HOST
+        self.max_drafts = 0 if spec_config is None else spec_config.drafts
+        self.has_token_ids = config != redacted_config(config)
+        self.samples: dict[SampleId, _SampleFacts] = {}
 
-    def see(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Fold a turn."""
-        for one in judged(turn.before, turn.events, turn.transition):
-            sample = self._of((one.id, one.sample))
-            sample.right |= {one.known + k: True for k in range(one.accepted)}
-            if one.accepted < one.proposed:
-                sample.right[one.known + one.accepted] = False
-            sample.tried += counted_drafts(one.proposed, one.accepted)
-            sample.stood += one.accepted
+        for drafts in sample_drafts(turn.before, turn.events, turn.transition):
+            sample = self._of((drafts.id, drafts.sample))
+            sample.accepted |= {drafts.known + k: True for k in range(drafts.accepted)}
+            if drafts.accepted < drafts.proposed:
+                sample.accepted[drafts.known + drafts.accepted] = False
+            sample.num_tried += counted_drafts(drafts.proposed, drafts.accepted)
+            sample.num_accepted += drafts.accepted
         if self.by_host:
-            self._hosts(turn)
+            self._add_proposals(turn)
 
     def guesses(self, rate: float | None = None) -> Guesses:
         """The recorded facts, and coins for the rest, by a `rate` for all, if one is
         given: then recorded acceptance does not count.
         """
-        total = Counter[str]()
-        for one in self.samples.values():
-            total += Counter(tried=one.tried, stood=one.stood)
-        usual = total["stood"] / total["tried"] if total["tried"] else ASSUMED
+        num_tried = self.num_tried
+        num_accepted = sum(sample.num_accepted for sample in self.samples.values())
+        overall_rate = num_accepted / num_tried if num_tried else DEFAULT_RATE
         share = _share(self.samples.values())
-        said = {
-            name: Acceptances(
-                (one.stood + _WEIGHT * usual) / (one.tried + _WEIGHT)
+        facts = {
+            name: DraftFacts(
+                (sample.num_accepted + _PRIOR_DRAFTS * overall_rate)
+                / (sample.num_tried + _PRIOR_DRAFTS)
                 if rate is None
                 else rate,
-                _share([one], share),
-                one.right if rate is None else {},
-                one.proposed,
+                _share([sample], share),
+                sample.accepted if rate is None else {},
+                sample.proposed,
             )
-            for name, one in self.samples.items()
+            for name, sample in self.samples.items()
         }
-        return Guesses(usual if rate is None else rate, said, self.asked)
+        return Guesses(overall_rate if rate is None else rate, facts, self.max_drafts)
 
     @property
-    def judged(self) -> int:
-        """How many drafts the rates are based on."""
-        return sum(one.tried for one in self.samples.values())
+    def num_tried(self) -> int:
+        """The number of drafts that the rates are based on."""
+        return sum(sample.num_tried for sample in self.samples.values())
 
-    def _of(self, name: SampleId) -> _Sample:
-        return self.samples.setdefault(name, _Sample())
+    def _of(self, name: SampleId) -> _SampleFacts:
+        return self.samples.setdefault(name, _SampleFacts())
 
-    def _hosts(self, turn: Turn) -> None:
+    def _add_proposals(self, turn: Turn) -> None:
         """Record the host's proposals, and whether they were right."""
         run = turn.before.running
         names = dict(zip(run.run_ids, run.ids, strict=True))
-        known = dict(zip(run.run_ids, run.known, strict=True))
-        for done in good_steps(turn.before, turn.events, turn.transition):
-            for gen, tokens in zip(done.plan.run_ids, done.yields, strict=True):
-                if gen in names and tokens:
-                    sample = self._of(names[gen])
-                    if self.spoken:
-                        _compare(sample, known[gen], tokens)
-                    known[gen] += len(tokens)
-                    sample.proposed.setdefault(known[gen], 0)
+        num_known = dict(zip(run.run_ids, run.known, strict=True))
+        for step in valid_steps(turn.before, turn.events, turn.transition):
+            for run_id, tokens in zip(step.plan.run_ids, step.yields, strict=True):
+                if run_id in names and tokens:
+                    sample = self._of(names[run_id])
+                    if self.has_token_ids:
+                        _compare(sample, num_known[run_id], tokens)
+                    num_known[run_id] += len(tokens)
+                    sample.proposed.setdefault(num_known[run_id], 0)
         for event in turn.events:
             if isinstance(event, Propose):
                 sample = self._of((event.id, event.sample))
@@ -114,23 +113,23 @@ class Recorded:
                 sample.last = event
 
 
-def _compare(sample: _Sample, position: int, tokens: Iterable[int]) -> None:
+def _compare(sample: _SampleFacts, first_position: int, tokens: Iterable[int]) -> None:
     """Compare the host's last proposal with tokens from a position on."""
-    for at, token in enumerate(tokens, position):
+    for position, token in enumerate(tokens, first_position):
         last = sample.last
         if last is None:
             return
-        place = at - last.known
-        if not 0 <= place < len(last.tokens):
-            sample.last = None if place >= 0 else last
+        index = position - last.known
+        if not 0 <= index < len(last.tokens):
+            sample.last = None if index >= 0 else last
             continue
-        right = last.tokens[place] == token
-        sample.right.setdefault(at, right)
-        if not right:
+        is_accepted = last.tokens[index] == token
+        sample.accepted.setdefault(position, is_accepted)
+        if not is_accepted:
             sample.last = None
 
 
-def _share(samples: Iterable[_Sample], usual: float = 1.0) -> float:
+def _share(samples: Iterable[_SampleFacts], usual: float = 1.0) -> float:
     """How often the host proposed, of the possible times; `usual` if there were none."""
-    every = [count > 0 for one in samples for count in one.proposed.values()]
-    return sum(every) / len(every) if every else usual
+    proposed = [count > 0 for sample in samples for count in sample.proposed.values()]
+    return sum(proposed) / len(proposed) if proposed else usual

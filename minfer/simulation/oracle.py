@@ -44,8 +44,8 @@ from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling
 
 ONE_GROUP = (CacheGroup(),)
-WRONG = 4  # about one of so many drafts of the draft model is wrong
-START = 7  # the digest before the first slot of a block, in the first group
+DRAFTS_PER_ERROR = 4  # about one in 4 drafts of the draft model is wrong
+INITIAL_DIGEST = 7  # the digest before the first slot of a block, in the first group
 Offer = tuple[tuple[int, ...], tuple[float, ...]]
 # the result of reading memory that was never written, mixed with the place
 _GARBAGE = 0x5EED
@@ -53,18 +53,18 @@ _GARBAGE = 0x5EED
 
 def vector_of(digest: int) -> bytes:
     """Four float32 numbers that encode a digest, modulo 2^64."""
-    return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
+    return struct.pack("<4f", *(digest >> 16 * word & 0xFFFF for word in range(4)))
 
 
 def offer_of(digest: int, vocab: int, count: int) -> Offer:
     """Tokens and their log-probabilities after a digest; the first is the sampled one."""
     count = min(count, vocab)
-    tokens = tuple((digest + more) % vocab for more in range(count))
-    falls = (-(1 + hash((digest, more)) % 999) / 512 for more in range(count))
-    return tokens, tuple(accumulate(falls))
+    tokens = tuple((digest + offset) % vocab for offset in range(count))
+    logprobs = (-(1 + hash((digest, offset)) % 999) / 512 for offset in range(count))
+    return tokens, tuple(accumulate(logprobs))
 
 
-def part_of(first: int, digests: Sequence[int]) -> bytes:
+def packed_logprobs(first: int, digests: Sequence[int]) -> bytes:
     """Log-probabilities of the tokens of a prompt from `first` on, which encode the
     digests before them, modulo 2^30.
     """
@@ -72,12 +72,14 @@ def part_of(first: int, digests: Sequence[int]) -> bytes:
     return pack_part(first, len(lines), b"".join(lines))
 
 
-def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
-    """The masks of a row with so many drafts, place by place: as many as it may yield
-    tokens.
+def masks_by_place(
+    deferred: SampleDeferred, index: int, num_drafts: int = 0
+) -> list[bytes]:
+    """The masks of a row with `num_drafts` drafts, place by place: as many as the tokens
+    that it may yield.
     """
     by_place = {mask.place: mask.bits for mask in deferred.masks if mask.index == index}
-    return [by_place.get(place, b"") for place in range(drafts + 1)]
+    return [by_place.get(place, b"") for place in range(num_drafts + 1)]
 
 
 @define
@@ -95,7 +97,7 @@ class OracleRow:
 
     @classmethod
     def of(cls, opened: NewRow) -> "OracleRow":
-        """The row of a new generation."""
+        """The row of a new run id."""
         sampling, pooling = opened.sampling, opened.pooling
         tables = [*map(list, opened.tables)]
         return cls(opened.name, opened.prompt, sampling, tables, pooling=pooling)
@@ -116,7 +118,7 @@ class Oracle:
         self.moves: deque[TransferCommand] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}
         self.plans: deque[Plan] = deque()
-        self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
+        self.deferred_masks: dict[int, SampleDeferred] = {}  # by step, the host's masks
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are collected."""
@@ -126,19 +128,19 @@ class Oracle:
         """None: it has no memory to lend for masks."""
         return
 
-    def sample(self, apart: SampleDeferred) -> None:
+    def sample(self, command: SampleDeferred) -> None:
         """Store the masks of a launched plan."""
-        self.apart[apart.step] = apart
+        self.deferred_masks[command.step] = command
 
     def collect(self) -> Executed | Failed:
         """Run the next plan and return its results."""
         plan = self.plans.popleft()
-        if plan.deferred and plan.step not in self.apart:
+        if plan.deferred and plan.step not in self.deferred_masks:
             raise AssertionError(
                 f"the host has not allowed that step {plan.step} is sampled"
             )
         yields = tuple(self._run(plan))
-        self.apart.pop(plan.step, None)
+        self.deferred_masks.pop(plan.step, None)
         logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
         return Executed(plan.step, yields, logprobs, pooled)
 
@@ -152,7 +154,7 @@ class Oracle:
         for index in {row for plan in self.plans for row in plan.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
         self.plans.clear()
-        self.apart.clear()
+        self.deferred_masks.clear()
         return Failed(plan.step, error)
 
     def move(
@@ -168,10 +170,10 @@ class Oracle:
         if report is not None:
             report(self.finish_move(len(self.moves) - 1))
 
-    def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
+    def finish_move(self, index: int = 0, error: str = "") -> Moved | Lost:
         """End a transfer that has begun; with an error, its pages stay undefined."""
-        command = self.moves[at]
-        del self.moves[at]
+        command = self.moves[index]
+        del self.moves[index]
         if isinstance(command, FetchBlocks) and not error:
             missing = sum(key not in self.outside for key in command.keys)
             error = f"{missing} blocks are missing" if missing else ""
@@ -187,7 +189,7 @@ class Oracle:
                     written[target] = [*read.get(source, [])]
             case StoreBlocks(keys=keys, pages=blocks):
                 for key, pages in zip(keys, blocks, strict=True):
-                    self.outside[key] = [[*self.memory.get(one, [])] for one in pages]
+                    self.outside[key] = [[*self.memory.get(page, [])] for page in pages]
             case FetchBlocks(keys=keys, pages=blocks):
                 for key, pages in zip(keys, blocks, strict=True):
                     contents = zip(pages, self.outside[key], strict=True)
@@ -214,25 +216,26 @@ class Oracle:
         self.rows.clear()
         self.plans.clear()
 
-    def foretold(self, row: int, count: int) -> tuple[int, ...]:
+    def preview_drafts(self, index: int, count: int) -> tuple[int, ...]:
         """`count` drafts for a row, mostly right; leaves no trace in memory."""
         # pages that belong to no sequence
         blocks, unused = 1 + count // self.block_size, iter(range(-2, -(2**31), -1))
         spare = [[*islice(unused, blocks * group.pages)] for group in self.groups]
-        own = self.rows[row].tables
-        tables = [[*table, *more] for table, more in zip(own, spare, strict=True)]
-        one = evolve(self.rows[row], tables=tables)
-        first, last = (at // self.block_size for at in (one.next, one.next + count))
+        tables = self.rows[index].tables
+        pairs = zip(tables, spare, strict=True)
+        scratch_tables = [[*table, *extra_pages] for table, extra_pages in pairs]
+        row = evolve(self.rows[index], tables=scratch_tables)
+        first, last = (p // self.block_size for p in (row.next, row.next + count))
         touched = [
             page
             for g in range(len(self.groups))
             for block in range(first, last + 1)
-            for page in self._block(one, g, block)
+            for page in self._pages_of(row, g, block)
         ]
-        kept = {page: [*self.memory.get(page, ())] for page in touched}
-        self._write(one, (one.last,))
-        tokens = tuple(self._drafted(one, count))
-        self.memory.update(kept)
+        saved = {page: [*self.memory.get(page, ())] for page in touched}
+        self._write(row, (row.last,))
+        tokens = tuple(self._drafted(row, count))
+        self.memory.update(saved)
         for page in chain(*spare):
             self.memory.pop(page, None)
         return tokens
@@ -252,7 +255,7 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
-        deferred = self.apart.get(plan.step, SampleDeferred(plan.step))
+        deferred = self.deferred_masks.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
             row, start, count = (
                 self.rows[index],
@@ -260,10 +263,10 @@ class Oracle:
                 plan.num_scheduled_tokens[i] - 1,
             )
             if i in drafts:
-                masks = masks_of(deferred, i, count)
+                masks = masks_by_place(deferred, i, count)
                 yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
-                [bits] = masks_of(deferred, i)
+                [bits] = masks_by_place(deferred, i)
                 yield tuple(
                     self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
                 )
@@ -302,9 +305,9 @@ class Oracle:
         self._write(row, (row.last,))
         self._write(row, draft.tokens)
         tokens = draft.tokens or tuple(self._drafted(row, count))
-        each = zip(masks, (*tokens, None), strict=False)
-        for at, (bits, draft_token) in enumerate(each, first + 1):
-            row.next = at
+        pairs = zip(masks, (*tokens, None), strict=False)
+        for position, (bits, draft_token) in enumerate(pairs, first + 1):
+            row.next = position
             row.last = self._allowed(self._draw(row), bits)
             yield row.last
             if row.last != draft_token:
@@ -314,7 +317,7 @@ class Oracle:
         """The drafts of a mostly right draft model; writes the KV of all drafts."""
         for _ in range(count):
             token = self._draw(row)
-            if hash((token, row.next)) % WRONG == 0:
+            if hash((token, row.next)) % DRAFTS_PER_ERROR == 0:
                 token = (token + 1) % (self.vocab or token + 2)
             self._write(row, (token,))
             yield token
@@ -324,8 +327,8 @@ class Oracle:
         if not bits:
             return token
         size = self.vocab or 8 * len(bits)
-        following = ((token + more) % size for more in range(size))
-        return next(one for one in following if _is_set(bits, one))
+        following = ((token + offset) % size for offset in range(size))
+        return next(candidate for candidate in following if _is_set(bits, candidate))
 
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
         """For rows that were opened with log-probabilities, those of their token, if it
@@ -334,17 +337,19 @@ class Oracle:
         rows = [self.rows[index] for index in plan.rows]
         if all(row.sampling.logprobs is None for row in rows):
             return ()
-        each = zip(rows, yields, strict=True)
-        return tuple(self._beside(row, *some) for row, some in each)
+        pairs = zip(rows, yields, strict=True)
+        return tuple(self._token_logprobs(row, *tokens) for row, tokens in pairs)
 
-    def _beside(self, row: OracleRow, *tokens: int) -> tuple[TokenLogprobs, ...]:
+    def _token_logprobs(self, row: OracleRow, *tokens: int) -> tuple[TokenLogprobs, ...]:
         count = row.sampling.logprobs
         if count is None or len(tokens) != 1:
             return ()
         likeliest, logprobs = self._likeliest(row, max(1, count))
         rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
-        own = logprobs[min(rank, len(logprobs)) - 1]
-        return (TokenLogprobs(tokens[0], own, rank, likeliest[:count], logprobs[:count]),)
+        logprob = logprobs[min(rank, len(logprobs)) - 1]
+        return (
+            TokenLogprobs(tokens[0], logprob, rank, likeliest[:count], logprobs[:count]),
+        )
 
     def _likeliest(self, row: OracleRow, count: int) -> Offer:
         return offer_of(self._digest(row), self.vocab, count)
@@ -353,7 +358,7 @@ class Oracle:
         """For rows whose prompts have ended, a vector; for scored ones, the digests
         before each token; empty if there is no such row.
         """
-        found = {
+        pooled = {
             fill.index: self._vector(row)
             for fill in plan.fills
             if (row := self.rows[plan.rows[fill.index]]).pooling
@@ -362,92 +367,97 @@ class Oracle:
         for fill in plan.fills:
             row = self.rows[plan.rows[fill.index]]
             start, count = plan.starts[fill.index], plan.num_scheduled_tokens[fill.index]
-            followed = min(start + count, row.prompt - 1) - start
-            if row.sampling.prompt_logprobs is not None and followed > 0:
-                found[fill.index] = self._part(row, start, followed)
-        return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
+            num_scored = min(start + count, row.prompt - 1) - start
+            if row.sampling.prompt_logprobs is not None and num_scored > 0:
+                pooled[fill.index] = self._prompt_logprobs(row, start, num_scored)
+        return tuple(pooled.get(i, b"") for i in range(len(plan.rows))) if pooled else ()
 
-    def _part(self, row: OracleRow, start: int, count: int) -> bytes:
+    def _prompt_logprobs(self, row: OracleRow, start: int, count: int) -> bytes:
         """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
-            sum(self._here(row, position)) for position in range(start, start + count)
+            sum(self._block_digests(row, position))
+            for position in range(start, start + count)
         ]
-        return part_of(start + 1, digests)
+        return packed_logprobs(start + 1, digests)
 
     def _vector(self, row: OracleRow) -> bytes:
         """The pooled vector: of its last input, or of all inputs since it was opened."""
-        said = row.total if row.pooling == MEAN else self._digest(row)
-        return vector_of(said)
+        digest = row.total if row.pooling == MEAN else self._digest(row)
+        return vector_of(digest)
 
     def _write(self, row: OracleRow, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""
         unread, end = iter(tokens), row.next + len(tokens)
         while row.next < end:
-            at, slot = divmod(row.next, self.block_size)
-            seen, here = self._seen(row, row.next), self._here(row, row.next - 1, at)
+            block, slot = divmod(row.next, self.block_size)
+            context = self._context(row, row.next)
+            digests = self._block_digests(row, row.next - 1, block)
             slots = [
-                (self._opened(page, slot), g, k)
+                (self._truncated(page, slot), g, k)
                 for g in range(len(self.groups))
-                for k, page in enumerate(self._block(row, g, at))
+                for k, page in enumerate(self._pages_of(row, g, block))
             ]
             for token in islice(unread, self.block_size - slot):
-                seen = self._seen(row, row.next) if self.windowed else seen
-                here = [hash((each, token, row.next, *seen)) for each in here]
-                for written, g, k in slots:
-                    written.append(hash((here[g], k)) if k else here[g])
+                context = self._context(row, row.next) if self.windowed else context
+                digests = [hash((d, token, row.next, *context)) for d in digests]
+                for page_digests, g, k in slots:
+                    page_digests.append(hash((digests[g], k)) if k else digests[g])
                 row.next += 1
-                row.total += sum(here)
+                row.total += sum(digests)
 
     def _draw(self, row: OracleRow) -> int:
         """The token that follows the row's inputs so far; with noise only if it is
         sampled.
         """
-        how = row.sampling
-        noise = (how.seed, how.sample) if how.temperature > 0 else ()
+        sampling = row.sampling
+        noise = (sampling.seed, sampling.sample) if sampling.temperature > 0 else ()
         return self._digest(row, *noise) % self.vocab
 
     def _digest(self, row: OracleRow, *noise: int) -> int:
         """The digest of all that the row's last input attends to."""
-        here, seen = self._here(row, row.next - 1), self._seen(row, row.next - 1)
-        return hash((*seen, *here, row.next, *noise))
+        digests = self._block_digests(row, row.next - 1)
+        context = self._context(row, row.next - 1)
+        return hash((*context, *digests, row.next, *noise))
 
-    def _here(self, row: OracleRow, position: int, at: int | None = None) -> list[int]:
-        """By group, the digest of the block `at`, by default that of `position`, up to
-        and with `position`.
+    def _block_digests(
+        self, row: OracleRow, position: int, block: int | None = None
+    ) -> list[int]:
+        """By group, the digest of a block, by default that of `position`, up to and with
+        `position`.
         """
-        at = position // self.block_size if at is None else at
-        slot = position - at * self.block_size
-        return [self._read(row, g, at, slot) for g in range(len(self.groups))]
+        block = position // self.block_size if block is None else block
+        slot = position - block * self.block_size
+        return [self._read(row, g, block, slot) for g in range(len(self.groups))]
 
-    def _seen(self, row: OracleRow, position: int) -> list[int]:
+    def _context(self, row: OracleRow, position: int) -> list[int]:
         """By group, a digest of the blocks that `position` attends to before its own,
         each read again.
         """
-        size, found = self.block_size, list[int]()
+        size, digests = self.block_size, list[int]()
         for g, group in enumerate(self.groups):
             low, sinks = outside(position, group.window, size), group.sink_blocks(size)
             blocks = kept(range(position // size), 0, position // size, low, sinks)
-            every = tuple([self._read(row, g, block, size - 1) for block in blocks])
-            found.append(hash(every))
-        return found
+            block_digests = [self._read(row, g, block, size - 1) for block in blocks]
+            digests.append(hash(tuple(block_digests)))
+        return digests
 
-    def _block(self, row: OracleRow, g: int, block: int) -> list[int]:
+    def _pages_of(self, row: OracleRow, g: int, block: int) -> list[int]:
         """The pages of a block of a row in group `g`."""
         pages = self.groups[g].pages
-        found = row.tables[g][block * pages : (block + 1) * pages]
-        if len(found) < pages:
+        block_pages = row.tables[g][block * pages : (block + 1) * pages]
+        if len(block_pages) < pages:
             raise AssertionError(
                 f"{row.name}: the table of group {g} ends before {block}"
             )
-        return found
+        return block_pages
 
     def _read(self, row: OracleRow, g: int, block: int, slot: int) -> int:
         """The digest of a block after a slot; its pages have to agree."""
         if slot < 0:
-            return START + g
-        first, *others = [self._slot(page, slot) for page in self._block(row, g, block)]
-        same = all(one == hash((first, k)) for k, one in enumerate(others, 1))
-        return first if same else hash((_GARBAGE, first, *others))
+            return INITIAL_DIGEST + g
+        first, *rest = [self._slot(page, slot) for page in self._pages_of(row, g, block)]
+        agree = all(digest == hash((first, k)) for k, digest in enumerate(rest, 1))
+        return first if agree else hash((_GARBAGE, first, *rest))
 
     def _slot(self, page: int, slot: int) -> int:
         slots = self.memory.get(page, ())
@@ -455,7 +465,7 @@ class Oracle:
             slots[slot] if slot < len(slots) else hash((_GARBAGE, page, slot, len(slots)))
         )
 
-    def _opened(self, page: int, slot: int) -> list[int]:
+    def _truncated(self, page: int, slot: int) -> list[int]:
         """The digests of a page, whose next one is that of `slot`."""
         slots = self.memory.setdefault(page, [])
         del slots[slot:]
@@ -463,6 +473,6 @@ class Oracle:
         return slots
 
 
-def _is_set(bits: bytes, at: int) -> bool:
+def _is_set(bits: bytes, index: int) -> bool:
     """Whether a bit is 1: bits after the last byte are not."""
-    return at >> 3 < len(bits) and bool(bits[at >> 3] >> (at & 7) & 1)
+    return index >> 3 < len(bits) and bool(bits[index >> 3] >> (index & 7) & 1)

@@ -20,11 +20,11 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
 from minfer.routing.messages import (
     Deferred,
-    Ended,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.replica_events import load_report, replica_events
 from minfer.routing.router import Routed, apply, initial_router, route
@@ -116,18 +116,18 @@ class ReplicaSimulation:
     _deferred: deque[Request] = field(init=False, factory=deque)
 
     def __attrs_post_init__(self) -> None:
-        self._replicas = self._started(self.names, self.config)
+        self._replicas = self._new_replicas(self.names, self.config)
         self.state = joined(self.router, self.names)
 
-    def _started(
+    def _new_replicas(
         self, names: tuple[str, ...], config: EngineConfig
     ) -> dict[str, SimulatedReplica]:
         """Replicas with nothing to do yet."""
-        made = (
+        engines = (
             SimulatedEngine(config, Simulated(self.lengths), self.cost) for _ in names
         )
-        pairs = zip(names, made, strict=True)
-        return {name: SimulatedReplica(name, one) for name, one in pairs}
+        pairs = zip(names, engines, strict=True)
+        return {name: SimulatedReplica(name, engine) for name, engine in pairs}
 
     def run(self) -> Iterator[ReplicaTurn | RoutedArrival]:
         """Route and take turns until everything has been served, or nothing can happen
@@ -135,64 +135,68 @@ class ReplicaSimulation:
         """
         arrivals = iter(self.arrivals)
         coming = next(arrivals, None)
-        due = {name: one.due for name, one in self._replicas.items()}
+        due_times = {name: replica.due for name, replica in self._replicas.items()}
         while True:
-            name = min(due, key=due.__getitem__, default="")
-            now = due.get(name, math.inf)
+            name = min(due_times, key=due_times.__getitem__, default="")
+            now = due_times.get(name, math.inf)
             if coming and coming[0] <= now:
-                yield from self._arrive(*coming, due)
+                yield from self._arrive(*coming, due_times)
                 coming = next(arrivals, None)
             elif now == math.inf:
                 return
             else:
-                yield from self._turn(self._replicas[name], now, due)
+                yield from self._turn(self._replicas[name], now, due_times)
 
     def _arrive(
-        self, time: float, what: Request | Cancel, due: dict[str, float]
+        self, time: float, arrival: Request | Cancel, due_times: dict[str, float]
     ) -> Iterator[RoutedArrival]:
-        if isinstance(what, Request):
-            yield self._route(time, what, due)
+        if isinstance(arrival, Request):
+            yield self._route(time, arrival, due_times)
             return
-        waiting = [one for one in self._deferred if one.id != what.id]
+        waiting = [request for request in self._deferred if request.id != arrival.id]
         self._deferred = deque(waiting)
-        name = self._home(what.id)
+        name = self._replica_of(arrival.id)
         if name is not None:
-            self._send(name, time, what, due)
+            self._send(name, time, arrival, due_times)
 
-    def _home(self, request: str) -> str | None:
+    def _replica_of(self, request_id: str) -> str | None:
         """The replica that has a request."""
-        return self.state.requests.get(request)
+        return self.state.requests.get(request_id)
 
     def _route(
-        self, time: float, request: Request, due: dict[str, float]
+        self, time: float, request: Request, due_times: dict[str, float]
     ) -> RoutedArrival:
         """Route a request, and send it to its replica."""
         routed = route(self.router, self.state, routing_request(request))
         self.state = routed.state
         if routed.replica is not None:
             self._replicas[routed.replica].unstarted.add(request.id)
-            self._send(routed.replica, time, Submit(request), due)
+            self._send(routed.replica, time, Submit(request), due_times)
         elif isinstance(routed.reason, Deferred):
             self._deferred.append(request)
         return RoutedArrival(time, request, routed)
 
-    def _send(self, name: str, time: float, event: Event, due: dict[str, float]) -> None:
+    def _send(
+        self, name: str, time: float, event: Event, due_times: dict[str, float]
+    ) -> None:
         replica = self._replicas[name]
         replica.coming.append((time, event))
-        due[name] = replica.due
+        due_times[name] = replica.due
 
     def _turn(
-        self, replica: SimulatedReplica, now: float, due: dict[str, float]
+        self, replica: SimulatedReplica, now: float, due_times: dict[str, float]
     ) -> Iterator[ReplicaTurn | RoutedArrival]:
         """Take a turn of a replica, tell the router, and route what was deferred."""
         turn = replica.turn(now)
-        due[replica.name] = replica.due
+        due_times[replica.name] = replica.due
         events = self._events(self.config, replica, turn, now)
         if events:
             self.state = apply(self.router, self.state, tuple(events)).state
         yield ReplicaTurn(replica.name, turn)
-        if self._deferred and any(isinstance(one, Started | Ended) for one in events):
-            yield from self._route_deferred(now, due)
+        if self._deferred and any(
+            isinstance(event, RequestStarted | RequestEnded) for event in events
+        ):
+            yield from self._route_deferred(now, due_times)
 
     def _events(
         self, config: EngineConfig, replica: SimulatedReplica, turn: Turn, now: float
@@ -205,18 +209,18 @@ class ReplicaSimulation:
         return events
 
     def _route_deferred(
-        self, now: float, due: dict[str, float]
+        self, now: float, due_times: dict[str, float]
     ) -> Iterator[RoutedArrival]:
         """Route the deferred requests of each tenant, in order, up to one that stays
         deferred.
         """
-        again, self._deferred = self._deferred, deque()
-        full = set[str]()
-        for request in again:
-            if request.client in full:
+        deferred, self._deferred = self._deferred, deque()
+        deferred_clients = set[str]()
+        for request in deferred:
+            if request.client in deferred_clients:
                 self._deferred.append(request)
                 continue
-            routed = self._route(now, request, due)
+            routed = self._route(now, request, due_times)
             if routed.routed.replica is None:
-                full.add(request.client)
+                deferred_clients.add(request.client)
             yield routed

@@ -8,7 +8,7 @@ collected. So two things are modelled, durations of steps and numbers of tokens;
 decision is the engine's own.
 
 The acceptance of drafts is decided by coins (`minfer.simulation.guesses`). A row that
-yields fewer tokens than its most makes the starts in the plans in flight after it too
+yields fewer tokens than its maximum makes the starts in the plans in flight after it too
 late: they are upper bounds.
 
 Turns can be folded as they come, so a simulation keeps only what it is serving.
@@ -50,7 +50,7 @@ Arrival = tuple[float, Request | Cancel]  # seconds
 IDLE: Final = 10_000
 
 
-class Coming(deque[Arrival]):
+class ArrivalQueue(deque[Arrival]):
     """Arrivals that are read one by one; more may be added at any time."""
 
     def __iter__(self) -> Iterator[Arrival]:
@@ -63,17 +63,17 @@ class Coming(deque[Arrival]):
 
 
 @frozen
-class _Odd:
+class _SpecialRow:
     """A row that does not simply yield 0s to its limit."""
 
     end: float  # the position of its last token
-    stop: int  # its last token id
-    other: int  # the token id of all others
+    stop_token: int  # its last token id
+    other_token: int  # the token id of all others
 
 
 # the yield of a row: a token id without a meaning
-_PLAIN: Final = [(0,) * k for k in range(65)]
-_NEVER: Final = _Odd(math.inf, 0, 0)
+_ZEROS: Final = [(0,) * k for k in range(65)]
+_NO_STOP: Final = _SpecialRow(math.inf, 0, 0)
 
 
 class Simulated(Oracle):
@@ -96,18 +96,18 @@ class Simulated(Oracle):
         self.lengths = {} if lengths is None else lengths
         self.guesses = Guesses() if guesses is None else guesses
         self.names: dict[int, SampleId] = {}  # by row
-        # By step and generation: how much earlier a row starts than in its plan.
-        self.late: dict[int, dict[int, int]] = {}
-        self.odd: dict[int, _Odd] = {}  # by row
-        self.most: tuple[int, ...] = ()  # of the last plan, and its yields
-        self.plain: Yields = ()
+        # By step and run id: how much earlier a row starts than in its plan.
+        self.start_excess: dict[int, dict[int, int]] = {}
+        self.special_rows: dict[int, _SpecialRow] = {}  # by row
+        self.num_yields: tuple[int, ...] = ()  # of the last plan, and its yields
+        self.zero_yields: Yields = ()
         if state is not None:
             run = state.running
             for row, seq, last in zip(run.rows, run.seqs, run.last_index, strict=True):
                 request = seq.request
-                self._seat(row, seq.id, len(request.prompt), last, request.stop_ids)
+                self._open_row(row, seq.id, len(request.prompt), last, request.stop_ids)
             self.plans.extend(state.inflight)
-            self.late = _lateness(state)
+            self.start_excess = _start_excess(state)
 
     def collect(self) -> Executed | Failed:
         """Run the next plan; masks take no time."""
@@ -118,31 +118,31 @@ class Simulated(Oracle):
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and drop all after it."""
         failed = super().fail(error, halfway=halfway)
-        self.late.clear()
+        self.start_excess.clear()
         return failed
 
-    def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
+    def finish_move(self, index: int = 0, error: str = "") -> Moved | Lost:
         """End a transfer that has begun. It has no memory to copy, and what the keyed
         tier is believed to have is there.
         """
-        command = self.moves[at]
-        del self.moves[at]
+        command = self.moves[index]
+        del self.moves[index]
         return Lost(command.number, error) if error else Moved(command.number)
 
-    def _seat(
+    def _open_row(
         self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]
     ) -> None:
         """Record how a row differs from running to its limit with the token `last`."""
         self.names[row] = name
-        self.odd.pop(row, None)
+        self.special_rows.pop(row, None)
         if not stop_ids:
             return
         end = math.inf
         if name in self.lengths and prompt + self.lengths[name] - 1 < last:
             end = prompt + self.lengths[name] - 1
-        other = next(token for token in count() if token not in stop_ids)
-        if end < math.inf or other:
-            self.odd[row] = _Odd(end, min(stop_ids), other)
+        other_token = next(token for token in count() if token not in stop_ids)
+        if end < math.inf or other_token:
+            self.special_rows[row] = _SpecialRow(end, min(stop_ids), other_token)
 
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:  # noqa: ARG002  # none
         return ()
@@ -155,78 +155,88 @@ class Simulated(Oracle):
         for opened in plan.opens:
             stop_ids = opened.sampling.stop_ids
             row = plan.rows[opened.index]
-            self._seat(row, opened.name, opened.prompt, opened.last_index, stop_ids)
-        late = self.late.pop(plan.step, None)
-        most, at = plan.max_sampled_tokens, tuple[int, ...]()
-        if late or plan.drafts:
-            most, at = self._judged(plan, late or {})
-        if most is not self.most:
-            self.most = most
-            self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in most])
-        if not self.odd:
-            return self.plain
-        at = at or tuple(
+            self._open_row(row, opened.name, opened.prompt, opened.last_index, stop_ids)
+        excess = self.start_excess.pop(plan.step, None)
+        num_yields, positions = plan.max_sampled_tokens, tuple[int, ...]()
+        if excess or plan.drafts:
+            num_yields, positions = self._verified_rows(plan, excess or {})
+        if num_yields is not self.num_yields:
+            self.num_yields = num_yields
+            self.zero_yields = tuple(
+                [_ZEROS[m] if m < 65 else (0,) * m for m in num_yields]
+            )
+        if not self.special_rows:
+            return self.zero_yields
+        positions = positions or tuple(
             map(add, plan.starts, plan.num_scheduled_tokens)
         )  # the first token's position
-        odd = [self.odd.get(row, _NEVER) for row in plan.rows]
-        due = [-1 if one.other else one.end for one in odd]
-        out = list(self.plain)
-        for i in compress(range(len(out)), map(gt, map(add, at, most), due)):
-            one, size = odd[i], most[i]
-            ends = max(0, min(size, one.end - at[i]))
-            out[i] = tuple(one.stop if k == ends else one.other for k in range(size))
-        return tuple(out)
+        specials = [self.special_rows.get(row, _NO_STOP) for row in plan.rows]
+        ends = [-1 if special.other_token else special.end for special in specials]
+        yields = list(self.zero_yields)
+        reaches_end = map(gt, map(add, positions, num_yields), ends)
+        for i in compress(range(len(yields)), reaches_end):
+            special, size = specials[i], num_yields[i]
+            stop_index = max(0, min(size, special.end - positions[i]))
+            yields[i] = tuple(
+                special.stop_token if k == stop_index else special.other_token
+                for k in range(size)
+            )
+        return tuple(yields)
 
-    def _judged(
-        self, plan: Plan, late: Mapping[int, int]
+    def _verified_rows(
+        self, plan: Plan, excess: Mapping[int, int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The number of tokens of each row of a plan, and the position of its first one,
         if some rows have drafts or are late.
         """
-        most, at = (
+        num_yields, positions = (
             list(plan.max_sampled_tokens),
             list(map(add, plan.starts, plan.num_scheduled_tokens)),
         )
-        for i, gen in enumerate(plan.run_ids) if late else ():
-            at[i] -= late.get(gen, 0)
+        for i, run_id in enumerate(plan.run_ids) if excess else ():
+            positions[i] -= excess.get(run_id, 0)
         for draft in plan.drafts:
             i = draft.index
             count = plan.num_scheduled_tokens[i] - 1
-            at[i] -= count
+            positions[i] -= count
             # Results of rows that left are dropped.
             name = self.names.get(plan.rows[i])
-            right = count if name is None else self.guesses.accepted(name, at[i], count)
-            most[i] = 1 + right
-            short = plan.max_sampled_tokens[i] - most[i]
-            for behind in self.plans if short else ():
-                owed = self.late.setdefault(behind.step, {})
-                owed[plan.run_ids[i]] = owed.get(plan.run_ids[i], 0) + short
-        return tuple(most), tuple(at)
+            num_accepted = count
+            if name is not None:
+                num_accepted = self.guesses.accepted(name, positions[i], count)
+            num_yields[i] = 1 + num_accepted
+            num_rejected = plan.max_sampled_tokens[i] - num_yields[i]
+            run_id = plan.run_ids[i]
+            for later_plan in self.plans if num_rejected else ():
+                later_excess = self.start_excess.setdefault(later_plan.step, {})
+                later_excess[run_id] = later_excess.get(run_id, 0) + num_rejected
+        return tuple(num_yields), tuple(positions)
 
 
-def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
-    """For plans in flight, by step and generation: how much earlier a row starts than in
+def _start_excess(state: EngineState) -> dict[int, dict[int, int]]:
+    """For plans in flight, by step and run id: how much earlier a row starts than in
     the plan.
     """
-    found = dict[int, dict[int, int]]()
+    excess = dict[int, dict[int, int]]()
     run = state.running
-    next_ = {gen: known - 1 for gen, known in zip(run.run_ids, run.known, strict=True)}
+    last_positions = [num_known - 1 for num_known in run.known]
+    next_starts = dict(zip(run.run_ids, last_positions, strict=True))
     for plan in state.inflight:
         filled = {fill.index for fill in plan.fills}
-        for i, gen in enumerate(plan.run_ids):
-            if gen not in next_ or i in filled:
-                next_[gen] = plan.starts[i] + plan.num_scheduled_tokens[i]
+        for i, run_id in enumerate(plan.run_ids):
+            if run_id not in next_starts or i in filled:
+                next_starts[run_id] = plan.starts[i] + plan.num_scheduled_tokens[i]
                 continue
-            if plan.starts[i] != next_[gen]:
-                found.setdefault(plan.step, {})[gen] = plan.starts[i] - next_[gen]
-            next_[gen] += plan.max_sampled_tokens[i]
-    return found
+            if difference := plan.starts[i] - next_starts[run_id]:
+                excess.setdefault(plan.step, {})[run_id] = difference
+            next_starts[run_id] += plan.max_sampled_tokens[i]
+    return excess
 
 
 @define
 class Simulation:
     """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
-    turns may add arrivals if they are `Coming`: they are read again at every turn.
+    turns may add arrivals if they are `ArrivalQueue`: they are read again at every turn.
     """
 
     config: EngineConfig
@@ -262,8 +272,8 @@ class Simulation:
                 return
             arrived: list[Event] = []
             while coming and coming[0] <= now:
-                what = coming[1]
-                arrived.append(Submit(what) if isinstance(what, Request) else what)
+                event = coming[1]
+                arrived.append(Submit(event) if isinstance(event, Request) else event)
                 coming = next(arrivals, None)
             turn = engine.take(now, arrived)
             yield turn

@@ -12,7 +12,7 @@ from attrs import Factory, define, field
 
 from minfer.blocks.prefix import flattened, pages_of
 from minfer.engine import step
-from minfer.journal.turns import Step, blamed
+from minfer.journal.turns import Step, wrap_engine_errors
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
@@ -46,7 +46,7 @@ class _SimulatedDevice:
     def launch(self, plan: Plan, time: float) -> float:
         """Launch a plan; returns when the host is free again."""
         self.flights.append((time, self.cost.seconds(plan)))
-        return time + self.cost.launching(plan)
+        return time + self.cost.launch_seconds(plan)
 
     def end(self, asked: float) -> float:
         """When the first step in flight ends, if its results are collected at `asked`."""
@@ -100,10 +100,10 @@ class _SimulatedTransfers:
 
     def ended(self, now: float) -> list[Moved | Lost]:
         """Those that have ended, in order."""
-        found = list[Moved | Lost]()
+        ends = list[Moved | Lost]()
         while self.next <= now:
-            found.append(heappop(self.due)[2])
-        return found
+            ends.append(heappop(self.due)[2])
+        return ends
 
 
 @define
@@ -158,7 +158,7 @@ class SimulatedEngine:
         events += self._transfers.ended(now)
         events += arrived
         self.free = now
-        with blamed(self.number, self.state):
+        with wrap_engine_errors(self.number, self.state):
             transition = self.step(self.config, self.state, tuple(events))
         return Turn(self.number, self.state, tuple(events), transition)
 

@@ -12,14 +12,14 @@ from minfer.routing.messages import (
     BlocksPublished,
     CacheCleared,
     Dispatched,
-    Ended,
     LoadReport,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.state import Replica, RouterState
 
@@ -85,10 +85,10 @@ class RouterBooks:
                 self.replicas.setdefault(name, ReplicaAccount()).draining = False
             case ReplicaLeft(name):
                 self.replicas.pop(name, None)
-            case Ended(name):
+            case RequestEnded(name):
                 for one in self.replicas.values():
                     one.live.pop(name, None)
-            case Started(name):
+            case RequestStarted(name):
                 for one in self.replicas.values():
                     if name in one.live:
                         one.live[name].started = True
@@ -116,7 +116,7 @@ class RouterBooks:
 
     def dispatch(self, name: str, request: RoutingRequest) -> None:
         """Add a request to a replica, from wherever it was."""
-        self.take(Ended(request.id))
+        self.take(RequestEnded(request.id))
         one = self.replicas[name]
         prefill = prefill_tokens(request.tokens, one.hit(request), self.block_size)
         one.live[request.id] = DispatchAccount(request.tenant, prefill)

@@ -19,14 +19,14 @@ from minfer.routing.messages import (
     BlocksPublished,
     CacheCleared,
     Dispatched,
-    Ended,
     LoadReport,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.testing.router_trial import RouterError, RouterTrial
 
@@ -75,8 +75,8 @@ _events: st.SearchStrategy[RouterEvent] = st.one_of(
     st.builds(lambda name, at: BlocksPublished(name, keys_of(at)), _names, _prefixes),
     st.builds(LoadReport, _names, _numbers, _numbers, _numbers, st.none() | _numbers),
     st.builds(Dispatched, _names, routing_requests(_ids)),
-    _ids.map(Started),
-    _ids.map(Ended),
+    _ids.map(RequestStarted),
+    _ids.map(RequestEnded),
 )
 # A number evicts a block; nothing is the simplest step, so that stories shrink to it.
 _steps = st.one_of(

@@ -23,13 +23,13 @@ from attrs import define, field
 from minfer.routing.accounts import prefill_tokens
 from minfer.routing.messages import (
     Deferred,
-    Ended,
     NoReplica,
     Placed,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policy import Candidates
 from minfer.routing.router import Routed, apply, initial_router, route
@@ -104,7 +104,7 @@ class RouterTrial:
         found = route(self.config, before, request)
         self.story.append(f"  {found.reason}")
         self.state = found.state
-        self.books.take(Ended(request.id))
+        self.books.take(RequestEnded(request.id))
         self._check(request, found)
         if found.replica is not None:
             self.books.dispatch(found.replica, request)
@@ -161,7 +161,7 @@ class RouterTrial:
         """Check that a request is placed once all others have started."""
         self.tell(ReplicaJoined("last"))
         for name in self.books.live:
-            self.tell(Started(name))
+            self.tell(RequestStarted(name))
         found = self.route(request)
         self._must(found.replica is not None, "deferred", "though none waits")
 

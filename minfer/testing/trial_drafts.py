@@ -28,6 +28,6 @@ def proposed(
     rows = dict(zip(state.running.ids, state.running.rows, strict=True))
     for one in proposals(config, state, (done,), _ALL):
         count = one.known % (len(one.tokens) + 1)
-        tokens = oracle.foretold(rows[one.id, one.sample], count)
+        tokens = oracle.preview_drafts(rows[one.id, one.sample], count)
         if tokens:
             yield evolve(one, tokens=tokens)

@@ -22,7 +22,7 @@ from minfer.records.policy import Policy
 from minfer.records.request import Request
 from minfer.records.state import Turn
 from minfer.simulation.cost import CostModel
-from minfer.simulation.simulate import Coming, Simulated, Simulation
+from minfer.simulation.simulate import ArrivalQueue, Simulated, Simulation
 
 COST: Final = CostModel(
     name="7B on one H200",
@@ -65,7 +65,7 @@ class Crowd:
 
     policy: Policy
     attack: Attack
-    coming: Coming = field(factory=Coming)
+    coming: ArrivalQueue = field(factory=ArrivalQueue)
     made: int = 0
     last: dict[str, float] = field(factory=dict)  # token of a neighbour
     gaps: list[float] = field(factory=list)  # seconds, while the attack lasts
@@ -84,7 +84,7 @@ class Crowd:
             policy=self.policy,
         )
         first = [(0.0, self.neighbour(number, 0.0)) for number in range(STREAMS)]
-        coming = Coming(first)
+        coming = ArrivalQueue(first)
         self.coming = coming
         coming.append((PROBE_EVERY, self.probe(PROBE_EVERY)))
         coming += [(BEGIN, self.attacker(n)) for n in range(self.attack.count)]

@@ -12,7 +12,7 @@ from attrs import evolve, fields, frozen
 from hypothesis import given
 
 from minfer.engine import step
-from minfer.journal.decisions import chained, compact, facts
+from minfer.journal.decisions import compact, extend_digest, facts
 from minfer.journal.format import MAGIC, Head
 from minfer.journal.redact import redacted
 from minfer.journal.replay import Journal, open_segments
@@ -288,7 +288,7 @@ def journalled(head: Head, turns: list[Turn]) -> Journal:
     data, digest = [MAGIC, head_record(head)], head.digest
     for turn in turns:
         record = compact(facts(turn.before, turn.transition))
-        digest = chained(digest, turn.transition, record)
+        digest = extend_digest(digest, turn.transition, record)
         data.append(turn_record(turn, record, digest))
     return Journal(open_segments({"run": b"".join(data)}))
 

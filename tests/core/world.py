@@ -48,7 +48,7 @@ from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
 from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
 from minfer.records.token_logprobs import unpack_parts
-from minfer.simulation.oracle import ONE_GROUP, START, vector_of
+from minfer.simulation.oracle import INITIAL_DIGEST, ONE_GROUP, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
 from tests.core.executing import Busy, Habits
@@ -141,7 +141,7 @@ class Alone:
         """One more input."""
         size, position = self.block_size, self.position
         if position % size == 0:
-            self.here = [START + g for g in range(len(self.groups))]
+            self.here = [INITIAL_DIGEST + g for g in range(len(self.groups))]
         each = zip(self.groups, self.full, strict=True)
         self.seen = [
             hash(tuple(read_before(full, group, position, size))) for group, full in each

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from hypothesis import Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.page.make import page
 from minfer.engine import step
@@ -395,7 +395,7 @@ def test_stories_are_tight() -> None:
         reasons = [reason for turn in trial.turns for reason in turn.transition.reasons]
         preempted += any(isinstance(reason, Preempted) for reason in reasons)
         if config.speculation is not None:
-            each = (judged(t.before, t.events, t.transition) for t in trial.turns)
+            each = (sample_drafts(t.before, t.events, t.transition) for t in trial.turns)
             some = tally_of(chain.from_iterable(each))
             drafter = config.speculation.drafter
             drafted[drafter] = drafted[drafter].plus(some)

@@ -21,24 +21,24 @@ from minfer.routing.messages import (
     Decision,
     Deferred,
     Dispatched,
-    Ended,
     NoReplica,
     Placed,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
-from minfer.routing.router import Applied, Routed, apply, initial_router, route
+from minfer.routing.router import AppliedEvents, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 
 
 class RoutingRecorder(Protocol):
     """Gets every input of a router, with its result: a journal."""
 
-    def applied(self, events: tuple[RouterEvent, ...], result: Applied) -> None:
+    def applied(self, events: tuple[RouterEvent, ...], result: AppliedEvents) -> None:
         """Record events."""
         ...
 
@@ -80,7 +80,7 @@ class RecordedRouter:
         blocks, tokens = len(request.keys), request.tokens
         return Placed(request.id, replica, reason, hit=0, blocks=blocks, prefill=tokens)
 
-    def settle(self, event: Started | Ended) -> str | None:
+    def settle(self, event: RequestStarted | RequestEnded) -> str | None:
         """Fold the start or the end of a request; returns its tenant, or None if it is on
         no replica.
         """
@@ -153,7 +153,7 @@ class Dispatcher(Generic[Item]):
             if not queue:
                 del self._queues[waiting.request.tenant]
 
-    def settle(self, *events: Started | Ended) -> None:
+    def settle(self, *events: RequestStarted | RequestEnded) -> None:
         """Note that requests have started or ended: others of their tenants may have
         waited for that.
         """

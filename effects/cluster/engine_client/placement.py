@@ -57,13 +57,13 @@ from minfer.effects.live.request_names import search_of
 from minfer.effects.live.request_registry import RequestRegistry
 from minfer.records.messages import Finished
 from minfer.routing.messages import (
-    Ended,
     Placed,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 
 
@@ -180,7 +180,7 @@ class Placement:
             elif not request_state.waits_alone:
                 names += self.requests.leave(request_state)
                 for router in () if self.dispatcher is None else self.dispatcher.routers:
-                    router.settle(Ended(request_state.request.id))
+                    router.settle(RequestEnded(request_state.request.id))
         if names and replica.send is not None:
             replica.send(wire.CancelRequests(tuple(names)))
 
@@ -216,7 +216,7 @@ class Placement:
         if handover.cached is None:
             handover.cached = end.cached
         self.requests.leave(request_state)
-        prefill.router.settle(Ended(end.id))
+        prefill.router.settle(RequestEnded(end.id))
         if request_state.ends_without_engine():
             return  # it has to end, which the caller reports
         if not target.takes_requests:
@@ -264,7 +264,9 @@ class Placement:
         if self.dispatcher is not None:
             for name in ended:
                 self.dispatcher.remove(name)
-            self.dispatcher.settle(*map(Started, started), *map(Ended, ended))
+            self.dispatcher.settle(
+                *map(RequestStarted, started), *map(RequestEnded, ended)
+            )
 
     # --- decisions ----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.analysis.drafts import drafted
+from minfer.analysis.drafts import step_drafts
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
@@ -323,7 +323,7 @@ class EngineWorker:
                 before, driver.last_events, transition
             )
         )
-        drafts = drafted(before, driver.last_events, transition)
+        drafts = step_drafts(before, driver.last_events, transition)
         if (
             outputs := reporter.outputs_of(driver.last_events, transition, drafts)
         ) is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
-from minfer.analysis.drafts import Drafted
+from minfer.analysis.drafts import StepDrafts
 from minfer.records.messages import Emit
 from minfer.records.plan import Pooled
 from minfer.records.sequence import SampleId, SampleIds
@@ -32,7 +32,7 @@ def pooled_column(emits: list[Emit]) -> Pooled:
     return concat([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
 
 
-def drafts_column(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
+def drafts_column(steps: Sequence[StepDrafts], ids: SampleIds) -> tuple[int, ...]:
     """Returns how many drafts each sample had; empty if there were none."""
     if not steps:
         return ()

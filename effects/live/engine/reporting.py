@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from minfer.analysis.drafts import Drafted
+from minfer.analysis.drafts import StepDrafts
 from minfer.effects.live.client import (
     EngineDied,
     EngineMessage,
@@ -85,7 +85,7 @@ class OutputReporter:
         self,
         events: Iterable[Event],
         transition: Transition,
-        drafts: Sequence[Drafted],
+        drafts: Sequence[StepDrafts],
     ) -> TurnOutputs | None:
         """Returns a turn's outputs that were not reported yet, if any."""
         emits = [command for command in transition.commands if isinstance(command, Emit)]

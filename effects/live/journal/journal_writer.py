@@ -32,8 +32,8 @@ import minfer
 from minfer.effects.live.journal.journal_files import SUFFIX, create, write_all
 from minfer.journal import writing as records
 from minfer.journal.codec import CodecError, dump
-from minfer.journal.decisions import chained, compact, facts
-from minfer.journal.format import EVERY, MAGIC, START, Head
+from minfer.journal.decisions import compact, extend_digest, facts
+from minfer.journal.format import MAGIC, START_DIGEST, TURNS_PER_STATE_DIGEST, Head
 from minfer.journal.redact import redacted, redacted_config
 from minfer.journal.redact_state import can_be_redacted, redacted_state
 from minfer.records.config import EngineConfig
@@ -81,7 +81,7 @@ class JournalWriter:
         self.about = {"minfer": minfer.__version__, **header}
         self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // MAX_SEGMENTS)  # bytes of a segment
-        self.digest = START
+        self.digest = START_DIGEST
         self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
         self.job: Future[_StateRecords] | None = None
@@ -140,10 +140,14 @@ class JournalWriter:
                 self._begin_run(self.job.result())
         elif turn.transition.state.time >= self.retry_time:
             self.turns = turn.number + 1
-            self.digest = START
+            self.digest = START_DIGEST
             self.turns_since = []
             self.job = self.pool.submit(
-                self._encode_state, self.turns, START, turn.transition.state, full=True
+                self._encode_state,
+                self.turns,
+                START_DIGEST,
+                turn.transition.state,
+                full=True,
             )
 
     def _begin_run(self, encoded: _StateRecords) -> None:
@@ -157,7 +161,7 @@ class JournalWriter:
     def _record(self, turn: Turn) -> bytes:
         """Returns a turn as the journal's next record."""
         decisions = compact(facts(turn.before, turn.transition))
-        self.digest = chained(self.digest, turn.transition, decisions)
+        self.digest = extend_digest(self.digest, turn.transition, decisions)
         if self.secret:
             events = redacted(self.config, turn.before, turn.events, self.secret)
             turn = Turn(turn.number, turn.before, events, turn.transition)
@@ -180,7 +184,7 @@ class JournalWriter:
             return
         # A segment has at least as many bytes of turns as of its first snapshot.
         is_full = self.size > max(self.limit, 2 * self.base)
-        if is_full or self.turns % EVERY == 0:
+        if is_full or self.turns % TURNS_PER_STATE_DIGEST == 0:
             self.turns_since = []
             self.job = self.pool.submit(
                 self._encode_state,
@@ -201,7 +205,11 @@ class JournalWriter:
             state=state,
             about=self.about,
         )
-        record = records.state_record(turns, state) if turns % EVERY == 0 else b""
+        record = (
+            records.state_record(turns, state)
+            if turns % TURNS_PER_STATE_DIGEST == 0
+            else b""
+        )
         return _StateRecords(record, records.head_record(head) if full else b"")
 
     def _recorded_state(self, state: EngineState) -> EngineState:

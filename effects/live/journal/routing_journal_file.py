@@ -21,7 +21,7 @@ from minfer.effects.live.journal.journal_files import SUFFIX as ENGINES
 from minfer.effects.live.journal.journal_files import create, write_all
 from minfer.journal.routing_journal import NAME, RoutingWriter
 from minfer.routing.messages import RouterEvent, RoutingRequest
-from minfer.routing.router import Applied, Routed
+from minfer.routing.router import AppliedEvents, Routed
 from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
@@ -57,7 +57,7 @@ class RoutingJournalFile:
         self._thread.start()
         self._put(self._lines.head())
 
-    def applied(self, events: tuple[RouterEvent, ...], result: Applied) -> None:
+    def applied(self, events: tuple[RouterEvent, ...], result: AppliedEvents) -> None:
         """Record events and what they led to."""
         if self.recording:
             self._put(self._lines.applied(events, result))

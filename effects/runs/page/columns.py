@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import minfer.records.messages as messages
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.effects.runs.page.entered import entered_requests
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
@@ -142,7 +142,7 @@ class Run:
                     completed_step = event.step
             elif type(event) in messages.EVENTS and not isinstance(event, _NOT_LOGGED):
                 self._log_message(event)
-        for result in judged(turn.before, turn.events, turn.transition):
+        for result in sample_drafts(turn.before, turn.events, turn.transition):
             number = self._sample_number((result.id, result.sample))
             self._add(
                 "draft", len(self.time) - 1, number, result.proposed, result.accepted

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from minfer.analysis.drafts import Judged, judged, tally_of
+from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of
 from minfer.engine import step
 from minfer.records.messages import Cancel, Emit, Event, Executed, Failed, Submit
 from minfer.records.plan import Plan
@@ -16,8 +16,8 @@ from tests.core.simulation.clocked import Run, request
 from tests.core.simulation.drafted import by_device, drafting
 
 
-def of(turn: Turn) -> tuple[Judged, ...]:
-    return judged(turn.before, turn.events, turn.transition)
+def of(turn: Turn) -> tuple[SampleDrafts, ...]:
+    return sample_drafts(turn.before, turn.events, turn.transition)
 
 
 def counted(plan: Plan, done: Executed) -> DraftTally:
@@ -72,7 +72,7 @@ def test_results_of_a_step_that_is_not_in_flight_have_judged_nothing() -> None:
     yields = ((7,) * plan.max_sampled_tokens[0],)
     unknown, known = Executed(plan.step + 1, yields), Executed(plan.step, yields)
     for events, steps in (((unknown,), []), ((unknown, known), [plan.step])):
-        found = judged(run.state, events, step(run.config, run.state, events))
+        found = sample_drafts(run.state, events, step(run.config, run.state, events))
         assert [one.step for one in found] == steps
 
 
@@ -92,7 +92,7 @@ def test_results_of_two_steps_in_one_turn(fails: bool) -> None:
     if fails:
         events[0] = Failed(first.step, "out of luck")
     known = run.state.running.known[0]
-    found = judged(run.state, events, step(run.config, run.state, tuple(events)))
+    found = sample_drafts(run.state, events, step(run.config, run.state, tuple(events)))
     reported = [(one.step, one.known) for one in found]
     both = [(first.step, known), (second.step, known + size)]
     assert reported == ([] if fails else both)

@@ -5,7 +5,7 @@ import pytest
 
 from minfer.analysis.drafts import tally_of
 from minfer.analysis.explain import explain
-from minfer.analysis.lives import Life, Moment, Spent, Where, place
+from minfer.analysis.lives import Life, Moment, Phase, TimeSpent, phase_of
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
     Admitted,
@@ -29,13 +29,15 @@ def test_behind_others_who_wait_for_rows() -> None:
     run.drain()
     first, second, third = (run.life(name) for name in "abc")
     assert dict(first.parts) == {
-        Where("prefill"): Spent(turns=1, seconds=1.0, steps=1, tokens=3),
-        Where("decode"): Spent(turns=2, seconds=2.0, steps=2, tokens=2),
+        Phase("prefill"): TimeSpent(turns=1, seconds=1.0, steps=1, tokens=3),
+        Phase("decode"): TimeSpent(turns=2, seconds=2.0, steps=2, tokens=2),
     }
     assert (first.ahead, second.ahead, third.ahead) == (0, 0, 1)
-    assert second.parts[Where("line", "rows")] == Spent(turns=3, seconds=3.0)
-    assert third.parts[Where("line", "rows", behind=True)] == Spent(turns=3, seconds=3.0)
-    assert third.parts[Where("line", "rows")] == Spent(turns=3, seconds=3.0)
+    assert second.parts[Phase("line", "rows")] == TimeSpent(turns=3, seconds=3.0)
+    assert third.parts[Phase("line", "rows", behind=True)] == TimeSpent(
+        turns=3, seconds=3.0
+    )
+    assert third.parts[Phase("line", "rows")] == TimeSpent(turns=3, seconds=3.0)
     assert (third.first, third.last) == (8.0, Moment(9, 10.0))
 
 
@@ -53,7 +55,7 @@ def test_a_chunk_of_another_is_the_longest_gap() -> None:
     (fill,) = gap.turn.before.inflight[0].fills
     assert len(fill.tokens) == 15
     other = run.life("b")
-    assert other.parts[Where("prefill")] == Spent(
+    assert other.parts[Phase("prefill")] == TimeSpent(
         turns=2, seconds=8.0, steps=2, tokens=28, others=2
     )
 
@@ -66,8 +68,8 @@ def test_queued_behind_a_step_that_runs() -> None:
     run.turn(took=2.0)
     life = run.life("b")
     assert dict(life.parts) == {
-        Where("queued"): Spent(turns=1, seconds=7.0),
-        Where("prefill"): Spent(turns=1, seconds=2.0, steps=1, tokens=2, others=1),
+        Phase("queued"): TimeSpent(turns=1, seconds=7.0),
+        Phase("prefill"): TimeSpent(turns=1, seconds=2.0, steps=1, tokens=2, others=1),
     }
 
 
@@ -77,7 +79,7 @@ def test_who_arrives_while_no_step_can_be_planned_waits_for_the_step() -> None:
     run.late(Submit(request("b", 2, tokens=1)))
     run.turn(took=2.0)
     run.turn()
-    assert run.life("b").parts[Where("line", "step")] == Spent(turns=1, seconds=2.0)
+    assert run.life("b").parts[Phase("line", "step")] == TimeSpent(turns=1, seconds=2.0)
 
 
 def displaced() -> Run:
@@ -99,9 +101,9 @@ def test_preempted_for_another_and_computed_again() -> None:
     assert [(n, r) for n, r in high.reasons if isinstance(r, Preempted)] == [(when, gave)]
     assert (low.preempted, high.preempted) == (1, 0)
     back = [r for n, r in low.reasons if isinstance(r, Admitted)][1]
-    again = low.parts[Where("recompute", preempted=1)]
+    again = low.parts[Phase("recompute", preempted=1)]
     assert again.tokens == back.known - back.hit  # what was not cached any more, and one
-    assert low.parts[Where("line", "blocks", preempted=1)].seconds == seconds(low, "line")
+    assert low.parts[Phase("line", "blocks", preempted=1)].seconds == seconds(low, "line")
     assert {where.kind for where in high.parts} == {"prefill", "decode"}
 
 
@@ -142,7 +144,7 @@ def test_a_step_that_failed_is_distinguished() -> None:
     run.turn(took=5.0, fail="out of luck")
     run.drain()
     life = run.life("a")
-    assert life.parts[Where("failed")] == Spent(turns=1, seconds=5.0)
+    assert life.parts[Phase("failed")] == TimeSpent(turns=1, seconds=5.0)
     (discarded,) = [reason for _, reason in life.reasons if isinstance(reason, Discarded)]
     assert discarded.error == "out of luck"
     assert life.end is not None
@@ -158,7 +160,7 @@ def test_time_of_a_failed_step_is_taken_back_from_what_it_seemed_to_be() -> None
     run.turn(fail="boom")
     run.drain()
     life = run.life("a")
-    assert life.parts[Where("failed")] == Spent(turns=3, seconds=3.0)
+    assert life.parts[Phase("failed")] == TimeSpent(turns=3, seconds=3.0)
     assert seconds(life, "prefill") == 1.0
 
 
@@ -173,8 +175,8 @@ def test_what_came_before_the_failed_step_stays_as_it_was() -> None:
     run.turn(fail="boom")
     run.drain()
     parts = run.life("b").parts
-    assert parts[Where("line", "rows")] == Spent(turns=3, seconds=3.0)
-    assert parts[Where("failed")] == Spent(turns=2, seconds=2.0)
+    assert parts[Phase("line", "rows")] == TimeSpent(turns=3, seconds=3.0)
+    assert parts[Phase("failed")] == TimeSpent(turns=2, seconds=2.0)
 
 
 def test_drafts_are_counted_and_tokens_are_those_that_came() -> None:
@@ -183,7 +185,7 @@ def test_drafts_are_counted_and_tokens_are_those_that_came() -> None:
     judged = [one for turn in run.turns for one in of(turn) if one.id == "a"]
     assert life.drafts == tally_of(judged)
     assert life.drafts.rows == len(judged) > 2
-    decode = life.parts[Where("decode")]
+    decode = life.parts[Phase("decode")]
     assert decode.tokens >= 23  # those that came, and drafts that were in vain
     assert decode.steps <= 23 - sum(life.drafts.accepted) + 1
     assert life.end is not None
@@ -196,7 +198,7 @@ def test_who_is_held_back_waits_for_its_share_and_not_behind_who_passes() -> Non
     run.turn(*(Submit(request(name, 6, client=name)) for name in "ab"))
     state = attrs.evolve(run.state, deferred_clients=frozenset("a"))
     life = Life(("a", 0), 0.0, 0, 0.0)
-    assert place(run.config, state, life).where == Where("line", "share")
+    assert phase_of(run.config, state, life).phase == Phase("line", "share")
 
 
 @pytest.mark.parametrize("end", [Cancel("a"), Finish("a", 0, 2)])

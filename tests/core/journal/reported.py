@@ -5,7 +5,7 @@ from typing import Any
 
 from minfer.engine import step
 from minfer.journal.decisions import Facts, facts
-from minfer.journal.divergence import diverged
+from minfer.journal.divergence import find_divergence
 from minfer.journal.replay import Journal, open_segments
 from minfer.journal.writing import encode_journal
 from minfer.records.config import EngineConfig
@@ -24,7 +24,9 @@ def reported(turn: Turn) -> Any:
 
 
 def words(then: Facts, now: Facts, before: EngineState | None = None) -> list[str]:
-    where = diverged(7, before or initial(EngineConfig(num_blocks=9)), 1.5, then, now)
+    where = find_divergence(
+        7, before or initial(EngineConfig(num_blocks=9)), 1.5, then, now
+    )
     assert (where.turn, where.time) == (7, 1.5)
     return [one.words for one in where.differences]
 

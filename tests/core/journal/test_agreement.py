@@ -60,7 +60,7 @@ def test_one_that_went_elsewhere_alone_is_counted_and_a_new_one_is_not() -> None
 
 
 def test_a_journal_of_a_replica_without_its_beginning_proves_nothing_missing() -> None:
-    part = evolve(replica("b"), whole=False)
+    part = evolve(replica("b"), complete=False)
     found = compare([router("a0!", "b0!")], {"0": part})
     assert found == Agreement(sent=2, found=1, unrecorded=1)
 

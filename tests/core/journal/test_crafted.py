@@ -36,10 +36,10 @@ def read(data: bytes) -> str:
     kind, what = "read", f"{FILE}: turn "
     try:
         journal = Journal(open_segments({FILE: data}))
-        journal.asked()
+        journal.request_ids()
         for _ in journal.turns():
             pass
-        journal.asked(whole=True)
+        journal.request_ids(strict=True)
     except DivergenceError as error:
         kind, what = "divergence", str(error)
     except EngineRaisedError as error:

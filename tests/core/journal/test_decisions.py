@@ -2,8 +2,8 @@
 
 import attrs
 
-from minfer.journal.decisions import _membership, chained, compact, facts
-from minfer.journal.format import START
+from minfer.journal.decisions import _membership, compact, extend_digest, facts
+from minfer.journal.format import START_DIGEST
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Execute, Submit, Tick
 from minfer.records.plan import Plan
@@ -25,9 +25,9 @@ def test_only_positions_are_in_the_digest() -> None:
                 other = Transition(
                     turn.transition.state, (attrs.evolve(command, plan=moved),)
                 )
-                assert chained(START, turn.transition, record) != chained(
-                    START, other, record
-                )
+                assert extend_digest(
+                    START_DIGEST, turn.transition, record
+                ) != extend_digest(START_DIGEST, other, record)
                 return
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from minfer.engine import step
 from minfer.journal.decisions import Facts, facts
-from minfer.journal.divergence import LEVELS, Divergence, diverged
+from minfer.journal.divergence import MAX_FACT_LEVELS, Divergence, find_divergence
 from minfer.journal.replay import DivergenceError
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Execute, Submit
@@ -68,7 +68,7 @@ def test_changed_schedulers_are_reported_in_the_right_turn_and_under_request_ids
 def test_reasons_come_before_plans() -> None:
     state, then = a_run()
     now: Facts = {"plans": [{}]}
-    where = diverged(1, state, 1.0, then, now)
+    where = find_divergence(1, state, 1.0, then, now)
     assert where.field == "reasons"
     assert where.differences[0].words == "then admitted 'b', now none"
     assert where.legend.startswith("[Admitted, id, sample, waited, hit, known")
@@ -81,13 +81,15 @@ def test_every_fact_has_a_legend(seeds: range) -> None:
         for turn in turns:
             known = reported(turn)
             for name in known:
-                where = diverged(0, turn.before, 0.0, known, known | {name: None})
+                where = find_divergence(0, turn.before, 0.0, known, known | {name: None})
                 assert where.legend
             for plan in known.get("plans", ()):
                 for name in plan:
                     less = [{key: value for key, value in plan.items() if key != name}]
                     now = known | {"plans": less}
-                    where = diverged(0, turn.before, 0.0, known | {"plans": [plan]}, now)
+                    where = find_divergence(
+                        0, turn.before, 0.0, known | {"plans": [plan]}, now
+                    )
                     assert where.field == f"plans[0].{name}" or where.field == "plans"
                     assert where.legend
 
@@ -111,20 +113,22 @@ def test_facts_that_no_engine_has_written_are_reported_without_words() -> None:
         names = ["reasons", "finished", "wake", "plans", *then["plans"][0]]
         part[rng.choice(names)] = rng.choice(odd)
         for one in (
-            diverged(1, state, 1.0, then, now),
-            diverged(1, state, 1.0, now, then),
+            find_divergence(1, state, 1.0, then, now),
+            find_divergence(1, state, 1.0, now, then),
         ):
             assert isinstance(one, Divergence)
             assert str(one)
 
 
-@pytest.mark.parametrize(("levels", "kept"), [(LEVELS, True), (LEVELS + 1, False)])
+@pytest.mark.parametrize(
+    ("levels", "kept"), [(MAX_FACT_LEVELS, True), (MAX_FACT_LEVELS + 1, False)]
+)
 def test_facts_with_too_many_levels_count_as_none(levels: int, kept: bool) -> None:
     state, now = a_run()
     deep: list[Any] = []
     for _ in range(levels - 2):  # the innermost list and the facts are levels, too
         deep = [deep]
-    where = diverged(1, state, 1.0, now | {"reasons": deep}, now)
+    where = find_divergence(1, state, 1.0, now | {"reasons": deep}, now)
     assert where.field == "reasons"
     assert where.expected == (deep if kept else None)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from minfer.journal.decisions import Facts
-from minfer.journal.plan_differences import batches
+from minfer.journal.plan_differences import rebuild_plans
 from minfer.records.messages import Execute
 from tests.circles import seeds
 from tests.core.journal.reported import a_run, reported, words
@@ -20,7 +20,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
         _, turns = recorded(seed)
         for turn in turns:
             plans = [c.plan for c in turn.transition.commands if isinstance(c, Execute)]
-            made = batches(turn.before, reported(turn))
+            made = rebuild_plans(turn.before, reported(turn))
             assert len(made) == len(plans)
             for batch, plan in zip(made, plans, strict=True):
                 named = [*batch.rows.values()]

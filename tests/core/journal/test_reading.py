@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minfer.journal.format import FORMAT, MAGIC, START, JournalError
+from minfer.journal.format import FORMAT, MAGIC, START_DIGEST, JournalError
 from minfer.journal.reading import payloads, read_head
 from minfer.journal.replay import open_segments
 from minfer.journal.writing import encode_journal
@@ -44,16 +44,16 @@ def test_requests_are_known_without_a_replay() -> None:
     events = [event for turn in turns for event in turn.events]
     names = [event.request.id for event in events if isinstance(event, Submit)]
     assert len(names) > 3
-    assert opened(data).asked() == names
+    assert opened(data).request_ids() == names
     late = encode_journal(config, turns[9:])
-    found = opened(late).asked()
+    found = opened(late).request_ids()
     assert set(found[: len(turns[9].before.requests)]) == set(turns[9].before.requests)
     assert set(found) <= set(names)
     broken = bytearray(data)
     broken[record_ends(data)[4] + 12] ^= 1
     assert (
-        opened(bytes(broken)).asked()
-        == names[: len(opened(data[: record_ends(data)[4]]).asked())]
+        opened(bytes(broken)).request_ids()
+        == names[: len(opened(data[: record_ends(data)[4]]).request_ids())]
     )
 
 
@@ -261,7 +261,8 @@ def test_a_result_that_lacks_tokens_is_refused() -> None:
 
 def test_a_turn_that_pretends_to_have_tokens_is_refused() -> None:
     data = encode_journal(EngineConfig(num_blocks=4), [])
-    turn = struct.pack("<cBd8sBI", b"T", 0, 0.0, START, 0, 2**31)  # of no bytes each
+    # ids of no bytes each
+    turn = struct.pack("<cBd8sBI", b"T", 0, 0.0, START_DIGEST, 0, 2**31)
     framed = record(turn)
     # To read them would take minutes.
     with pytest.raises(

@@ -8,8 +8,8 @@ from attrs import evolve
 
 from minfer.engine import step
 from minfer.journal import replay as replays
-from minfer.journal.decisions import chained, compact, facts
-from minfer.journal.format import MAGIC, START, Head, JournalError
+from minfer.journal.decisions import compact, extend_digest, facts
+from minfer.journal.format import MAGIC, START_DIGEST, Head, JournalError
 from minfer.journal.replay import DivergenceError, Journal, open_segments
 from minfer.journal.writing import encode_journal, head_record
 from minfer.policies.builtin import Priority
@@ -102,7 +102,7 @@ def test_all_turns_before_a_segment_without_a_head_are_replayed(cuts: list[int])
     config, turns = recorded(4)
     turns = turns[:12]
     whole = encode_journal(config, turns)
-    ends, digest, files = record_ends(whole), START, dict[str, bytes]()
+    ends, digest, files = record_ends(whole), START_DIGEST, dict[str, bytes]()
     bodies = [whole[a:b] for a, b in itertools.pairwise(ends[:-2])]
     for turn in turns:
         if turn.number in (0, *cuts):
@@ -112,7 +112,7 @@ def test_all_turns_before_a_segment_without_a_head_are_replayed(cuts: list[int])
             files[name] = MAGIC + head_record(head)
         files[name] += bodies[turn.number]
         record_ = compact(facts(turn.before, turn.transition))
-        digest = chained(digest, turn.transition, record_)
+        digest = extend_digest(digest, turn.transition, record_)
     segments = open_segments({**files, "last": MAGIC})
     assert [segment.name for segment in segments] == [*files]
     journal = Journal(segments)
@@ -125,10 +125,10 @@ def test_the_state_between_two_segments_is_compared() -> None:
     on with their digest.
     """
     config, turns = recorded(4)
-    whole, before = encode_journal(config, turns), START
+    whole, before = encode_journal(config, turns), START_DIGEST
     for turn in turns[:30]:
         record_ = compact(facts(turn.before, turn.transition))
-        before = chained(before, turn.transition, record_)
+        before = extend_digest(before, turn.transition, record_)
     ends = record_ends(whole)
     bodies = [whole[a:b] for a, b in itertools.pairwise(ends[:-2])]
     first = whole[: ends[30]]

@@ -6,12 +6,12 @@ from minfer.journal.routed_requests import ENDED, LOST, MOVED, RoutedRequests
 from minfer.journal.routing_journal import RoutingTurn
 from minfer.routing.messages import (
     Dispatched,
-    Ended,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import Prefix, RoundRobin
 from minfer.routing.policy import RoutingPolicy
@@ -47,14 +47,14 @@ def test_a_request_is_followed_to_its_end_at_each_replica() -> None:
         ask("early"),  # there is no replica
         *joined,
         *(ask(name) for name in "abcd"),
-        Started("a"),
-        Started("b"),
+        RequestStarted("a"),
+        RequestStarted("b"),
         ReplicaLeft("0"),  # with a and c
         ask("a"),
         Dispatched("1", ask("b")),
-        Ended("b"),
-        Ended("b"),
-        Ended("none"),
+        RequestEnded("b"),
+        RequestEnded("b"),
+        RequestEnded("none"),
         ask("d"),
     ) == [
         ("a", "0", True, LOST),
@@ -78,7 +78,7 @@ def test_times_that_a_request_was_deferred_are_counted() -> None:
         routed = route(config, state, request)
         state = routed.state
         requests.turn(RoutingTurn(number, request, routed))
-    state = apply(config, state, (Ended("0"),)).state
+    state = apply(config, state, (RequestEnded("0"),)).state
     requests.turn(RoutingTurn(4, again, route(config, state, again)))
     assert [(one.id, one.deferred) for one in requests.all] == [
         ("y", 0),

@@ -19,13 +19,13 @@ from minfer.routing.messages import (
     BlocksPublished,
     CacheCleared,
     Dispatched,
-    Ended,
     LoadReport,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import LeastLoaded, Prefix, RoundRobin
 from minfer.routing.policy import RoutingPolicy
@@ -54,8 +54,8 @@ def story(rng: Random) -> Any:
                 BlocksEvicted(name, keys(*blocks)[1:]),
                 LoadReport(name, rng.randrange(5), 3, 70, None),
                 Dispatched(name, request),
-                Started(number),
-                Ended(number),
+                RequestStarted(number),
+                RequestEnded(number),
                 None,
                 "no event",
             )
@@ -105,13 +105,13 @@ def test_a_recorded_run_replays_to_the_same_state(policy: Any, seed: int) -> Non
         assert (journal.count, journal.torn) == (80, 0)
     assert journal.config == RouterConfig(policy, SIZE)
     assert journal.about == {"what": "test"}
-    assert any(isinstance(turn.taken, RoutingRequest) for turn in turns)
+    assert any(isinstance(turn.inputs, RoutingRequest) for turn in turns)
 
 
 def test_another_policy_diverges_in_the_first_turn_in_which_that_matters() -> None:
     data, _ = recorded(LeastLoaded())
     journal = RoutingJournal(data)
-    first = next(t for t in journal.turns() if isinstance(t.taken, RoutingRequest))
+    first = next(t for t in journal.turns() if isinstance(t.inputs, RoutingRequest))
     journal.config = evolve(journal.config, policy=RoundRobin())
     with pytest.raises(RoutingDivergenceError) as caught:
         assert [*journal.turns()]

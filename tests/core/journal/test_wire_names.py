@@ -9,8 +9,8 @@ import pytest
 
 from minfer.journal import wire_names
 from minfer.journal.codec import RECORDS, CodecError, dump, load
-from minfer.journal.decisions import chained, columns_of, compact, facts
-from minfer.journal.format import MAGIC, START, Head, JournalError
+from minfer.journal.decisions import columns_of, compact, extend_digest, facts
+from minfer.journal.format import MAGIC, START_DIGEST, Head, JournalError
 from minfer.journal.projection import state_digest
 from minfer.journal.reading import payloads
 from minfer.journal.wire_names import Removed, name_of, without_removed
@@ -66,7 +66,9 @@ def test_facts_of_a_renamed_reason_are_the_same(deferred: Any) -> None:
     reported, again = compact(facts(turn.before, was)), compact(facts(turn.before, now))
     assert b'"QueueBlocked"' in reported
     assert again == reported
-    assert chained(START, now, again) == chained(START, was, reported)
+    assert extend_digest(START_DIGEST, now, again) == extend_digest(
+        START_DIGEST, was, reported
+    )
     assert columns_of(deferred) == ("id", "sample", "cause", "needs", "available")
 
 
@@ -101,7 +103,7 @@ def test_a_policy_of_a_program_keeps_its_own_name(deferred: Any) -> None:
 GONE = Removed(
     accepts=lambda value: value == 1,
     what="max_repeat above 1",
-    instead=lambda value: {"repeats": value},
+    replacement=lambda value: {"repeats": value},
     last_reader="minfer 0.0.9",
 )
 

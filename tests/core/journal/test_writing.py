@@ -10,8 +10,8 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys
 from minfer.engine import step
 from minfer.journal.decisions import facts
-from minfer.journal.format import START
-from minfer.journal.writing import encode_journal, searched_rows, turn_record
+from minfer.journal.format import START_DIGEST
+from minfer.journal.writing import beam_rows, encode_journal, turn_record
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
 from minfer.records.request import Request
@@ -186,7 +186,7 @@ def test_a_steady_turn_costs_its_tokens() -> None:
         turns.append(Turn(len(turns), state, events, step(config, state, events)))
     record = facts(turns[-1].before, turns[-1].transition)
     assert record == {}
-    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * rows
+    assert len(turn_record(turns[-1], b"", START_DIGEST)) == 8 + 23 + 3 * rows
 
 
 def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
@@ -196,7 +196,7 @@ def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
     of_search = Request(id="b", prompt=(3, 4), max_tokens=1, search=beam)
     (turn,) = run(config, (Submit(plain), Submit(of_search)))
     state = turn.transition.state
-    assert searched_rows(state, state.inflight[0]) == [1]
+    assert beam_rows(state, state.inflight[0]) == [1]
 
 
 BEST = TokenLogprobs(5, -0.5, 2, (6, 5), (-0.25, -0.5))

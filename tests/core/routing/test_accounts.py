@@ -1,7 +1,13 @@
 """The accounts of a replica's load: before and after reports, starts and ends."""
 
 from minfer.routing.accounts import prefill_tokens
-from minfer.routing.messages import Dispatched, Ended, LoadReport, ReplicaLeft, Started
+from minfer.routing.messages import (
+    Dispatched,
+    LoadReport,
+    ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
+)
 from minfer.routing.state import Dispatch
 from minfer.values.pmap import Map
 from tests.core.routing.routers import Desk, ask
@@ -23,19 +29,19 @@ def test_without_reports_a_replica_has_what_was_dispatched_and_has_not_ended() -
     assert (one.requests, one.backlog) == (3, 25 + 15 + 5)
     assert (dict(one.waiting), one.waiting_tokens) == ({"x": 40, "": 5}, 45)
     assert dict(desk.state.requests) == dict.fromkeys("123", "a")
-    desk.tell(Started("1"))
+    desk.tell(RequestStarted("1"))
     one = desk["a"]
     assert (one.requests, one.backlog) == (3, 20)
     assert (dict(one.waiting), one.waiting_tokens) == ({"x": 15, "": 5}, 20)
     assert one.live["1"] == Dispatch("x", 25, 0, started=True)
-    desk.tell(Started("1"))
+    desk.tell(RequestStarted("1"))
     assert desk["a"] == one
-    desk.tell(Ended("1"), Ended("2"))
+    desk.tell(RequestEnded("1"), RequestEnded("2"))
     one = desk["a"]
     assert (one.requests, one.backlog) == (1, 5)
     assert (dict(one.waiting), one.waiting_tokens) == ({"": 5}, 5)
     assert dict(one.live) == {"3": Dispatch("", 5, 0)}
-    desk.tell(Ended("3"))
+    desk.tell(RequestEnded("3"))
     assert desk["a"] == Desk("a")["a"]
     assert desk.state.requests == Map()
 
@@ -48,12 +54,13 @@ def test_a_report_stands_for_all_that_was_dispatched_before_it() -> None:
     one = desk["a"]
     assert (one.requests, one.backlog, one.pages, one.reports) == (6, 95, 8, 1)
     assert one.waiting_tokens == 15 + 15 + 25
-    desk.tell(Started("1"), Ended("2"))  # of which the next report will tell
+    # The next report will tell of these.
+    desk.tell(RequestStarted("1"), RequestEnded("2"))
     one = desk["a"]
     assert (one.requests, one.backlog, one.waiting_tokens) == (6, 95, 25)
-    desk.tell(Started("3"))
+    desk.tell(RequestStarted("3"))
     assert (desk["a"].requests, desk["a"].backlog) == (6, 70)
-    desk.tell(Ended("3"))
+    desk.tell(RequestEnded("3"))
     assert (desk["a"].requests, desk["a"].backlog) == (5, 70)
     desk.tell(LoadReport("a", 0, 0, 0))
     one = desk["a"]

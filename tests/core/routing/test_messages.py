@@ -8,11 +8,11 @@ from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
     Dispatched,
-    Ended,
     LoadReport,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.values.checks import ParameterError
 
@@ -47,8 +47,8 @@ REQUEST = RoutingRequest("r", (b"k",), 70, "t", "s", 9)
         (LoadReport, ("a", 0, 0, 0, 0.5), "pages"),
         (Dispatched, ("a", "r"), "request"),
         (Dispatched, (0, REQUEST), "replica"),
-        (Started, (0,), "id"),
-        (Ended, (None,), "id"),
+        (RequestStarted, (0,), "id"),
+        (RequestEnded, (None,), "id"),
     ],
 )
 def test_wrong_values_are_refused_by_name(kind: Any, values: Any, param: str) -> None:

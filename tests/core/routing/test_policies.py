@@ -11,17 +11,17 @@ from attrs import evolve
 
 from minfer.routing.messages import (
     BlocksPublished,
-    Choice,
     Deferred,
     Dispatched,
-    Ended,
     Estimate,
     LoadReport,
     Placed,
+    ReplicaChoice,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
-    Started,
+    RequestEnded,
+    RequestStarted,
 )
 from minfer.routing.policies import (
     ROUTING_POLICIES,
@@ -31,7 +31,7 @@ from minfer.routing.policies import (
     RoundRobin,
     routing_policy_named,
 )
-from minfer.routing.rendezvous import best
+from minfer.routing.rendezvous import best_replica
 from minfer.values.checks import ConfigError
 from tests.core.routing.routers import Desk, ask, keys
 
@@ -160,7 +160,7 @@ def test_by_default_a_token_to_compute_counts_as_two_that_wait(
 
 def test_equal_costs_go_to_fewer_requests_then_by_name() -> None:
     desk = Desk("abc", evolve(PLAIN, row=0.0))
-    desk.tell(Dispatched("a", ask("0")), Started("0"))
+    desk.tell(Dispatched("a", ask("0")), RequestStarted("0"))
     assert reason(desk, "1").replica == "b"
 
 
@@ -172,7 +172,7 @@ def test_a_session_stays_unless_its_replica_is_hot() -> None:
         found = reason(desk, "1", session=name)
         assert found.why == "session"
         home = homes[name] = found.replica
-        desk.tell(Ended("1"), LoadReport(home, 1, 0, 30))  # worth 40
+        desk.tell(RequestEnded("1"), LoadReport(home, 1, 0, 30))  # worth 40
         assert reason(desk, "2", session=name).replica == home
         desk.tell(LoadReport(home, 1, 0, 31))
         hot = reason(desk, "3", session=name)
@@ -187,7 +187,7 @@ def homes(policy: Any, replicas: str, asked: list[Any]) -> list[str | None]:
     desk, found = Desk(replicas, policy), []
     for request in asked:
         found.append(desk.placed(request))
-        desk.tell(Ended(request.id))
+        desk.tell(RequestEnded(request.id))
     return found
 
 
@@ -223,7 +223,7 @@ def test_a_tenant_gets_no_more_than_its_share_of_what_waits() -> None:
     assert desk.placed(ask("3", rest=800, tenant="x")) == "b"
     assert desk.route(ask("4", rest=800, tenant="x")).reason == Deferred("4", "x", 910)
     assert desk.placed(ask("5", rest=9, tenant="z")) == "a", "a tenant that has nothing"
-    desk.tell(Ended("3"))
+    desk.tell(RequestEnded("3"))
     assert desk.placed(ask("4", rest=800, tenant="x")) == "b"
 
 
@@ -321,7 +321,7 @@ def test_a_bound_of_one_leaves_a_replica_for_everyone() -> None:
 def test_choices_show_three_alternatives() -> None:
     desk = Desk("abcdef", PLAIN)
     assert len(reason(desk, "1").alternatives) == 3
-    assert Choice("a", "why").alternatives == ()
+    assert ReplicaChoice("a", "why").alternatives == ()
 
 
 @pytest.mark.parametrize("load", [1.0, 1.25, 1.5, 2.0])
@@ -341,5 +341,7 @@ def test_a_prompt_goes_to_the_best_replica_below_the_bound(
         below = [name for name in names if counts[name] + 1 <= ceil(most)]
         key = request.keys[:4][-1]
         found = reason(desk, f"r {number}", number, 2)
-        assert found.replica == best(below, key)
-        assert found.why == ("hash" if best(names, key) in below else "hash, load")
+        assert found.replica == best_replica(below, key)
+        assert found.why == (
+            "hash" if best_replica(names, key) in below else "hash, load"
+        )

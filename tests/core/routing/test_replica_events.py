@@ -19,9 +19,9 @@ from minfer.records.state import EngineState, Turn
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
-    Ended,
     LoadReport,
-    Started,
+    RequestEnded,
+    RequestStarted,
 )
 from minfer.routing.replica_events import (
     CacheChanges,
@@ -181,11 +181,11 @@ def test_events_of_turns_are_starts_ends_and_changes_of_the_cache() -> None:
     keys = block_keys(ROOT, (1,) * 9, 4)
     every = [event for turn in events for event in turn]
     assert BlocksPublished("a", keys) in every
-    assert every.count(Started("1")) == every.count(Ended("1")) == 1
-    assert every.count(Started("2")) == every.count(Ended("2")) == 1
-    assert every.index(Started("2")) < every.index(Ended("2"))
-    assert Started("3") not in every
-    assert every.count(Ended("3")) == 1
+    assert every.count(RequestStarted("1")) == every.count(RequestEnded("1")) == 1
+    assert every.count(RequestStarted("2")) == every.count(RequestEnded("2")) == 1
+    assert every.index(RequestStarted("2")) < every.index(RequestEnded("2"))
+    assert RequestStarted("3") not in every
+    assert every.count(RequestEnded("3")) == 1
     assert not any(isinstance(event, BlocksEvicted) for event in every)
     assert unstarted == set()
 

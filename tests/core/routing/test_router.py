@@ -10,20 +10,20 @@ from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
     CacheCleared,
-    Choice,
     Deferred,
     Dispatched,
-    Ended,
     Estimate,
     EventIgnored,
     Invalid,
     LoadReport,
     NoReplica,
     Placed,
+    ReplicaChoice,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
-    Started,
+    RequestEnded,
+    RequestStarted,
 )
 from minfer.routing.policy import RoutingPolicy
 from minfer.routing.router import initial_router, route
@@ -46,7 +46,7 @@ def test_the_policy_is_asked_about_hits_and_what_is_left_to_compute() -> None:
     class Asked(RoutingPolicy):
         def choose(self, *args: Any) -> Any:
             asked.extend((c.replica.name, c.hit, c.prefill) for c in args[2])
-            return Choice("b", "why", 0.5, (Estimate("c", 1, 2.0),)), "policy's"
+            return ReplicaChoice("b", "why", 0.5, (Estimate("c", 1, 2.0),)), "policy's"
 
     asked = list[Any]()
     desk = Desk("cab", Asked())
@@ -89,7 +89,7 @@ def test_a_request_goes_to_replicas_that_can_serve_it_alone() -> None:
 
 
 def test_a_policy_that_chooses_a_replica_that_cannot_serve_is_overridden() -> None:
-    desk = Desk("abc", Answers((Choice("a", "mine"), None)))
+    desk = Desk("abc", Answers((ReplicaChoice("a", "mine"), None)))
     found = desk.route(ask(allowed=("b",)))
     assert found.replica == "b"
     assert "cannot serve" in getattr(found.reason, "override", "")
@@ -162,8 +162,8 @@ def test_a_request_that_is_routed_again_counts_once() -> None:
         (BlocksEvicted("x", keys(1)), "no replica 'x'"),
         (LoadReport("x", 1, 1, 1), "no replica 'x'"),
         (Dispatched("x", ask("r")), "no replica 'x'"),
-        (Started("r"), "request 'r' is on no replica"),
-        (Ended("r"), "request 'r' is on no replica"),
+        (RequestStarted("r"), "request 'r' is on no replica"),
+        (RequestEnded("r"), "request 'r' is on no replica"),
     ],
 )
 def test_events_without_a_meaning_are_ignored_with_a_reason(
@@ -194,13 +194,13 @@ def test_what_is_no_event_or_no_request_is_ignored_with_a_reason() -> None:
 def test_every_event_sweeps_one_shard_after_a_replica_left() -> None:
     desk = Desk("ab")
     desk.tell(BlocksPublished("a", keys(*range(50))))
-    desk.tell(*[Started("none")] * 9)
+    desk.tell(*[RequestStarted("none")] * 9)
     assert desk.state.index.cursor == 0
     desk.tell(ReplicaLeft("a"))
     assert desk.state.index.cursor == 1
-    desk.tell(*[Started("none")] * (SHARDS - 2))
+    desk.tell(*[RequestStarted("none")] * (SHARDS - 2))
     assert desk.state.index.leaving
-    desk.tell(Started("none"))
+    desk.tell(RequestStarted("none"))
     assert not desk.state.index.leaving
     assert not any(desk.state.index.shards.values())
 
@@ -212,20 +212,29 @@ GOOD = Estimate("a", 1, 1.0)
     ("answer", "flaw"),
     [
         (None, "returned no pair"),
-        ((Choice("b", "why"),), "returned no pair"),
-        ([Choice("b", "why"), None], "returned no pair"),
-        (("b", None), "returned no Choice"),
-        ((Choice("b", None), None), "returned no Choice"),  # type: ignore[arg-type] # it is tried
-        ((Choice("x", "why"), None), "chose a replica"),
-        ((Choice("c", "why"), None), "chose a replica"),
+        ((ReplicaChoice("b", "why"),), "returned no pair"),
+        ([ReplicaChoice("b", "why"), None], "returned no pair"),
+        (("b", None), "returned no ReplicaChoice"),
+        ((ReplicaChoice("b", None), None), "returned no ReplicaChoice"),  # type: ignore[arg-type] # it is tried
+        ((ReplicaChoice("x", "why"), None), "chose a replica"),
+        ((ReplicaChoice("c", "why"), None), "chose a replica"),
         ((None, None), "deferred a tenant of which nothing waits"),
-        ((Choice("b", "why", float("nan")), None), "estimated a time"),
-        ((Choice("b", "why", "1"), None), "estimated a time"),  # type: ignore[arg-type] # it is tried
-        ((Choice("b", "why", 1.0, [GOOD]), None), "returned alternatives"),  # type: ignore[arg-type] # it is tried
-        ((Choice("b", "why", 1.0, (GOOD, "a")), None), "returned alternatives"),  # type: ignore[arg-type] # it is tried
-        ((Choice("b", "", 1.0, (Estimate("a", 1.5, 1.0),)), 0), "returned alternatives"),  # type: ignore[arg-type] # it is tried
-        ((Choice("b", "", 1.0, (Estimate(0, 1, 1.0),)), 0), "returned alternatives"),  # type: ignore[arg-type] # it is tried
-        ((Choice("b", "", 1.0, (Estimate("a", 1, None),)), 0), "returned alternatives"),  # type: ignore[arg-type] # it is tried
+        ((ReplicaChoice("b", "why", float("nan")), None), "estimated a time"),
+        ((ReplicaChoice("b", "why", "1"), None), "estimated a time"),  # type: ignore[arg-type] # it is tried
+        ((ReplicaChoice("b", "why", 1.0, [GOOD]), None), "returned alternatives"),  # type: ignore[arg-type] # it is tried
+        ((ReplicaChoice("b", "why", 1.0, (GOOD, "a")), None), "returned alternatives"),  # type: ignore[arg-type] # it is tried
+        (
+            (ReplicaChoice("b", "", 1.0, (Estimate("a", 1.5, 1.0),)), 0),  # type: ignore[arg-type] # it is tried
+            "returned alternatives",
+        ),
+        (
+            (ReplicaChoice("b", "", 1.0, (Estimate(0, 1, 1.0),)), 0),  # type: ignore[arg-type] # it is tried
+            "returned alternatives",
+        ),
+        (
+            (ReplicaChoice("b", "", 1.0, (Estimate("a", 1, None),)), 0),  # type: ignore[arg-type] # it is tried
+            "returned alternatives",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_overridden(answer: Any, flaw: str) -> None:
@@ -250,7 +259,7 @@ def test_a_policy_that_raises_is_overridden() -> None:
 
 
 def test_good_answers_are_taken_as_they_are() -> None:
-    desk = Desk("ab", Answers((Choice("b", "why", 1, (GOOD,)), 7)))
+    desk = Desk("ab", Answers((ReplicaChoice("b", "why", 1, (GOOD,)), 7)))
     found = desk.route(ask("r"))
     assert isinstance(found.reason, Placed)
     assert (found.reason.override, found.reason.alternatives) == ("", (GOOD,))
@@ -265,7 +274,7 @@ def test_a_tenant_of_which_something_waits_may_be_deferred() -> None:
     assert (found.replica, found.reason) == (None, Deferred("r", "x", 20))
     assert desk.state.policy == 7
     assert "r" not in desk.state.requests
-    desk.tell(Started("q"), Started("p"))
+    desk.tell(RequestStarted("q"), RequestStarted("p"))
     assert desk.placed(ask("r", tenant="x")) == "a"
 
 

@@ -5,7 +5,7 @@ from attrs import evolve
 
 from minfer.journal.codec import dump, load
 from minfer.records.speculation import DEVICE, HOST
-from minfer.simulation.cost import CostModel, StepWork, drafts_of, work
+from minfer.simulation.cost import CostModel, StepWork, drafts_of, work_of
 from minfer.simulation.simulate import Arrival, Simulated, Simulation
 from minfer.values.checks import ConfigError
 from tests.core.simulation.test_simulate import (
@@ -33,9 +33,21 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
         config_of(), Simulated(), cost, [(0.0, requested(n)) for n in "abc"]
     )
     mixed, decode, *_ = plans([*simulation.turns()])
-    assert work(mixed) == StepWork(inputs=12, alone=0, chunks=3, read=12, pairs=30)
+    assert work_of(mixed) == StepWork(
+        prefill_tokens=12,
+        decode_rows=0,
+        prefill_chunks=3,
+        read_positions=12,
+        attended_positions=30,
+    )
     assert cost.seconds(mixed) == pytest.approx(8 + 1.2 + 0.003 + 12e-4 + 30e-5)
-    assert work(decode) == StepWork(inputs=0, alone=3, chunks=0, read=15, pairs=0)
+    assert work_of(decode) == StepWork(
+        prefill_tokens=0,
+        decode_rows=3,
+        prefill_chunks=0,
+        read_positions=15,
+        attended_positions=0,
+    )
     assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
     assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
         3.0315
@@ -69,7 +81,7 @@ def test_drafts_cost_what_as_many_rows_would_and_the_model_that_says_them() -> N
         turns = [*Simulation(config, Simulated(), cost, come).turns()]
         step = next(plan for plan in plans(turns) if plan.drafts)
         assert drafts_of(step) == 6
-        assert work(step) == by_hand(step)
+        assert work_of(step) == by_hand(step)
         assert cost.seconds(step) == pytest.approx(4.0 + 8 * 0.01 + model)
 
 

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from attrs import define
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.blocks.keys import block_keys
 from minfer.journal.decisions import facts
 from minfer.journal.format import JournalError
@@ -33,7 +33,7 @@ from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state import Turn
 from minfer.simulation.cost import CostModel
-from minfer.simulation.fork import Change, _past, _Spare, fork
+from minfer.simulation.fork import Change, _read_facts, _SparingPolicy, fork
 from minfer.simulation.simulate import Arrival, Simulated, Simulation
 from tests.circles import claimed, long, seeds
 from tests.core.journal.test_redact import blind
@@ -99,7 +99,7 @@ def test_an_unchanged_fork_is_the_run_itself(seed: int) -> None:
             turn.transition for turn in turns[at:]
         ]
         assert made.config == CONFIG
-        assert not made.handed
+        assert not made.resumed
 
 
 @pytest.mark.long
@@ -200,7 +200,7 @@ def test_another_configuration_serves_the_same_requests(settings: dict[str, Any]
         made = fork(journal, at, Change(settings=settings), COST)
         after = list(made.turns)
         assert made.config == attrs.evolve(CONFIG, **settings)
-        assert bool(made.handed) == (at > 0)
+        assert bool(made.resumed) == (at > 0)
         due = {
             name: end
             for name, end in ends(turns[at:]).items()
@@ -210,7 +210,7 @@ def test_another_configuration_serves_the_same_requests(settings: dict[str, Any]
         for name, end in due.items():
             assert found[name].reason in (end.reason, "length", "cancelled"), name
         assert not after[-1].transition.state.requests
-        for since, request in made.handed:
+        for since, request in made.resumed:
             assert since <= turns[at].transition.state.time
             if request.output:
                 assert request.n == 1
@@ -235,13 +235,13 @@ def test_who_is_handed_over_keeps_time_order_and_output(seed: int, every: int) -
     for at in range(0, len(turns), every):
         came = [e.request.id for e in turns[at].events if isinstance(e, Submit)][:1]
         made = fork(journal, at, Change(settings={"num_blocks": 60}, without=came), COST)
-        handed = [one.id for _, one in made.handed]
+        handed = [one.id for _, one in made.resumed]
         assert sorted(handed) == sorted(turns[at].before.requests)
-        since = [when for when, _ in made.handed]
+        since = [when for when, _ in made.resumed]
         assert since == sorted(since)
-        assert not [one for _, one in made.handed if one.output and one.n > 1]
+        assert not [one for _, one in made.resumed if one.output and one.n > 1]
         first = next(made.turns)
-        if made.handed:
+        if made.resumed:
             assert first.transition.state.time == turns[at].transition.state.time
         assert {*came}.isdisjoint(
             e.request.id for e in first.events if isinstance(e, Submit)
@@ -288,7 +288,7 @@ class Says:
 def test_who_is_spared_gives_way_last(
     count: int, at: int, says: int, names: list[int]
 ) -> None:
-    policy, left, gone = _Spare(Says(says), at), list(range(count)), list[int]()
+    policy, left, gone = _SparingPolicy(Says(says), at), list(range(count)), list[int]()
     while len(left) > 1:
         gone.append(left.pop(policy.victim(None, ((),) * len(left))))
     assert gone == names
@@ -365,7 +365,7 @@ def test_another_number_of_drafts(make: Callable[..., Run], drafts: int | None) 
     for at in (0, len(run.turns) // 2):
         made = fork(journal_of(run), at, change, SECOND)
         turns = [*made.turns]
-        assert not made.handed, "the engine goes on with the state that it has"
+        assert not made.resumed, "the engine goes on with the state that it has"
         assert {name: (end.length, end.reason) for name, end in ends(turns).items()} == {
             name: (end.length, end.reason) for name, end in ends(run.turns[at:]).items()
         }
@@ -390,7 +390,7 @@ def test_recorded_drafts_stand_or_fall_as_they_did() -> None:
     change = Change(settings={"speculation": attrs.evolve(how, drafts=1)})
     seen = 0
     for turn in fork(journal_of(run), 0, change, SECOND).turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             assert one.id != "c", "for it nothing was proposed"
             assert one.accepted == (one.known % 3 != 0)
             seen += 1
@@ -433,4 +433,4 @@ def test_how_long_a_sample_was_that_was_cancelled_is_not_its_length() -> None:
     run.drain()
     data = encode_journal(run.config, run.turns)
     journal = Journal(open_segments({"run": data}))
-    assert _past(journal, 0, frozenset(), None).lengths == {("ends", 0): 9}
+    assert _read_facts(journal, 0, frozenset(), None).lengths == {("ends", 0): 9}

@@ -7,7 +7,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Propose, Submit
 from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE, HOST
-from minfer.simulation.guesses import Acceptances, Guesses, proposals
+from minfer.simulation.guesses import DraftFacts, Guesses, proposals
 from minfer.values.checks import ConfigError
 from tests.core.simulation.clocked import Run, request
 from tests.core.simulation.drafted import drafting
@@ -37,10 +37,10 @@ def test_drafts_stand_up_to_the_first_that_does_not() -> None:
 
 
 def test_what_is_recorded_comes_first() -> None:
-    emitted = Acceptances(
-        1.0, 0.0, right={3: False, 5: True}, proposed={4: 2, 5: 0, 6: 3}
+    emitted = DraftFacts(
+        1.0, 0.0, accepted={3: False, 5: True}, proposed={4: 2, 5: 0, 6: 3}
     )
-    guesses = Guesses(0.0, {("a", 0): emitted}, asked=3)
+    guesses = Guesses(0.0, {("a", 0): emitted}, recorded_limit=3)
     assert [guesses.accepted(("a", 0), at, 3) for at in (1, 3, 4)] == [2, 0, 3]
     assert [guesses.proposed(("a", 0), known, 3) for known in (4, 5, 6, 7)] == [
         2,

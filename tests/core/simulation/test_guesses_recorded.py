@@ -2,20 +2,20 @@
 
 import pytest
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.journal.redact import redacted, redacted_config
 from minfer.records.state import Turn
-from minfer.simulation.guesses import ASSUMED, Guesses
-from minfer.simulation.guesses_recorded import Recorded
+from minfer.simulation.guesses import DEFAULT_RATE, Guesses
+from minfer.simulation.guesses_recorded import RecordedDrafts
 from tests.core.journal.made import run as made
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.drafted import by_device, by_host, drafting
 
 
-def of(run: Run) -> Recorded:
-    found = Recorded(run.config)
+def of(run: Run) -> RecordedDrafts:
+    found = RecordedDrafts(run.config)
     for turn in run.turns:
-        found.see(turn)
+        found.add_turn(turn)
     return found
 
 
@@ -24,12 +24,12 @@ def test_every_draft_that_was_judged_falls_as_it_did(run: Run) -> None:
     found = of(run)
     guesses, count = found.guesses(), 0
     for turn in run.turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             name = one.id, one.sample
             assert guesses.accepted(name, one.known, one.proposed) == one.accepted
             # Behind drafts that all stood comes the target's own token.
             if one.accepted == one.proposed and not found.by_host:
-                assert one.known + one.accepted not in guesses.said[name].right
+                assert one.known + one.accepted not in guesses.facts[name].accepted
             count += 1
     assert count > 5
 
@@ -37,11 +37,11 @@ def test_every_draft_that_was_judged_falls_as_it_did(run: Run) -> None:
 def test_what_the_host_proposed_is_compared_with_what_came() -> None:
     """Of "a", whose every third token it had wrong, at any place."""
     guesses = of(by_host()).guesses()
-    right = guesses.said["a", 0].right
+    right = guesses.facts["a", 0].accepted
     assert {at % 3 == 0 for at, one in right.items() if not one} == {True}
     assert {at % 3 == 0 for at, one in right.items() if one} == {False}
     assert [guesses.proposed(("c", 0), known, 3) for known in range(5, 20)] == [0] * 15
-    assert guesses.said["a", 0].proposed[6] == 3
+    assert guesses.facts["a", 0].proposed[6] == 3
     assert guesses.proposed(("a", 0), 6, 2) == 2
     assert guesses.proposed(("a", 0), 6, 5) == 5
 
@@ -51,18 +51,20 @@ def test_the_rate_of_a_sample_begins_with_that_of_all() -> None:
     guesses = found.guesses()
     some = found.samples["a", 0]
     assert 0.5 < guesses.rate < 1
-    assert guesses.said["a", 0].rate == (some.stood + 2 * guesses.rate) / (some.tried + 2)
-    assert found.judged == sum(one.tried for one in found.samples.values())
+    assert guesses.facts["a", 0].rate == (some.num_accepted + 2 * guesses.rate) / (
+        some.num_tried + 2
+    )
+    assert found.num_tried == sum(one.num_tried for one in found.samples.values())
 
 
 def test_a_rate_that_is_given_is_that_of_all() -> None:
     guesses = of(by_device()).guesses(0.0)
     assert guesses.accepted(("a", 0), 6, 3) == 0
-    assert (guesses.rate, guesses.said["a", 0].right) == (0.0, {})
+    assert (guesses.rate, guesses.facts["a", 0].accepted) == (0.0, {})
 
 
 def test_a_run_without_drafts_says_nothing() -> None:
-    assert Recorded(drafting()).guesses() == Guesses(ASSUMED, asked=3)
+    assert RecordedDrafts(drafting()).guesses() == Guesses(DEFAULT_RATE, recorded_limit=3)
 
 
 def test_without_token_ids_what_was_judged_is_known() -> None:
@@ -70,10 +72,10 @@ def test_without_token_ids_what_was_judged_is_known() -> None:
     config = redacted_config(run.config)
     reported = [redacted(run.config, t.before, t.events, b"secret") for t in run.turns]
     turns: list[Turn] = made(config, *reported)
-    whole, blind = of(run), Recorded(config)
+    whole, blind = of(run), RecordedDrafts(config)
     for turn in turns:
-        blind.see(turn)
+        blind.add_turn(turn)
     mine, seen = blind.samples["a", 0], whole.samples["a", 0]
-    assert mine.right.items() <= seen.right.items()
-    assert mine.right
+    assert mine.accepted.items() <= seen.accepted.items()
+    assert mine.accepted
     assert mine.proposed == seen.proposed

@@ -28,6 +28,6 @@ def test_a_wrong_draft_is_another_token(vocab: int, token: int, other: int) -> N
     oracle = Constant(vocab, token)
     sampling = RowSampling.of(SamplingParams(), seed=0, sample=0)
     oracle.rows[0] = OracleRow(("a", 0), prompt=1, sampling=sampling, tables=[[0]])
-    drafts = oracle.foretold(0, 64)
+    drafts = oracle.preview_drafts(0, 64)
     assert {*drafts} == {token, other}
     assert drafts.count(token) > drafts.count(other)

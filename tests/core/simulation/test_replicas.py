@@ -15,10 +15,10 @@ from minfer.records.messages import Cancel
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
 from minfer.routing.messages import (
-    Choice,
     Deferred,
     EventIgnored,
     Placed,
+    ReplicaChoice,
     RoutingRequest,
 )
 from minfer.routing.policies import LeastLoaded, Prefix, RoundRobin
@@ -153,7 +153,7 @@ class OneAtATime(RoutingPolicy):
     def choose(self, state: Any, request: RoutingRequest, candidates: Any) -> Any:
         if any(request.tenant in one.replica.waiting for one in candidates):
             return None, state
-        return Choice(candidates[0].replica.name, "first"), state
+        return ReplicaChoice(candidates[0].replica.name, "first"), state
 
 
 def test_deferred_requests_are_routed_in_order_when_others_have_started() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.policies.builtin import Priority, Shortest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -35,10 +35,10 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, MOST_DRAFTS, Speculation
 from minfer.records.state import EngineState, Turn
 from minfer.records.tiers import LOAD, HostTier, KeyedTier
-from minfer.simulation.cost import CostModel, StepWork, work
+from minfer.simulation.cost import CostModel, StepWork, work_of
 from minfer.simulation.guesses import Guesses
 from minfer.simulation.oracle import Oracle
-from minfer.simulation.simulate import IDLE, Arrival, Coming, Simulated, Simulation
+from minfer.simulation.simulate import IDLE, Arrival, ArrivalQueue, Simulated, Simulation
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
 from tests.circles import claimed
@@ -123,7 +123,7 @@ def test_while_a_launch_takes_the_host_it_learns_of_no_end(
     turns = [*Simulation(config_of(), Simulated(), cost, come).turns()]
     assert ticks(turns)[:6] == expected
     small, big = plans(turns)[0], plans(turns)[3]
-    assert [cost.launching(plan) for plan in (small, big)] == [0.0, 2.5]
+    assert [cost.launch_seconds(plan) for plan in (small, big)] == [0.0, 2.5]
     assert (cost.seconds(small), cost.seconds(big)) == (1.0, eager)
 
 
@@ -217,7 +217,7 @@ def test_it_can_take_over_when_nothing_is_in_flight() -> None:
 
 
 def test_arrivals_may_be_added_while_turns_are_read() -> None:
-    coming, seen = Coming([(0.0, requested("0"))]), set[str]()
+    coming, seen = ArrivalQueue([(0.0, requested("0"))]), set[str]()
     for turn in Simulation(config_of(), Simulated(), EVEN, coming).turns():
         for name, _ in ends([turn]):
             seen.add(name)
@@ -260,7 +260,7 @@ def stood(turns: list[Turn], name: str) -> dict[int, bool]:
     """By position, whether a draft for it stood, where that was seen."""
     found = dict[int, bool]()
     for turn in turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             if one.id == name:
                 found |= {one.known + k: True for k in range(one.accepted)}
                 if one.accepted < one.proposed:
@@ -377,7 +377,7 @@ def test_every_sample_ends_where_it_is_planned(seed: int) -> None:
         check(config, turn.transition.state)
         check_turn(config, turn.before, turn.events, turn.transition)
     for plan in plans(turns):
-        assert work(plan) == by_hand(plan)
+        assert work_of(plan) == by_hand(plan)
     assert ticks(turns) == sorted(ticks(turns))
 
 

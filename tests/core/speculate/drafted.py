@@ -126,5 +126,5 @@ def begun(
 def model_wrong(one_in: int) -> Iterator[None]:
     """A draft model of whose drafts one in so many is wrong."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oracle, "WRONG", one_in)
+        patch.setattr(oracle, "DRAFTS_PER_ERROR", one_in)
         yield

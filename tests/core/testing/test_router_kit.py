@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 from hypothesis import Phase
 
 from minfer.routing import accounts, key_index, router
-from minfer.routing.messages import Choice, ReplicaJoined, RoutingRequest
+from minfer.routing.messages import ReplicaChoice, ReplicaJoined, RoutingRequest
 from minfer.routing.policies import (
     ROUTING_POLICIES,
     LeastLoaded,
@@ -30,8 +30,8 @@ CANDIDATES: Final = router._candidates
 REQUEST: Final = RoutingRequest("r", (), 5)
 
 
-def named(candidates: Candidates, at: int) -> Choice:
-    return Choice(candidates[at % len(candidates)].replica.name, "why")
+def named(candidates: Candidates, at: int) -> ReplicaChoice:
+    return ReplicaChoice(candidates[at % len(candidates)].replica.name, "why")
 
 
 @frozen
@@ -86,12 +86,12 @@ WRONG: Final[dict[str, tuple[str, Any]]] = {
     "keeps counts": ("purity", KeepsCounts()),
     "counts in place": ("purity", CountsInPlace()),
     "raises": ("never raises", Divides()),
-    "who may be gone": ("policy", Simple(lambda _: Choice("a", "why"))),
+    "who may be gone": ("policy", Simple(lambda _: ReplicaChoice("a", "why"))),
     "no pair": ("policy", Pairless()),
     "always the first": ("bounded load", Simple(lambda every: named(every, 0))),
     "most hits": (
         "bounded load",
-        Simple(lambda every: Choice(max(every, key=_hit).replica.name, "hit")),
+        Simple(lambda every: ReplicaChoice(max(every, key=_hit).replica.name, "hit")),
     ),
     "defers all": ("policy", Simple(lambda _: None)),
 }
@@ -175,8 +175,8 @@ PLANTED: Final[dict[str, tuple[Any, str, Any, str]]] = {
     "publishes all but the last": (router, "publish", _but_last, "index"),
     "keys outlive their replica": (router, "remove_slot", _forgets_slot, "index"),
     "nothing starts": (router, "start", _nothing, "accounts"),
-    "waiting tokens are lost": (accounts, "_computed", _loses_a_token, "accounts"),
-    "no request is lost": (router, "lose", _nothing, "accounts"),
+    "waiting tokens are lost": (accounts, "_finish_prefill", _loses_a_token, "accounts"),
+    "no request is lost": (router, "drop_requests", _nothing, "accounts"),
     "reports are not heard": (router, "report", _nothing, "accounts"),
     "who drains is asked": (router, "_candidates", _every_replica, "eligible"),
     "dispatched elsewhere": (router, "dispatch", _to_the_first, "accounts"),
@@ -195,7 +195,7 @@ def test_wrong_routers_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_deferral_is_of_a_tenant_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "_waiting", lambda *_: 1)
+    monkeypatch.setattr(router, "_waiting_tokens", lambda *_: 1)
     trial = RouterTrial(Simple(lambda _: None))
     trial.tell(ReplicaJoined("a"))
     with pytest.raises(RouterError) as caught:

@@ -17,10 +17,10 @@ from minfer.effects.cluster.dispatch.dispatcher import (
 from minfer.effects.cluster.dispatch.tenant_queue import Waiting
 from minfer.routing.messages import (
     Deferred,
-    Ended,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import Prefix
 from minfer.routing.router import route
@@ -66,14 +66,14 @@ def test_a_deferred_request_is_woken_by_one_of_its_tenant_and_no_other() -> None
     owner.dispatcher.submit([waiting("late"), waiting("last")])
     assert owner.dispatcher.waiting == 2
     assert owner.dispatcher.has("late")
-    owner.dispatcher.settle(Started("nobody"), Ended("late"))
+    owner.dispatcher.settle(RequestStarted("nobody"), RequestEnded("late"))
     assert owner.dispatcher.waiting == 2
-    owner.dispatcher.settle(Started("first"))
+    owner.dispatcher.settle(RequestStarted("first"))
     assert owner.batches == [["other a", "first a"], ["late a"]]
     owner.dispatcher.submit([waiting("behind")])
     assert len(owner.batches) == 2, "it goes behind those of its tenant"
     owner.dispatcher.remove("last")
-    owner.dispatcher.settle(Ended("late"))
+    owner.dispatcher.settle(RequestEnded("late"))
     assert owner.batches[2:] == [["behind a"]]
     assert not owner.dispatcher.waiting
 
@@ -104,7 +104,7 @@ def test_replicas_of_another_kind_serve_while_there_is_none() -> None:
     dispatcher.wake()
     dispatcher.submit([waiting("2", "y"), waiting("3")])
     assert owner.batches == [["1 s"], ["2 s"]]
-    dispatcher.settle(Started("1"))
+    dispatcher.settle(RequestStarted("1"))
     assert owner.batches[2:] == [["3 s"]], "it had waited for one of that kind"
     dispatcher.join("a")
     dispatcher.submit([waiting("4", "z")])
@@ -133,7 +133,9 @@ def test_whatever_happens_each_request_is_assigned_once_or_waits(
             case "start" | "end" if live:
                 request_id = rng.choice(live)
                 dispatcher.settle(
-                    Started(request_id) if move == "start" else Ended(request_id)
+                    RequestStarted(request_id)
+                    if move == "start"
+                    else RequestEnded(request_id)
                 )
             case "remove" if live and dispatcher.has(request_id := rng.choice(live)):
                 dispatcher.remove(request_id)

@@ -25,7 +25,7 @@ from minfer.journal.routing_journal import RoutingJournal
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.routing.key_index import holders
-from minfer.routing.messages import Lost
+from minfer.routing.messages import RequestsLost
 from minfer.routing.policies import ROUTING_POLICIES, Prefix, routing_policy_named
 from minfer.routing.replica_events import content_keys
 from minfer.routing.state import RouterConfig
@@ -517,7 +517,7 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
     turns = list(journal.turns())
     assert journal.state == router.state
     lost = [reason for turn in turns for reason in getattr(turn.result, "reasons", ())]
-    assert any(isinstance(reason, Lost) for reason in lost)
+    assert any(isinstance(reason, RequestsLost) for reason in lost)
     assert len(turns) > 50
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.host_drafts import (
     MAX_SKIPPED_TURNS,
@@ -62,7 +62,7 @@ class Loop(Driver):
         transition = super().turn(before)
         self.steps += sum(isinstance(event, Executed) for event in self.last_events)
         self.tally = self.tally.plus(
-            tally_of(judged(previous, self.last_events, transition))
+            tally_of(sample_drafts(previous, self.last_events, transition))
         )
         assert not transition.reasons or not any(
             type(reason).__name__ == "Ignored" for reason in transition.reasons

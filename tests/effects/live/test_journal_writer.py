@@ -128,8 +128,8 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
 def test_a_redacted_journal_rotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "EVERY", 50)
-    monkeypatch.setattr("minfer.journal.replay.EVERY", 50)
+    monkeypatch.setattr(journals, "TURNS_PER_STATE_DIGEST", 50)
+    monkeypatch.setattr("minfer.journal.replay.TURNS_PER_STATE_DIGEST", 50)
     driver, log = live(tmp_path, 400, redact=True, size=16 * 4_000)
     driver.close()
     files = sorted(tmp_path.iterdir())
@@ -187,8 +187,8 @@ def test_a_redacted_journal_names_the_model_not_where_it_is(
 def test_segments_rotate_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "EVERY", 50)
-    monkeypatch.setattr("minfer.journal.replay.EVERY", 50)
+    monkeypatch.setattr(journals, "TURNS_PER_STATE_DIGEST", 50)
+    monkeypatch.setattr("minfer.journal.replay.TURNS_PER_STATE_DIGEST", 50)
     driver, log = live(tmp_path, 200, size=16 * 40_000)
     for _ in range(400):
         log_before = len(log)
@@ -234,8 +234,8 @@ def test_a_small_size_is_kept(tmp_path: Path) -> None:
 def test_kept_segments_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "EVERY", 10)
-    monkeypatch.setattr("minfer.journal.replay.EVERY", 10)
+    monkeypatch.setattr(journals, "TURNS_PER_STATE_DIGEST", 10)
+    monkeypatch.setattr("minfer.journal.replay.TURNS_PER_STATE_DIGEST", 10)
     monkeypatch.setattr(journals, "MAX_SEGMENTS", 3)
     driver, log = live(tmp_path, 10, size=1)
     while len(log) < 400:
@@ -363,8 +363,8 @@ def full(*_: object) -> int:
 def test_a_segment_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "EVERY", 10)
-    monkeypatch.setattr("minfer.journal.replay.EVERY", 10)
+    monkeypatch.setattr(journals, "TURNS_PER_STATE_DIGEST", 10)
+    monkeypatch.setattr("minfer.journal.replay.TURNS_PER_STATE_DIGEST", 10)
     driver, log = live(tmp_path, 10, size=1)
     real, refused = os.write, list[os.stat_result]()
 

@@ -1,6 +1,6 @@
 """Columns of several emits are one, and of those that say nothing, none."""
 
-from minfer.analysis.drafts import Drafted
+from minfer.analysis.drafts import StepDrafts
 from minfer.effects.live.engine.output_columns import (
     concat,
     drafts_column,
@@ -32,7 +32,7 @@ def test_who_has_nothing_beside_its_tokens_has_an_empty_place() -> None:
 
 def test_drafts_are_a_column_too() -> None:
     assert drafts_column((), (A, B)) == ()
-    drafts = (Drafted(3, (B, ("gone", 0)), (9, 9), (4, 4), (2, 2)),)
+    drafts = (StepDrafts(3, (B, ("gone", 0)), (9, 9), (4, 4), (2, 2)),)
     assert drafts_column(drafts, (A, B)) == (0, 4)
-    twice = (*drafts, Drafted(4, (B,), (12,), (1,), (0,)))
+    twice = (*drafts, StepDrafts(4, (B,), (12,), (1,), (0,)))
     assert drafts_column(twice, (B, A, B)) == (5, 0, 0), "of two steps in one turn"

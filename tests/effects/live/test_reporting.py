@@ -4,7 +4,7 @@ import threading
 
 from attrs import evolve
 
-from minfer.analysis.drafts import Drafted
+from minfer.analysis.drafts import StepDrafts
 from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
 from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.engine import step
@@ -29,7 +29,7 @@ class World:
             self.reporter.listen(lambda _: None)
         self.state, self.oracle, self.time = initial(CONFIG), Oracle(4, 100), 0.0
 
-    def turn(self, *news: Event, drafts: tuple[Drafted, ...] = ()) -> Transition:
+    def turn(self, *news: Event, drafts: tuple[StepDrafts, ...] = ()) -> Transition:
         """Take a turn; afterwards `heard` has what it told, in its order."""
         self.time += MORE
         executed = (self.oracle.collect(),) if self.oracle.plans else ()
@@ -81,7 +81,7 @@ def test_drafts_are_reported_beside_the_tokens() -> None:
     world = World()
     world.turn(ask("a"))
     world.news()
-    world.turn(drafts=(Drafted(0, (("a", 0),), (3,), (4,), (1,)),))
+    world.turn(drafts=(StepDrafts(0, (("a", 0),), (3,), (4,), (1,)),))
     assert world.news()[0].drafts == (4,)
 
 

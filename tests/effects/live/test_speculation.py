@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minfer import LLM, SamplingParams
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.effects.execution.packing.pack_plan import Forward, Packer
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.plan import Plan
@@ -83,7 +83,9 @@ def answers(
         for output in outputs
         for completion in output.outputs
     ]
-    judgements = (judged(turn.before, turn.events, turn.transition) for turn in turns)
+    judgements = (
+        sample_drafts(turn.before, turn.events, turn.transition) for turn in turns
+    )
     return reported, tally_of(chain.from_iterable(judgements))
 
 

@@ -14,7 +14,7 @@ import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.analysis.drafts import judged, tally_of
+from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.records.messages import Preempted
 from minfer.records.plan import Plan
 from minfer.speculate.tally import DraftTally
@@ -85,7 +85,7 @@ class Looking:
             transition = turn(before)
             self.reasons += transition.reasons
             self.tally = self.tally.plus(
-                tally_of(judged(state, driver.last_events, transition))
+                tally_of(sample_drafts(state, driver.last_events, transition))
             )
             return transition
 

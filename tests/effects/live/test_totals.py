@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
-from minfer.analysis.drafts import drafted, judged, tally_of
+from minfer.analysis.drafts import sample_drafts, step_drafts, tally_of
 from minfer.effects.live.totals import (
     ACCEPTED_PER_POSITION,
     COUNTERS,
@@ -209,8 +209,8 @@ def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
     tally, drafts_total = TotalsCounter(), NO_DRAFTS
     for turn in run().turns:
         change = turn.before, turn.events, turn.transition
-        tally.count_drafts(drafted(*change))
-        drafts_total = drafts_total.plus(tally_of(judged(*change)))
+        tally.count_drafts(step_drafts(*change))
+        drafts_total = drafts_total.plus(tally_of(sample_drafts(*change)))
     counts = tally.totals().counts
     assert counts["spec_decode_num_drafts"] == drafts_total.rows > 0
     assert counts["spec_decode_num_draft_tokens"] == sum(drafts_total.proposed)

@@ -9,7 +9,12 @@ from minfer.effects.cluster.engine_client.front_router import FrontRouter, routi
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.records.messages import Submit
-from minfer.routing.messages import Ended, ReplicaJoined, ReplicaLeft, Started
+from minfer.routing.messages import (
+    ReplicaJoined,
+    ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
+)
 from minfer.routing.policies import RoundRobin
 from minfer.routing.state import RouterConfig
 from tests.core.simulation.clocked import Run, config, request
@@ -46,7 +51,7 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
     _sent(router, "cmpl-c-0", "cmpl-b-0")
     router.apply(ReplicaJoined("1"))
     _sent(router, "cmpl-d-0")
-    router.apply(*(Ended(f"cmpl-{letter}-0") for letter in "abcd"))
+    router.apply(*(RequestEnded(f"cmpl-{letter}-0") for letter in "abcd"))
     journal.close()
     (file,) = folder.glob("*.routing")
     if not closed:  # as of a front that was killed
@@ -58,4 +63,4 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
 def _sent(router: FrontRouter, *names: str) -> None:
     for name in names:
         router.decide(routing_request(request(name, 5)))
-        router.apply(Started(name))
+        router.apply(RequestStarted(name))

@@ -102,7 +102,7 @@ def test_what_there_is_of_a_request_is_explained_and_the_rest_named(
 def test_what_a_decision_expected_is_said() -> None:
     placed = {
         "why": "cost",
-        "override": "returned no Choice",
+        "override": "returned no ReplicaChoice",
         "seconds": 0.0125,
         "alternatives": [{"replica": "1", "hit": 0, "seconds": 0.5}],
         "blocks": 4,
@@ -118,7 +118,7 @@ def test_what_a_decision_expected_is_said() -> None:
     assert prefilled.endswith("; its prompt was computed there, or it ended")
     _, decided, without = routing_lines([sent, {**sent, "placed": None}], [])
     assert decided == (
-        f"{start}cost, as the policy returned no Choice 12.5 ms (else replica 1 500.0 "
-        f"ms), 3 of 4 blocks were expected there{end}"
+        f"{start}cost, as the policy returned no ReplicaChoice 12.5 ms (else replica 1 "
+        f"500.0 ms), 3 of 4 blocks were expected there{end}"
     )
     assert without == f"{start}sent there without a decision{end}"

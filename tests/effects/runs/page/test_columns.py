@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.effects.runs.page.make import page
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
@@ -64,7 +64,9 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     expected["Finished"] = sum(len(emit.finished) for emit in emits)
     logged = Counter(kind for _, kind, _, _ in entries(data))
     assert {kind: logged[kind] for kind in expected} == expected
-    drafts = [draft for t in turns for draft in judged(t.before, t.events, t.transition)]
+    drafts = [
+        draft for t in turns for draft in sample_drafts(t.before, t.events, t.transition)
+    ]
     assert columns["draft.proposed"] == [draft.proposed for draft in drafts]
     assert columns["draft.accepted"] == [draft.accepted for draft in drafts]
     ids = [
