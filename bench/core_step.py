@@ -171,7 +171,7 @@ class Load:
     def settle(self) -> None:
         """Take turns until all that the prompts left is stored."""
         for turn in self.turns:
-            if not turn.transition.state.tiers.unstored:
+            if not turn.transition.state.tiers.host_queue:
                 return
 
     def block(self, turns: int) -> list[float]:

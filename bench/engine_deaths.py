@@ -1,9 +1,9 @@
 """Engines that are killed under load, as the clients of `minfer serve` see it.
 
-Two fronts over one engine, with the bundled model; clients that stream, each one request
-after the other: greedy and seeded ones, several samples, stop strings, log-probabilities.
-The engine is killed (SIGKILL) at random moments while streams run. Every answer is
-compared with what the same request got before the first kill.
+Two API servers over one engine, with the bundled model; clients that stream, each one
+request after the other: greedy and seeded ones, several samples, stop strings,
+log-probabilities. The engine is killed (SIGKILL) at random moments while streams run.
+Every answer is compared with what the same request got before the first kill.
 
 In bfloat16 numbers are so coarse that who else is in a batch decides between tokens that
 are nearly as likely, so answers need not be equal. There all requests ask for

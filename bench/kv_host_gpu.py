@@ -28,6 +28,7 @@ from minfer import LLM
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Lost, Move, Moved
+from minfer.records.tiers import TransferKind
 
 RAW: Final = 1 << 30  # bytes of a copy of pinned memory
 PAGES: Final = 256
@@ -100,7 +101,8 @@ def page_rates(llm: LLM, repeats: int) -> dict[str, list[float]]:
     """GB/s of the engine's transfers, as in `pinned_rates`."""
     copier, size = copier_of(llm), llm.setup.memory.block_bytes
     first, second = tuple(range(PAGES)), tuple(range(PAGES, 2 * PAGES))
-    out, into = Move(1, False, first, first), Move(2, True, second, second)
+    out = Move(1, TransferKind.STORE_TO_HOST, first, first)
+    into = Move(2, TransferKind.LOAD_FROM_HOST, second, second)
     ways = {"out": [out], "in": [into], "both": [out, into]}
     return {
         name: [

@@ -40,7 +40,7 @@ from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.records.messages import Lost, Move, Moved
-from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE
+from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE, TransferKind
 
 ROWS: Final = 64
 CONTEXT: Final = 1024  # tokens of a row that decodes
@@ -132,8 +132,8 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
     ended, over = SimpleQueue[Moved | Lost](), threading.Event()
     pages = tuple(range(pool - TRANSFER_PAGES, pool))
     moves = [
-        Move(way, bool(way), *((pages, pages) if way else (pages[::-1], pages)))
-        for way in (0, 1)
+        Move(0, TransferKind.STORE_TO_HOST, pages[::-1], pages),
+        Move(1, TransferKind.LOAD_FROM_HOST, pages, pages),
     ]
     moved, began = [0], time.perf_counter()
 

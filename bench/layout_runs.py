@@ -23,7 +23,7 @@ from bench.results import show
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.records.messages import Admitted, Emit
-from minfer.records.tiers import LOAD, KeyedTier
+from minfer.records.tiers import LOAD, ExternalStore
 from minfer.routing.policies import Prefix, PrefixHash, RoundRobin
 from minfer.routing.state import RouterConfig
 from minfer.simulation.disaggregated import DisaggregatedSimulation
@@ -59,11 +59,14 @@ def simulation(
         )
     count = layout.prefill * gpus // GPUS
     block_seconds = sent_seconds(layout)
-    tier = KeyedTier(
-        known=2 * config.num_blocks, sends=True, choice=LOAD, page_seconds=block_seconds
+    tier = ExternalStore(
+        max_known_keys=2 * config.num_blocks,
+        push_only=True,
+        choice=LOAD,
+        page_seconds=block_seconds,
     )
     return DisaggregatedSimulation(
-        evolve(config, keyed=tier),
+        evolve(config, external_store=tier),
         # a prompt that was computed elsewhere costs a decode engine its transfer
         RouterConfig(evolve(policy, token=block_seconds / BLOCK), BLOCK),
         engines[count:],

@@ -10,7 +10,7 @@ Every answer has to be what one engine without a cluster said in float32. What i
     node     a node (SIGKILL of its processes); then another one joins
     leave    a node that is drained and then stopped; another one has joined before
     keeper   the process that keeps the engines (SIGKILL), and an engine at half the times
-    front    a front (SIGKILL), and so a router: its clients ask again with their ids
+    front    an API server (SIGKILL), and so a router: its clients ask again
 
 Parts that the result file has are not measured again: a run that was ended goes on.
 """
@@ -34,8 +34,8 @@ from bench.results import circumstances, run, show, write
 from bench.retried_load import RETRIES, RetriedLoad
 from tests.effects.cluster.ray.ray_nodes import RayNodes, ray_nodes
 from tests.effects.serving.process_deaths import (
+    API_SERVERS,
     ENGINE,
-    FRONTS,
     SOON,
     ClientAnswer,
     Load,
@@ -130,9 +130,9 @@ class Trial:
         await self.until_ready(self.replicas)
 
     async def front(self, number: int) -> None:
-        """Kill a front."""
+        """Kill an API server."""
         del number
-        ended, name = len(self.load.ended), self.rng.choice(FRONTS)
+        ended, name = len(self.load.ended), self.rng.choice(API_SERVERS)
         async with asyncio.timeout(MAX_WAIT_SECONDS):
             while len(self.load.ended) == ended:  # or the same request is cut each time
                 await asyncio.sleep(POLL_SECONDS)
@@ -151,7 +151,7 @@ class Trial:
                 pass
 
     async def unready(self) -> set[str]:
-        """The engines that are not ready, as a front says."""
+        """The engines that are not ready, as an API server says."""
         return {
             engine["replica"]
             for engine in await self.health()
@@ -169,7 +169,7 @@ class Trial:
             try:
                 answer = await self.client.get(f"{self.server.url}/health")
                 return list(answer.json()["replicas"])
-            except httpx.HTTPError:  # that front was killed
+            except httpx.HTTPError:  # that API server was killed
                 continue
 
     def figures(self) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def of_engines(path: Path, requests: int, speed: float) -> dict[str, Any]:
 
 
 def of_fronts() -> dict[str, float]:
-    """The processor's time of a token that a front streams: in steps of many of its
-    requests, with 256 clients of four fronts; and singly, with one client.
+    """The processor's time of a token that an API server streams: in steps of many of its
+    requests, with 256 clients of four API servers; and singly, with one client.
     """
     text = (RESULTS / "server_gpu_05B.json").read_text("utf-8")
     clients = json.loads(text)["results"]["fronts 4"]["clients"]
@@ -169,7 +169,7 @@ def limits(
     replicas: list[dict[str, Any]], engine: dict[str, Any], front: dict[str, float]
 ) -> dict[str, Any]:
     """Of `LARGE` GPUs with a replica each. `full_at`: with as many GPUs it takes a whole
-    core of each front, or all that one front can do.
+    core of each API server, or all that one API server can do.
     """
     largest = max(replicas, key=lambda result: result["replicas"])
     keys = engine["published/s"] + engine["evicted/s"]

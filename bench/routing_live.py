@@ -14,9 +14,9 @@ them. `predicted`: the requests of the run at the times when the client sent the
 `minfer.simulation.replicas`, with costs of steps that are fitted to the steps of both
 runs. `error` is of the prediction beside `served`.
 
-The server has one front, and so one router, as in the simulator. Reports of loads are as
-often as there. On fewer cores than replicas and client need, times are those of a machine
-that is too small.
+The server has one API server, and so one router, as in the simulator. Reports of loads
+are as often as there. On fewer cores than replicas and client need, times are those of a
+machine that is too small.
 """
 
 import argparse

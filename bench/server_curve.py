@@ -13,8 +13,8 @@ from bench.results import RESULTS, canvas
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Tokens a second of the library and of each number of fronts' second run; dashed,
-    what as many clients would have if none slowed another down.
+    """Tokens a second of the library and of each number of API servers' second run;
+    dashed, what as many clients would have if none slowed another down.
     """
     library = {int(n): rate for n, rate in results["library"].items()}
     clients = sorted(library)

@@ -35,8 +35,8 @@ from attrs import define, field
 from bench.results import circumstances, run, show, write
 from bench.retried_load import RETRIES, RetriedLoad
 from tests.effects.serving.process_deaths import (
+    API_SERVERS,
     ENGINE,
-    FRONTS,
     SOON,
     ClientAnswer,
     Load,
@@ -93,7 +93,7 @@ class Trial:
                 name = f"{ENGINE} {self.rng.randrange(2)}"
                 await self.server.successor(name, self.server.kill(name))
             case "front":
-                name = self.rng.choice(FRONTS)
+                name = self.rng.choice(API_SERVERS)
                 await self.server.successor(name, self.server.kill(name, sent_signal))
                 await self.server.until_ready()
             case "backend":

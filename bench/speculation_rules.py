@@ -19,9 +19,9 @@ from minfer.effects.setup.speculation_settings import (
 )
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
-from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.accept import TargetOutput, Verdict
 from minfer.speculate.proposer import Proposer
-from minfer.speculate.rejection import Chances, Streams, drawn, rejection
+from minfer.speculate.rejection import Chances, Streams, rejection, sample_draft
 from minfer.speculate.tally import DraftTally, of_row
 
 SCOPE: Final = b""  # who shares what others wrote: all
@@ -62,7 +62,7 @@ class ByModel:
         for _ in range(max_drafts):
             text = context + tokens
             [logits] = logits_of(self.model, text, 1)
-            sample = drawn(logits, self.how, text, self.prompt, self.streams)
+            sample = sample_draft(logits, self.how, text, self.prompt, self.streams)
             tokens.append(sample.token)
             proposed.append(sample.chances)
         return tokens, proposed
@@ -121,8 +121,11 @@ def one_row(
         max_drafts = min(args.drafts, end - len(tokens) - 1)
         drafts, proposed = drafter.drafts(tokens, max_drafts) if max_drafts else ([], [])
         rows = logits_of(model, tokens + drafts, len(drafts) + 1)
-        target = Target(
-            how=sampling, known=tuple(tokens), prompt=len(prompt), logits=tuple(rows)
+        target = TargetOutput(
+            sampling=sampling,
+            tokens=tuple(tokens),
+            num_prompt_tokens=len(prompt),
+            logits=tuple(rows),
         )
         verdict: Verdict = rejection(target, drafts, proposed)
         if drafts:

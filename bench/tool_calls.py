@@ -185,7 +185,7 @@ def loop_seconds(parent: int) -> dict[int, float]:
     seconds = {}
     for child in children:
         name = Path(f"/proc/{child}/comm").read_text("ascii").strip()
-        if name.startswith(("minfer front", "minfer api")):
+        if name.startswith("minfer api"):
             stat = Path(f"/proc/{child}/task/{child}/schedstat").read_text("ascii")
             seconds[int(child)] = int(stat.split()[0]) / 1e9
     return seconds

@@ -56,21 +56,21 @@ def step(
     config: EngineConfig, state: EngineState, events: tuple[Event, ...]
 ) -> Transition:
     """Take one turn: fold the events, then plan. Total: no sequence of events raises."""
-    parts: list[Transition] = []
+    transitions: list[Transition] = []
     for together in _group_events(events):
-        parts.append(_fold(config, state, together))
-        state = parts[-1].state
+        transitions.append(_fold(config, state, together))
+        state = transitions[-1].state
     if config.has_tiers:
-        parts.append(store_blocks(config, state))
-        state = parts[-1].state
+        transitions.append(store_blocks(config, state))
+        state = transitions[-1].state
     while len(state.inflight) < config.depth:
         before = state.next_step
-        parts.append(schedule(config, state))
-        state = parts[-1].state
+        transitions.append(schedule(config, state))
+        state = transitions[-1].state
         if state.next_step == before:
             break
-    commands = [command for part in parts for command in part.commands]
-    reasons = [reason for part in parts for reason in part.reasons]
+    commands = [command for transition in transitions for command in transition.commands]
+    reasons = [reason for transition in transitions for reason in transition.reasons]
     if state.overrides:
         reasons += state.overrides
         state = evolve(state, overrides=())
@@ -79,17 +79,17 @@ def step(
 
 def _group_events(events: tuple[Event, ...]) -> list[list[Event]]:
     """The events in order, in groups that are folded at once."""
-    found, last = list[list[Event]](), ""
-    for kind, some in groupby(events, key=type):
+    groups, last = list[list[Event]](), ""
+    for kind, same_kind in groupby(events, key=type):
         name = _IN_A_ROW.get(kind, "")
         if not name:
-            found += [[event] for event in some]
+            groups += [[event] for event in same_kind]
         elif name == last:
-            found[-1] += some
+            groups[-1] += same_kind
         else:
-            found.append([*some])
+            groups.append([*same_kind])
         last = name
-    return found
+    return groups
 
 
 def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Transition:

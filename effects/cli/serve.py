@@ -400,11 +400,11 @@ def run(options: argparse.Namespace) -> int:
     remove_secrets()
     args, http = server.read_options(options)
     raise_limit()
-    host, port, fronts = options.host, options.port, options.api_processes
-    if fronts is None:
-        fronts = server.fronts_by_cores()
+    host, port, api_servers = options.host, options.port, options.api_processes
+    if api_servers is None:
+        api_servers = server.api_servers_by_cores()
     deployment = read_deployment(options)
-    if fronts:
+    if api_servers:
         keep = None
         if deployment.distributed:
             from minfer.effects.cluster.ray.engine_keeper import RayEngines
@@ -412,11 +412,11 @@ def run(options: argparse.Namespace) -> int:
             keep = RayEngines(
                 args=args,
                 deployment=deployment,
-                fronts=fronts,
+                api_servers=api_servers,
                 timeout=http.engine_timeout,
             ).keep
         return serve_in_processes(
-            args, http, host, port, fronts, guarded, deployment, keep
+            args, http, host, port, api_servers, guarded, deployment, keep
         )
     if deployment.routed or deployment.distributed:
         raise ConfigError(

@@ -62,7 +62,7 @@ class Talk:
     def stop(self) -> None:
         """End the answer that is being written."""
         self.stopped = True
-        self.llm.front.cancel()
+        self.llm.frontend.cancel()
 
     def _answer(self, message: str) -> None:
         self.history.append({"role": "user", "content": message})

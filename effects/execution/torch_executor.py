@@ -79,8 +79,8 @@ class TorchExecutor:
         workers: WorkerGroup | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
-        `store` has the blocks of the keyed tier. `ranks` run the model together, of which
-        `spec` and the weights are this one's part; rank 0 has the `workers` of the
+        `store` has the blocks of the external store. `ranks` run the model together, of
+        which `spec` and the weights are this one's part; rank 0 has the `workers` of the
         others, which do what it does.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.

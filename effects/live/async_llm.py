@@ -28,8 +28,7 @@ from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.records.plan import LAST
-from minfer.records.request import SamplingParams
+from minfer.records.request import LAST, SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversation, Tools
@@ -48,7 +47,7 @@ class AsyncLLM(ServedModel):
             deque()
         )  # of readers whose requests have new output
         self._wake_scheduled = False  # a callback to set them is scheduled
-        self.front.after.append(self._schedule_wake)
+        self.frontend.after.append(self._schedule_wake)
 
     @property
     def errored(self) -> bool:
@@ -97,7 +96,7 @@ class AsyncLLM(ServedModel):
                 shown=shown,
             )
             self.count += 1
-        self.front.check(processor)
+        self.frontend.check(processor)
         return self._deltas(processor, ready)
 
     def chat(
@@ -175,14 +174,14 @@ class AsyncLLM(ServedModel):
                 prompt, sink, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1
-        self.front.check(processor)
+        self.frontend.check(processor)
         return processor, ready
 
     async def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last output, with the finish reason
         "cancelled".
         """
-        self.front.cancel([request_id])
+        self.frontend.cancel([request_id])
 
     async def _deltas(
         self, processor: OutputProcessor, ready: asyncio.Event
@@ -196,7 +195,7 @@ class AsyncLLM(ServedModel):
             self._loop = loop
             self._wake_scheduled = False
             self._ready.clear()
-        self.front.submit([processor])
+        self.frontend.submit([processor])
         self._readers += 1
         try:
             while True:
@@ -219,7 +218,7 @@ class AsyncLLM(ServedModel):
         finally:
             self._readers -= 1
             if not processor.finished:
-                self.front.cancel([processor.request.id])
+                self.frontend.cancel([processor.request.id])
 
     def _note_ready(self, ready: asyncio.Event, processor: OutputProcessor) -> None:
         """Note that a request has new output, in the thread in which outputs come."""

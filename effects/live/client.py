@@ -8,9 +8,9 @@ of plain data, so that they mean the same in this process and through a socket.
                                  | engine |     all outputs of a turn, at once
     TurnOutputs, EngineDied <--  +--------+     or that no more messages will come
 
-A message is for a listener, which is a front: the front keeps the requests that it has
-submitted, detokenizes their tokens and finds their stop strings
-(`minfer.effects.live.front`). Outputs come in the order of turns, and a turn is one
+A message is for a listener, which is an API server: the API server keeps the requests
+that it has submitted, detokenizes their tokens and finds their stop strings
+(`minfer.effects.live.frontend`). Outputs come in the order of turns, and a turn is one
 message however many requests it concerns, so that a step's outputs cross once.
 
 Two implementations: `EngineWorker` (live/engine/engine_worker.py) runs the engine in a
@@ -86,8 +86,8 @@ class EngineDied:
 
 
 EngineMessage = TurnOutputs | EngineDied
-# Called in the engine's thread or, in a front's process, in its event loop: be quick, do
-# not raise.
+# Called in the engine's thread or, in an API server's process, in its event loop: be
+# quick, do not raise.
 Listener = Callable[[EngineMessage], None]
 
 
@@ -135,8 +135,8 @@ class Snapshot:
     # Whether turns are written to a journal now; None: no journal is configured.
     journal_writing: bool | None = None
     journal_errors: int = 0  # failed attempts to write one
-    # Counts of all fronts, where they are processes of their own.
-    fronts: Totals = NO_TOTALS
+    # Counts of all API servers, where they are processes of their own.
+    api_servers: Totals = NO_TOTALS
     replicas: tuple[ReplicaState, ...] = ()  # if there are several
 
 

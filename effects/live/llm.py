@@ -29,8 +29,7 @@ from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.records.plan import LAST
-from minfer.records.request import SamplingParams
+from minfer.records.request import LAST, SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools
@@ -213,13 +212,13 @@ class LLM(ServedModel):
         """Submit jobs, and wait for all; any exception cancels them."""
         outputs: dict[str, EmbeddingOutput] = {}
         try:
-            self.front.submit(batch.processors)
+            self.frontend.submit(batch.processors)
             for _ in batch.processors:
                 output = batch.inbox.get().embedding(normalize=normalize)
                 outputs[output.request_id] = output
                 advance()
         except BaseException:
-            self.front.drop(batch.processors)
+            self.frontend.drop(batch.processors)
             raise
         return [outputs[job.request.id] for job in batch.processors]
 
@@ -239,13 +238,13 @@ class LLM(ServedModel):
         """Submit jobs, and yield their outputs; any exception cancels them."""
         num_left = len(batch.processors)
         try:
-            self.front.submit(batch.processors)
+            self.frontend.submit(batch.processors)
             while num_left:
                 output = _take_output(batch.inbox)
                 num_left -= output.finished
                 yield output
         except BaseException:
-            self.front.drop(batch.processors)
+            self.frontend.drop(batch.processors)
             raise
 
     def _make_chat_batch(

@@ -1,8 +1,9 @@
 """The live requests of a process: the only registry by request id.
 
 It is the engine client's; the engine server has one until its engine is ready, and passes
-it on. A record is added by what takes the request first: a front, the engine server, or
-else the client. It is removed when its client has ended it and nothing reads its outputs.
+it on. A record is added by what takes the request first: an API server, the engine
+server, or else the client. It is removed when its client has ended it and nothing reads
+its outputs.
 
     NEW ---> COMPILING ---> SUBMITTED ---> ENDED    set by the engine client
       +------> SEARCHING --------------------^      set by `BeamSearches`
@@ -11,9 +12,10 @@ Each part changes its own fields of a record, under its own lock; additions and 
 have a lock here. Other threads add and remove meanwhile: copy before you iterate.
 
 What only one part knows of a request, that part keeps by the request's id, with a type of
-its own: the `OutputProcessor` of a front's request, the `SearchBeam` and the `LiveSearch`
-of a beam search, the `Session` of a front at the engine server, the `PendingBatch` that
-compiles, and the `FrontRequest` that is resubmitted after a crash.
+its own: the `OutputProcessor` of an API server's request, the `SearchBeam` and the
+`LiveSearch` of a beam search, the `Session` of an API server at the engine server, the
+`PendingBatch` that compiles, and the `ApiServerRequest` that is resubmitted after a
+crash.
 
 What has another lifetime is kept by its owner, too: by sample, the matchers of grammars,
 the tokens read for drafts, and the times of last outputs, which are folds over
@@ -63,7 +65,7 @@ class RequestRecord:
     request: Request
     read: bool = False  # something reads its outputs
     arrived: float = 0.0  # at its client
-    stored: int = 0  # leading blocks of its prompt that the keyed tier has
+    stored: int = 0  # leading blocks of its prompt that the external store has
     session: str = ""  # requests of a session continue each other; none, if empty
     # Where it was sent, and why, where there are several engines: the last one has it.
     sendings: list[Sending] = field(factory=list)

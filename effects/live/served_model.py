@@ -26,7 +26,7 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.engine.open_rank import open_store
 from minfer.effects.live.errors import RequestError
-from minfer.effects.live.front import Front
+from minfer.effects.live.frontend import Frontend
 from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import (
     RequestInput,
@@ -85,7 +85,7 @@ def _with_parameters_of(
 
 class ServedModel(ChatRenderer):
     """A model with its tokenizer, and an engine that runs it: one of this process, or, in
-    a front's process, those behind a `client` (`from_client`).
+    an API server's process, those behind a `client` (`from_client`).
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
     is the model that comes with minfer. The other settings are documented in
@@ -95,7 +95,7 @@ class ServedModel(ChatRenderer):
     Runs are reproducible: a request without a seed of its own gets one that is a function
     of `seed` and of how many requests there were before it.
 
-    `client` is the interface to the engine; `front` has the requests in progress.
+    `client` is the interface to the engine; `frontend` has the requests in progress.
     """
 
     setup: Setup
@@ -110,7 +110,7 @@ class ServedModel(ChatRenderer):
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
     client: EngineClient
-    front: Front
+    frontend: Frontend
 
     @_with_parameters_of(EngineArgs)
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -186,7 +186,7 @@ class ServedModel(ChatRenderer):
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
-        self.front = Front(client)
+        self.frontend = Frontend(client)
         # Imported and loaded objects stay alive: exclude them from garbage collections.
         gc.freeze()
         self.numbers = threading.Lock()

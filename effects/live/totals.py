@@ -30,6 +30,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Yields
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.state import Transition
+from minfer.records.tiers import TransferKind
 
 COUNTERS: Final = (
     "prompt_tokens",
@@ -227,4 +228,8 @@ class TotalsCounter:
 
 def _tier_counter(reason: Loading | Recomputing | LostBlocks, outcome: str) -> str:
     """Returns the name of a count of a tier's blocks."""
-    return f"kv_{'keyed' if reason.keyed else 'host'}_{outcome}_blocks"
+    match reason.kind:
+        case TransferKind.STORE_TO_HOST | TransferKind.LOAD_FROM_HOST:
+            return f"kv_host_{outcome}_blocks"
+        case TransferKind.STORE_TO_EXTERNAL | TransferKind.FETCH_FROM_EXTERNAL:
+            return f"kv_keyed_{outcome}_blocks"

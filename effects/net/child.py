@@ -1,4 +1,4 @@
-"""A child process of its parent: an engine, a front, a rank, an input worker.
+"""A child process of its parent: an engine, an API server, a rank, an input worker.
 
             parent                                          child
     begin   fork_child     a copy of the parent             calls a function
@@ -8,12 +8,12 @@
     end     signal, kill   -- DRAIN, STOP, SIGKILL ------>  its own handlers
             it has ended   -- SIGKILL, by the system ---->
 
-Fronts, and engines on this machine, are forked: they share listening sockets and counts
-with their parent, which loads nothing, so that each of them begins clean. All others are
-spawned, by parents that may have loaded a model, a device or threads: ranks, input
-workers, and engines on a cluster's nodes.
+API servers, and engines on this machine, are forked: they share listening sockets and
+counts with their parent, which loads nothing, so that each of them begins clean. All
+others are spawned, by parents that may have loaded a model, a device or threads: ranks,
+input workers, and engines on a cluster's nodes.
 
-Only engines and fronts have a heartbeat here (a `limit`). A rank is watched by its
+Only engines and API servers have a heartbeat here (a `limit`). A rank is watched by its
 messages (`worker_group`), and an input worker has a limited time for each body
 (`worker_pool`).
 

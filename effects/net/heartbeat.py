@@ -1,8 +1,8 @@
 """The heartbeat of a process, as its watcher sees it.
 
-    engine:   beat, some times a second, while its steps end (`host.py`)
-    front:    beat, likewise, while its event loop runs (`front_process.py`)
-    watcher:  hangs? at each look; then it is killed, and started again as after a death
+    engine:      beat, some times a second, while its steps end (`engine_server.py`)
+    API server:  beat, likewise, while its event loop runs (`api_server_process.py`)
+    watcher:     hangs? at each look; then it is killed, and started again
 
 Theory. A process that hangs still exists: it is stopped, in a call of its device that
 never returns, or in a lock. So it has to send a heartbeat, and silence means a hang. The

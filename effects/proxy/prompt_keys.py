@@ -23,7 +23,7 @@ import msgspec
 from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, block_keys, root_key
-from minfer.effects.cluster.engine_client.front_router import MAX_EXPECTED_OUTPUT
+from minfer.effects.cluster.engine_client.api_server_router import MAX_EXPECTED_OUTPUT
 from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 
 BLOCK_TOKENS: Final = 64

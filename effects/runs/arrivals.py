@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from minfer.journal.redact import redacted_config
 from minfer.records.config import EngineConfig
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
 from minfer.simulation.fork import rekeyed
 from minfer.simulation.guesses_recorded import RecordedDrafts
@@ -47,7 +47,12 @@ class TraceRow:
         ends = range(block_size, self.prompt + 1, block_size)
         keys = tuple([b"%d %d" % (ids[min((end - 1) // span, top)], end) for end in ends])
         return Request(
-            id=name, prompt=prompt, max_tokens=self.output, keys=keys, **fields
+            id=name,
+            prompt=prompt,
+            max_tokens=self.output,
+            prompt_only=None if self.output else PromptOnly(),
+            keys=keys,
+            **fields,
         )
 
 

@@ -42,6 +42,7 @@ from minfer.journal.format import JournalError
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
+from minfer.records.tiers import TransferKind
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
@@ -355,9 +356,10 @@ def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
 
 def _tier(reason: dict[str, Any]) -> dict[str, Any]:
     """What the words say of a tier, if a reason is about one."""
-    if "keyed" not in reason:
+    if "recompute" not in reason:
         return {}
-    tier = "disk or another engine" if reason["keyed"] else "host memory"
+    from_host = reason["kind"] == TransferKind.LOAD_FROM_HOST
+    tier = "host memory" if from_host else "disk or another engine"
     seconds = reason["seconds"], reason["recompute"]
     # Blocks of another engine are always loaded: nothing is expected of that.
     costs = _COSTS.format(*map(_ms, seconds)) if any(seconds) else ""

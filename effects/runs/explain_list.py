@@ -51,7 +51,7 @@ def list_requests(
         for event in turn.events:
             if isinstance(event, Submit):
                 request = event.request
-                search = request.search
+                search = request.continuation.beam_round
                 if search is not None and search.number and search.id in by_id:
                     by_id[request.id] = by_id[search.id]
                     continue

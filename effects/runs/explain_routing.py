@@ -1,5 +1,5 @@
 """For `minfer explain`: the replica and machine where a request ran, and from the
-journals of the fronts' routers, to which replicas it was sent, in order, and why.
+journals of the API servers' routers, to which replicas it was sent, in order, and why.
 """
 
 import json

@@ -56,7 +56,11 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
     for turn in turns:
         now, submitted = turn.transition.state.time, False
         for event in turn.events:
-            search = event.request.search if isinstance(event, Submit) else None
+            search = (
+                event.request.continuation.beam_round
+                if isinstance(event, Submit)
+                else None
+            )
             if isinstance(event, Submit) and search is not None and search.id == name:
                 if not search.number and rounds:  # another search begins
                     first_round = None

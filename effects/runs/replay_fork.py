@@ -104,7 +104,7 @@ def change_of(
         )
     sized = with_block_size(config, settings.get("block_size", config.block_size))
     sized = with_blocks(sized, settings.get("num_blocks", config.num_blocks))
-    tiers = {"host": sized.host, "keyed": sized.keyed}
+    tiers = {"host": sized.host, "external_store": sized.external_store}
     settings |= {
         name: tier for name, tier in tiers.items() if tier != getattr(config, name)
     }

@@ -1,9 +1,9 @@
 """`minfer replay` of a server's folder: replays the journals of its replicas and of its
-fronts' routers, and checks that they agree.
+API servers' routers, and checks that they agree.
 
     FOLDER/replica-0/RUN-000001.journal      a replica: a run for each time its engine was
     FOLDER/replica-1/...                     started, on whichever machine
-    FOLDER/RUN-front-0.routing               the router of a front
+    FOLDER/RUN-api-server-0.routing          the router of an API server
 """
 
 import argparse
@@ -62,7 +62,7 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     )
     print_lines = _print_nothing if options.json else _print_all
     routers = _Routers()
-    files = sorted(folder.glob(f"*{ROUTERS}"), key=_is_prefill_router)
+    files = sorted(sorted(folder.glob(f"*{ROUTERS}")), key=_is_prefill_router)
     routed, routers_code = _each_router(files, routers)
     engines, replicas = _Engines(print_lines), replica_runs_in(folder)
     root_runs = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []

@@ -10,8 +10,15 @@ from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
+from minfer.records.tiers import TransferKind
 from minfer.values.pmap import Map
 
+_TRANSFERS: Final = {
+    TransferKind.STORE_TO_HOST: "stores {} blocks of host memory",
+    TransferKind.LOAD_FROM_HOST: "loads {} blocks of host memory",
+    TransferKind.STORE_TO_EXTERNAL: "stores {} blocks by key",
+    TransferKind.FETCH_FROM_EXTERNAL: "loads {} blocks by key",
+}
 _MAX_LISTED: Final = 20  # sequences in the list
 
 
@@ -76,22 +83,21 @@ def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
     tiers = state.tiers
     if config.host is not None and tiers.host is not None:
         used = config.host.pages - tiers.host.free
-        waits = f"{len(tiers.unstored)} blocks wait to be stored"
+        waits = f"{len(tiers.host_queue)} blocks wait to be stored"
         yield summary_line("host", f"{used} of {config.host.pages} pages used, {waits}")
-    if config.keyed is not None:
-        num_known = len({*tiers.known.young, *tiers.known.old})
-        waits = f"{len(tiers.unsaved)} wait to be stored"
+    if config.external_store is not None:
+        num_known = len({*tiers.external_keys.young, *tiers.external_keys.old})
+        waits = f"{len(tiers.external_queue)} wait to be stored"
         location = "believed to be on disk or sent by another engine"
         yield summary_line("by key", f"{num_known} blocks {location}, {waits}")
     for transfer in tiers.transfers[:_MAX_LISTED]:
-        action = f"{'loads' if transfer.loads else 'stores'} {len(transfer.keys)} blocks"
-        tier = "by key" if transfer.keyed else "of host memory"
+        action = _TRANSFERS[transfer.kind].format(len(transfer.keys))
         waiters = (
             f", for {', '.join(map(repr, sorted(transfer.waiting)))}"
             if transfer.waiting
             else ""
         )
-        yield f"  transfer {transfer.number}: {action} {tier}{waiters}"
+        yield f"  transfer {transfer.number}: {action}{waiters}"
 
 
 def _running(state: EngineState) -> Iterator[str]:

@@ -181,10 +181,12 @@ def with_blocks(config: EngineConfig, blocks: int) -> EngineConfig:
     if blocks == config.num_blocks:
         return config
     blocks = max(1, blocks)
-    keyed = config.keyed
-    if keyed is not None:  # it remembers at least twice the pool
-        keyed = evolve(keyed, known=max(keyed.known, 2 * blocks))
-    return evolve(config, num_blocks=blocks, watermark=blocks // 100, keyed=keyed)
+    store = config.external_store
+    if store is not None:  # it remembers at least twice the pool
+        store = evolve(store, max_known_keys=max(store.max_known_keys, 2 * blocks))
+    return evolve(
+        config, num_blocks=blocks, watermark=blocks // 100, external_store=store
+    )
 
 
 def with_block_size(config: EngineConfig, size: int) -> EngineConfig:
@@ -192,10 +194,10 @@ def with_block_size(config: EngineConfig, size: int) -> EngineConfig:
     before, and take as long for each.
     """
     ratio = size / config.block_size
-    host, keyed = config.host, config.keyed
+    host, store = config.host, config.external_store
     if host is not None:
         pages, seconds = round(host.pages / ratio), host.page_seconds * ratio
         host = evolve(host, pages=max(1, pages), page_seconds=seconds)
-    if keyed is not None:
-        keyed = evolve(keyed, page_seconds=keyed.page_seconds * ratio)
-    return evolve(config, block_size=size, host=host, keyed=keyed)
+    if store is not None:
+        store = evolve(store, page_seconds=store.page_seconds * ratio)
+    return evolve(config, block_size=size, host=host, external_store=store)

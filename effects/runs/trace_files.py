@@ -23,7 +23,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
 from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 
 TOKENS_PER_HASH_ID: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -52,7 +52,7 @@ _PARAMETERS: Final = {
     "shared": _Parameter(0.0, 0, 1),
     "prefix": _Parameter(256, 1, MAX_TOKENS),
     "prefixes": _Parameter(1, 1, MAX_TOKENS),
-    "seed": _Parameter(0, 0, MOST),
+    "seed": _Parameter(0, 0, MAX_INT64),
 }
 
 
@@ -256,7 +256,7 @@ def _journal(path: Path, max_requests: int | None) -> ArrivalTrace:
 
 @define
 class _Fetches:
-    """The time of a run's transfers from its keyed tier."""
+    """The time of a run's transfers from its external store."""
 
     begun: dict[int, tuple[float, int]] = field(factory=dict)  # since when, and pages
     seconds: float = 0.0
@@ -274,11 +274,11 @@ class _Fetches:
                 self.begun[command.number] = now, len(flattened(command.pages))
 
     def priced(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with what a page took, if its keyed tier has no costs: those
-        of another engine are not measured beforehand.
+        """The configuration with what a page took, if its external store has no costs:
+        those of another engine are not measured beforehand.
         """
-        keyed = config.keyed
-        if keyed is None or keyed.page_seconds or not self.pages:
+        store = config.external_store
+        if store is None or store.page_seconds or not self.pages:
             return config
-        costs = evolve(keyed, page_seconds=self.seconds / self.pages)
-        return evolve(config, keyed=costs)
+        costs = evolve(store, page_seconds=self.seconds / self.pages)
+        return evolve(config, external_store=costs)

@@ -19,7 +19,7 @@
                       server-sent events, on a socket
     observability/    metrics, logs, spans, records of requests, the live view
     page/             a prompt box and the live view in a browser
-    processes/        the server's start and end, and its fronts; what watches and
+    processes/        the server's start and end, and its API servers; what watches and
                       restarts them is in `minfer.effects.cluster.processes`
 
 A protocol knows no transport and a transport knows no protocol: between them are events.

@@ -2,8 +2,8 @@
 
 Theory. Most of them are right addresses behind a wrong base URL: OpenAI's clients want
 one that ends in /v1, Anthropic's one that does not, and proxies put names of their own in
-front. So the end of a path decides: the longest end that is an address here, as it is or
-below /v1. Other wrong addresses may be typos of a few letters.
+API server. So the end of a path decides: the longest end that is an address here, as it
+is or below /v1. Other wrong addresses may be typos of a few letters.
 """
 
 from collections.abc import Mapping

@@ -211,7 +211,7 @@ class AnswerTask:
         await asyncio.sleep(seconds)
         self.timed_out = True
         prompts = range(len(self.request.prompts))
-        self.state.llm.front.cancel(self._request_id(prompt) for prompt in prompts)
+        self.state.llm.frontend.cancel(self._request_id(prompt) for prompt in prompts)
         await asyncio.sleep(CANCEL_GRACE_SECONDS)
         self._raise_timeout()
 

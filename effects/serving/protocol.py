@@ -27,8 +27,7 @@ from minfer.effects.serving.wire.transport import Failure, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing
-from minfer.records.plan import LAST
-from minfer.records.request import SamplingParams
+from minfer.records.request import LAST, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:

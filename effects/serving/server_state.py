@@ -42,7 +42,7 @@ class ServerState:
         self.limits = limits or Limits.of(llm)
         self.bounds = bounds or ServerBounds()
         self.pace = QueuePace(llm.client.clock)
-        llm.front.on_end.append(self.pace.note_end)
+        llm.frontend.on_end.append(self.pace.note_end)
         llm.client.listen(self._log_death)
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False
@@ -81,4 +81,4 @@ class ServerState:
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""
         self.closing = True
-        self.llm.front.abandon(EngineDeadError(SHUTTING_DOWN))
+        self.llm.frontend.abandon(EngineDeadError(SHUTTING_DOWN))

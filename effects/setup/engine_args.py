@@ -251,7 +251,7 @@ class EngineArgs(ModelArg):
 
     def with_blocks(self, count: int) -> "EngineArgs":
         """Returns these settings for an engine that replaces one with `count` KV blocks:
-        requests that it served, or that fronts accepted, need them, and free memory
+        requests that it served, or that API servers accepted, need them, and free memory
         differs each time.
         """
         return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)

@@ -17,7 +17,7 @@ from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.speculation_settings import speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
-from minfer.values.checks import MOST, ConfigError, is_number
+from minfer.values.checks import MAX_INT64, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
@@ -65,7 +65,7 @@ def _read_size(text: str) -> int | None:
 def _is_length(value: Any) -> bool:
     is_whole = is_number(value, whole=True)
     return value is None or (
-        is_whole and (value == AUTO_LENGTH or MIN_CONTEXT_TOKENS <= value <= MOST)
+        is_whole and (value == AUTO_LENGTH or MIN_CONTEXT_TOKENS <= value <= MAX_INT64)
     )
 
 
@@ -109,7 +109,9 @@ def whole_number(
     """Returns the kind of whole numbers from `low` on, or None."""
 
     def is_valid(value: Any) -> bool:
-        return value is None or (is_number(value, whole=True) and low <= value <= MOST)
+        return value is None or (
+            is_number(value, whole=True) and low <= value <= MAX_INT64
+        )
 
     return OptionKind(f"a whole number from {low} to 2^63 - 1", is_valid, metavar, read)
 

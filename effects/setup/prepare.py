@@ -59,7 +59,7 @@ from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
-from minfer.effects.setup.tiers import describe_tiers, host_tier, keyed_tier
+from minfer.effects.setup.tiers import describe_tiers, external_store, host_tier
 from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError
@@ -157,7 +157,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             num_blocks=blocks,
             watermark=blocks // WATERMARK_DIVISOR,
             host=host_tier(args, memory, on_cpu=device.kind == "cpu"),
-            keyed=keyed_tier(args, memory),
+            external_store=external_store(args, memory),
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw_config, spec, folder),

@@ -52,7 +52,7 @@ _UNSUPPORTED_METHODS: Final = (
 )  # methods of other engines
 
 
-_whole: Final = partial(number, of=f"{_SETTING}: ")
+_whole: Final = partial(number, prefix=f"{_SETTING}: ")
 
 
 def _method(_: object, __: "Attribute[str]", value: Any) -> None:
@@ -125,9 +125,9 @@ class SpeculativeConfig:
         """Matching tokens that are required, and tokens that are compared."""
         default = Lookup()
         min_tokens = self.prompt_lookup_min or min(
-            default.least, self.prompt_lookup_max or default.least
+            default.min_match, self.prompt_lookup_max or default.min_match
         )
-        return min_tokens, self.prompt_lookup_max or max(min_tokens, default.longest)
+        return min_tokens, self.prompt_lookup_max or max(min_tokens, default.max_match)
 
     @property
     def speculation(self) -> Speculation:
@@ -149,8 +149,8 @@ class SpeculativeConfig:
             return None
         min_tokens, max_tokens = self.lookup_lengths
         if self.method == NGRAM:
-            return Lookup(least=min_tokens, longest=max_tokens, others=0)
-        return Lookup(least=min_tokens, longest=max_tokens)
+            return Lookup(min_match=min_tokens, max_match=max_tokens, max_scope_tokens=0)
+        return Lookup(min_match=min_tokens, max_match=max_tokens)
 
 
 def speculative_config(setting: Any) -> SpeculativeConfig | None:

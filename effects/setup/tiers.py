@@ -1,5 +1,5 @@
-"""The tiers of the settings, for KV blocks: host memory, and the keyed tier, which is a
-folder, or other engines.
+"""The tiers of the settings, for KV blocks: host memory, and the external store, which is
+a folder, or other engines.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from minfer.effects.execution.tiers.peers.peer_plan import DECODE
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import MemoryPlan, memory_limit, size_text
 from minfer.records.config import EngineConfig
-from minfer.records.tiers import LOAD, RECOMPUTE, HostTier, KeyedTier
+from minfer.records.tiers import LOAD, RECOMPUTE, ExternalStore, HostTier
 from minfer.values.checks import ConfigError
 
 DEFAULT_DISK_BYTES: Final = 64 << 30  # bytes, by default; or
@@ -45,8 +45,8 @@ def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier
     return HostTier(pages=pages, choice=args.kv_host_choice)
 
 
-def keyed_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
-    """Returns the keyed tier: other engines, or a disk. Raises ConfigError."""
+def external_store(args: EngineArgs, memory: MemoryPlan) -> ExternalStore | None:
+    """Returns the external store: other engines, or a disk. Raises ConfigError."""
     if args.kv_peers is None:
         return _disk_tier(args, memory)
     if args.kv_disk is not None:
@@ -56,10 +56,11 @@ def keyed_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
     _check_supported(args, memory, "--prefill", "another engine")
     is_decode = args.kv_peers.role == DECODE
     num_keys = KEYS_PER_DEVICE_BLOCK * memory.num_blocks
-    return KeyedTier(known=num_keys, sends=True, choice=LOAD if is_decode else RECOMPUTE)
+    choice = LOAD if is_decode else RECOMPUTE
+    return ExternalStore(max_known_keys=num_keys, push_only=True, choice=choice)
 
 
-def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
+def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> ExternalStore | None:
     """Returns the tier on disk. Raises ConfigError if it is too small, or larger than the
     file system.
     """
@@ -85,7 +86,7 @@ def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
         )
     num_keys = max(blocks, KEYS_PER_DEVICE_BLOCK * memory.num_blocks)
-    return KeyedTier(known=num_keys, choice=args.kv_disk_choice)
+    return ExternalStore(max_known_keys=num_keys, choice=args.kv_disk_choice)
 
 
 def disk_size(args: EngineArgs) -> int:

@@ -119,7 +119,7 @@ class OutputProcessor:
             self.samples[0].vector = data
         else:
             self.scores.unread_chunks.append(data)
-        if self.request.ends_with_prompt:
+        if self.request.prompt_only is not None:
             self.times.record_output(now)
 
     def finish(self, ending: Finished) -> None:

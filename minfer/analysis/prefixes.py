@@ -153,7 +153,7 @@ class PrefixTracker:
         """
         run = state.running
         run_ids = dict(zip(run.ids, run.run_ids, strict=True))
-        target_run_id = run_ids.get(target.id, state.next_gen)
+        target_run_id = run_ids.get(target.id, state.next_run_id)
         for i, run_id in enumerate(run.run_ids):
             if run_id < target_run_id:
                 yield self._tokens_so_far(state, i)

@@ -25,8 +25,10 @@ def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
     `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates
     tenants.
     """
-    parts = (b"minfer.kv.1", fingerprint, salt)
-    return sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts)).digest()
+    fields = (b"minfer.kv.1", fingerprint, salt)
+    return sha256(
+        b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    ).digest()
 
 
 def block_key(parent: Key, tokens: Sequence[int]) -> Key:
@@ -60,12 +62,12 @@ def tail_keys(root: Key, keys: Keys, tokens: Sequence[int], size: int) -> Tails:
     """The keys of the last block of `tokens`, whose full blocks have these `keys`:
     without the last token, and with it, unless that fills the block.
     """
-    found = [
+    tails = [
         tail_key(keys[full - 1] if full else root, tokens[full * size : end])
         for end in (len(tokens) - 1, len(tokens))
         for full in (end // size,)
     ]
-    return found[0], found[1]
+    return tails[0], tails[1]
 
 
 def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> Keys:
@@ -81,9 +83,9 @@ def extend_keys(keys: Keys, root: Key, tokens: Sequence[int], block_size: int) -
     """
     if len(keys) == len(tokens) // block_size:
         return keys
-    out = list(keys)
-    parent = out[-1] if out else root
-    for end in range((len(out) + 1) * block_size, len(tokens) + 1, block_size):
+    extended = list(keys)
+    parent = extended[-1] if extended else root
+    for end in range((len(extended) + 1) * block_size, len(tokens) + 1, block_size):
         parent = block_key(parent, tokens[end - block_size : end])
-        out.append(parent)
-    return tuple(out)
+        extended.append(parent)
+    return tuple(extended)

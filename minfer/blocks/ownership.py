@@ -110,7 +110,7 @@ class Transaction:
         if not self.prefix.can_evict(count - pool.free):
             return None
         evicted = self.prefix.evict(count - pool.free)
-        pool.give(evicted.pages)
+        pool.release(evicted.pages)
         return Taken(pool.take(count), evicted)
 
 

@@ -57,7 +57,7 @@ class PoolChange:
         self.spare = spare[count:]
         return spare[:count]
 
-    def give(self, pages: tuple[int, ...]) -> None:
+    def release(self, pages: tuple[int, ...]) -> None:
         """Return pages to the pool."""
         if self.spare and len(self.spare) + len(pages) > self.run:
             self.freed = self.freed.set(len(self.freed), self.spare)

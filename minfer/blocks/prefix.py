@@ -96,8 +96,8 @@ class Evicted:
 Index: TypeAlias = "PrefixIndex | PrefixChange"
 
 
-class Contents(Protocol):
-    """What is cached, of one index or of several."""
+class BlockLookup(Protocol):
+    """The keys of cached blocks, of one index or of several."""
 
     @property
     def nodes(self) -> Container[Key]:
@@ -138,7 +138,9 @@ def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
     return {key: Node(*packed) for key, packed in prefix.nodes.items()}
 
 
-def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0) -> int:
+def lookup(
+    prefix: BlockLookup, keys: Keys, end: int | None = None, group: int = 0
+) -> int:
     """How many leading ones of the first `end` keys are cached in a group without a
     window: cached chains have no gaps.
     """
@@ -150,30 +152,30 @@ def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0)
     )
 
 
-def evictable(prefix: Index, idle: Map[int, Key], most: int) -> int:
-    """How many pages could be evicted, counted up to `most`: of the blocks `idle` and of
-    those before them, as far as nothing holds them.
+def count_evictable(prefix: Index, idle: Map[int, Key], max_pages: int) -> int:
+    """How many pages could be evicted, counted up to `max_pages`: of the blocks `idle`
+    and of those before them, as far as nothing holds them.
     """
-    nodes, held = prefix.nodes, prefix.held or _NOTHING_HELD
-    if len(idle) - len(held) >= most:  # each has a page
-        return most
-    found, left = 0, dict[Key, int]()  # children that stay, by parent
+    nodes, holders = prefix.nodes, prefix.held or _NOTHING_HELD
+    if len(idle) - len(holders) >= max_pages:  # each has a page
+        return max_pages
+    count, children_left = 0, dict[Key, int]()  # children that stay, by parent
     for leaf in idle.values():
         key = leaf
         while key:
             pages, parent, users, children, _ = nodes[key]
-            if users or key in held or left.get(key, children):
+            if users or key in holders or children_left.get(key, children):
                 break
-            found += len(pages)
-            if found >= most:
-                return most
+            count += len(pages)
+            if count >= max_pages:
+                return max_pages
             if parent:
-                left[parent] = left.get(parent, nodes[parent][3]) - 1
+                children_left[parent] = children_left.get(parent, nodes[parent][3]) - 1
             key = parent
-    return found
+    return count
 
 
-def live(prefix: Index, key: Key) -> bool:
+def is_live(prefix: Index, key: Key) -> bool:
     """Whether this content is cached and some running sequence holds its block."""
     node = node_of(prefix, key)
     return node is not None and node.users > 0
@@ -237,7 +239,7 @@ class PrefixChange:
                 return
             self.live += len(pages)
             if not children:
-                self._unlisted(last_use)
+                self._unlist_idle(last_use)
             leaf = parent
 
     def release(self, leaf: Key) -> None:
@@ -261,7 +263,7 @@ class PrefixChange:
             if key == leaf:
                 self.next_use += 1
                 if not children:
-                    self._listed(leaf, last_use)
+                    self._list_idle(leaf, last_use)
                 last_use = NONE  # for the ancestors, it is only known that it was before
             key = parent
 
@@ -282,20 +284,20 @@ class PrefixChange:
         else:
             self.pinned = self.pinned.set(key, count - 1)
 
-    def _without_holder(self, held: Map[Key, int], key: Key) -> Map[Key, int]:
+    def _without_holder(self, holders: Map[Key, int], key: Key) -> Map[Key, int]:
         """The held blocks with one holder of this one fewer; if it was the last one, the
         block was used last now.
         """
-        if held[key] > 1:
-            return held.set(key, held[key] - 1)
+        if holders[key] > 1:
+            return holders.set(key, holders[key] - 1)
         pages, parent, users, children, last_use = self.nodes[key]
         if not children:
             if self.idle.get(last_use) == key:
-                self._unlisted(last_use)
-            self._listed(key, self.next_use)
+                self._unlist_idle(last_use)
+            self._list_idle(key, self.next_use)
         self.nodes[key] = (pages, parent, users, children, self.next_use)
         self.next_use += 1
-        return held.delete(key)
+        return holders.delete(key)
 
     def publish(
         self, leaf: Key, keys: Keys, private: Sequence[Pages]
@@ -312,20 +314,20 @@ class PrefixChange:
             self.hold(twin)
             self.release(leaf)
             leaf = twin
-        nodes, new = self.nodes, private[twins:]
-        if not new:
+        nodes, new_blocks = self.nodes, private[twins:]
+        if not new_blocks:
             return leaf, private
         # Its count of users stays: one holder less, one live child more.
         if leaf != ROOT:
             pages, parent, users, children, last_use = nodes[leaf]
             nodes[leaf] = (pages, parent, users, children + 1, last_use)
-        last = len(new) - 1  # the last one has no child yet
-        for at, (key, pages) in enumerate(zip(keys[twins:], new, strict=True)):
-            nodes[key] = (pages, leaf, 1, int(at < last), NONE)
+        last = len(new_blocks) - 1  # the last one has no child yet
+        for i, (key, pages) in enumerate(zip(keys[twins:], new_blocks, strict=True)):
+            nodes[key] = (pages, leaf, 1, int(i < last), NONE)
             leaf = key
         if self.unstored is not None:
             self.unstored += tuple(keys[twins:])
-        count = len(new) * len(pages)
+        count = len(new_blocks) * len(pages)
         self.live += count
         self.cached += count
         return leaf, private[:twins]
@@ -339,14 +341,14 @@ class PrefixChange:
             pages, parent, users, children, listed = nodes[leaf]
             nodes[leaf] = (pages, parent, users, children + 1, NONE)
             if self.idle.get(listed) == leaf:
-                self._unlisted(listed)
+                self._unlist_idle(listed)
         last = keys[-1]
         for key, pages in zip(keys, blocks, strict=True):
             is_last = key == last
             nodes[key] = (pages, leaf, 0, int(not is_last), last_use if is_last else NONE)
             self.cached += len(pages)
             leaf = key
-        self._listed(last, last_use)
+        self._list_idle(last, last_use)
         self.next_use += 1
 
     def publish_alone(self, key: Key, pages: Pages) -> bool:
@@ -363,52 +365,52 @@ class PrefixChange:
         return True
 
     def can_evict(self, count: int) -> bool:
-        """Whether so many pages can be evicted."""
+        """Whether `count` pages can be evicted."""
         if self.held is None or count > self.idlers:
             return count <= self.idlers
         idle = self.idle.finish()
         self.idle = idle.mutate()
-        return evictable(self, idle, count) == count
+        return count_evictable(self, idle, count) == count
 
     def evict(self, count: int) -> Evicted:
         """Evict the least recently used idle blocks, of at least `count` pages; there
         must be as many.
         """
-        nodes, held = self.nodes, self.held or _NOTHING_HELD
-        gone: list[int] = []
+        nodes, holders = self.nodes, self.held or _NOTHING_HELD
+        evicted: list[int] = []
         keys: list[Key] = []
-        while len(gone) < count:
+        while len(evicted) < count:
             oldest = pop_least(self.words)
             key = self.idle.pop(oldest)
-            if key in held:
+            if key in holders:
                 continue  # it is listed again when it is released
             pages, parent, _, _, _ = nodes.pop(key)
             while True:
-                gone += pages
+                evicted += pages
                 keys.append(key)
                 if not parent:
                     break
                 key = parent
                 pages, parent, users, children, last_use = nodes.pop(key)
-                if children > 1 or users or key in held:
+                if children > 1 or users or key in holders:
                     nodes[key] = (pages, parent, users, children - 1, last_use)
                     break
                 # The last child is gone: the parent can be evicted, in the order of its
                 # own last use if that is later.
-                if last_use > oldest or len(gone) >= count:
+                if last_use > oldest or len(evicted) >= count:
                     last_use = max(last_use, oldest)
                     nodes[key] = (pages, parent, 0, 0, last_use)
-                    self._listed(key, last_use)
+                    self._list_idle(key, last_use)
                     break
-        self.cached -= len(gone)
-        return Evicted(tuple(gone), tuple(keys))
+        self.cached -= len(evicted)
+        return Evicted(tuple(evicted), tuple(keys))
 
-    def _listed(self, key: Key, last_use: int) -> None:
+    def _list_idle(self, key: Key, last_use: int) -> None:
         """List this content as evictable: it was last used at `last_use`."""
         self.idle[last_use] = key
         add(self.words, last_use)
 
-    def _unlisted(self, last_use: int) -> None:
+    def _unlist_idle(self, last_use: int) -> None:
         """Remove the content last used at `last_use` from the evictable ones."""
         drop(self.words, last_use)
         del self.idle[last_use]

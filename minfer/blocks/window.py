@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from minfer.blocks.keys import Keys, group_key
-from minfer.blocks.prefix import Contents
+from minfer.blocks.prefix import BlockLookup
 from minfer.values.log import Log
 
 T = TypeVar("T")
@@ -23,18 +23,18 @@ def outside(position: int, window: int, block_size: int) -> int:
     return max(0, position + 1 - window) // block_size if window else 0
 
 
-def kept(
+def unreleased(
     blocks: Sequence[T] | Log[T], start: int, stop: int, low: int, sinks: int
 ) -> tuple[T, ...]:
     """Of the items `start` to `stop` - 1 those that are not released: an item for each
-    block, of which the first `sinks` and those from `low` on are kept.
+    block, of which the first `sinks` and those from `low` on are not released.
     """
     behind = tuple(blocks[max(start, low, sinks) : stop])
     return (*blocks[start : min(stop, sinks)], *behind) if start < sinks else behind
 
 
 def lookup_window(
-    prefix: Contents,
+    prefix: BlockLookup,
     keys: Keys,
     end: int,
     window: int,
@@ -51,9 +51,9 @@ def lookup_window(
             break
     # Blocks before it that a query at a block's start reads.
     span = -(-(window - 1) // block_size)
-    found = at = end
-    while at > max(0, found - span):
-        at -= 1
-        if group_key(keys[at], group) not in prefix.nodes:
-            found = at
-    return found
+    hit = block = end
+    while block > max(0, hit - span):
+        block -= 1
+        if group_key(keys[block], group) not in prefix.nodes:
+            hit = block
+    return hit

@@ -44,7 +44,7 @@ from minfer.records import (
 )
 from minfer.sampling import beam, structured
 from minfer.values import log, queue
-from minfer.values.checks import LEAST, MOST
+from minfer.values.checks import MAX_INT64, MIN_INT64
 from minfer.values.pmap import Map
 
 _MIN_PACKED_INTS: Final = 16  # consecutive integers that are worth packing
@@ -164,7 +164,7 @@ def _pack_ints(value: tuple[Any, ...]) -> Any:
     low, high = min(value), max(value)
     widths = (width for width in (1, 2, 4) if low >= 0 and high < 1 << 8 * width)
     width = next(widths, 8)
-    if width == 8 and not LEAST <= low <= high <= MOST:
+    if width == 8 and not MIN_INT64 <= low <= high <= MAX_INT64:
         return list(value)
     packed = array(_CODES[width], value).tobytes()
     return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": width}

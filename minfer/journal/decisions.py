@@ -68,12 +68,11 @@ def facts(before: EngineState, transition: Transition) -> Facts:
             case Emit(finished=finished) if finished:
                 ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
                 changes.setdefault("finished", []).extend(ends)
-            case Move(number, loads, sources, targets):
-                moved = [number, loads, _ranges(sources), _ranges(targets)]
+            case Move(number, kind, sources, targets):
+                moved = [number, kind, _ranges(sources), _ranges(targets)]
                 changes.setdefault("moves", []).append(moved)
             case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
-                kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
-                moved = [number, kind, len(keys), _ranges(flattened(pages))]
+                moved = [number, command.kind, len(keys), _ranges(flattened(pages))]
                 changes.setdefault("moves", []).append(moved)
             case WakeAt(time):
                 changes["wake"] = time

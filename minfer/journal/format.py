@@ -56,7 +56,7 @@ from attrs import field, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState, initial
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 
 MAGIC: Final = b"minfer journal 1\n"
 # Of heads, facts and digests; the number in MAGIC is that of the framing of records.
@@ -65,7 +65,7 @@ FORMAT: Final = 6
 READS_OLDER: Final = "minfer 0.1.0 (commit 964bfc75)"
 TURNS_PER_STATE_DIGEST: Final = 1 << 14  # turns from one digest of the state to the next
 START_DIGEST: Final = bytes(8)  # the digest before the first turn
-NO_STEP: Final = MOST + 1  # a number that no step has
+NO_STEP: Final = MAX_INT64 + 1  # a number that no step has
 
 FRAME: Final = struct.Struct("<II")  # length and CRC-32 of the payload behind it
 TURN: Final = struct.Struct("<cBd8sBI")  # T: flags, seconds, digest, width, count

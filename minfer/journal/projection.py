@@ -41,7 +41,7 @@ def projected(state: EngineState) -> dict[str, Any]:
         **({"drafting": drafting} if drafting else {}),
         "time": state.time,
         "next step": state.next_step,
-        "next generation": state.next_gen,
+        "next generation": state.next_run_id,
         "arrivals": state.arrivals,
         "blocks": _blocks(state.blocks),
         "free rows": list(state.free_rows),

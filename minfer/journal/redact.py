@@ -112,8 +112,11 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
     if request.largest >= config.vocab_size:
         redacted_tokens[0] = _OUT_OF_RANGE
     prompt, root = tuple(redacted_tokens[:cut]), redacted_root(secret)
-    before, whole = request.tails or (b"", b"")
-    tails = redacted_tail(secret, before), redacted_tail(secret, whole)
+    continuation = request.continuation
+    if continuation.tail_keys is not None:
+        before, whole = continuation.tail_keys
+        tails = redacted_tail(secret, before), redacted_tail(secret, whole)
+        continuation = attrs.evolve(continuation, tail_keys=tails)
     return attrs.evolve(
         request,
         prompt=prompt,
@@ -125,7 +128,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         # Scored prompts take more of a step's budget.
         sampling=SamplingParams(prompt_logprobs=request.sampling.prompt_logprobs),
         bad_words=(),
-        tails=request.tails and tails,
+        continuation=continuation,
         stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),
     )
 

@@ -7,7 +7,7 @@ them, with a digest that is chained from turn to turn. A replay takes the same t
 the present router; at the first turn that decides otherwise it stops, and names the
 field. It also stops where lines are missing or damaged, as their digests do not follow.
 
-    {"minfer routing journal": 1, "config": .., "about": ..}
+    {"minfer routing journal": 2, "config": .., "about": ..}
     {"events": [..], "reasons": [..], "digest": ".."}
     {"request": .., "decision": .., "digest": ".."}
     {"closed": number of turns}
@@ -31,14 +31,14 @@ from minfer.blocks.keys import Keys
 from minfer.journal.codec import dump, load
 from minfer.journal.decisions import compact
 from minfer.journal.divergence import MAX_FACT_LEVELS, first_difference, is_shallow
-from minfer.journal.format import START_DIGEST, JournalError
+from minfer.journal.format import READS_OLDER, START_DIGEST, JournalError
 from minfer.routing import messages, policies
 from minfer.routing.messages import RouterEvent, RoutingRequest
 from minfer.routing.router import AppliedEvents, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 
 NAME: Final = "minfer routing journal"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 def _records() -> dict[str, type]:
@@ -196,9 +196,12 @@ class RoutingJournal:
         if version != FORMAT:
             kind = type(version).__name__
             text = version if isinstance(version, int) else f"of a {kind}"
+            reader = "the minfer that wrote it"
+            if version == 1:
+                reader = f"{READS_OLDER}, the last that reads it"
             raise JournalError(
                 f"this routing journal has format {text}, and this minfer reads format "
-                f"{FORMAT}: replay it with the minfer that wrote it"
+                f"{FORMAT}; replay it with {reader}"
             )
         try:
             self._read_head(record)

@@ -38,7 +38,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan, flaw_beside, tokens_of
 from minfer.records.state import EngineState, Turn
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.values.checks import MOST, is_number
+from minfer.values.checks import MAX_INT64, is_number
 
 
 def head_record(head: Head) -> bytes:
@@ -137,14 +137,16 @@ def _can_be_written(entry: TokenLogprobs) -> bool:
         return False
     integers, floats = (entry.rank, *entry.likeliest), (entry.logprob, *entry.logprobs)
     return all(
-        is_number(value, whole=True) and -MOST <= value <= MOST for value in integers
+        is_number(value, whole=True) and -MAX_INT64 <= value <= MAX_INT64
+        for value in integers
     ) and all(isinstance(value, float) for value in floats)
 
 
 def beam_rows(state: EngineState, plan: Plan) -> list[int]:
     """The rows of a plan that are beams of searches, by their places in its columns."""
     run = state.running
-    beams = compress(run.run_ids, [seq.request.search is not None for seq in run.seqs])
+    rounds = [seq.request.continuation.beam_round for seq in run.seqs]
+    beams = compress(run.run_ids, [beam_round is not None for beam_round in rounds])
     beam_run_ids = frozenset(beams)
     if not beam_run_ids:
         return []

@@ -12,10 +12,10 @@ from minfer.blocks.ownership import blocks_for
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.sequence import Place, Sequence
 from minfer.records.state import EngineState, LiveRequest, Transition, place_is_taken
-from minfer.records.tiers import KeyedTier
+from minfer.records.tiers import ExternalStore
 from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
@@ -27,9 +27,9 @@ def longest_prompt(context: int, *, output: bool) -> int:
     return context - output
 
 
-def queue_is_full(waiting: int, new: int, most: int) -> bool:
+def queue_is_full(waiting: int, new: int, max_waiting: int) -> bool:
     """Returns whether the waiting queue cannot take so many new samples."""
-    return waiting + new > most
+    return waiting + new > max_waiting
 
 
 def rejection_reason(
@@ -39,49 +39,33 @@ def rejection_reason(
     before it.
     """
     prompt = len(request.prompt)
-    known = prompt + len(request.output)
-    most = request.most_known(config.max_model_len)
-    needs = config.most_pages(blocks_for(most, config.block_size))
+    num_known = prompt + len(request.output)
+    max_known = request.most_known(config.max_model_len)
+    needs = config.most_pages(blocks_for(max_known, config.block_size))
     if not prompt:
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
-    if why := _conflict(request):
-        return why
-    output = not request.ends_with_prompt
+    output = request.prompt_only is None
     if prompt > longest_prompt(config.max_model_len, output=output):
-        why = (
+        reason = (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens"
         )
         left = ", of which at least one must be left for the output"
-        return why + left if output else why
-    if known >= most:
-        return f"the request was resumed with all of its {most - prompt} output tokens"
+        return reason + left if output else reason
+    if num_known >= max_known:
+        return (
+            f"the request was resumed with all of its {max_known - prompt} output tokens"
+        )
     if needs > config.num_blocks:
-        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
-        return f"{what}; the cache has {config.num_blocks}"
+        reason = f"prompt and output of up to {max_known} tokens need {needs} KV blocks"
+        return f"{reason}; the cache has {config.num_blocks}"
     full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
-    if full and request.place is None and not request.taken:
+    if full and not (request.continues or request.taken):
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
-    return ""
-
-
-def _conflict(request: Request) -> str:
-    """Why parameters of a request exclude each other, or nothing."""
-    if request.max_tokens < 0:
-        return "max_tokens must be at least 0"
-    if request.tails is not None and request.max_tokens > 1:
-        return "a request with keys of its last block yields one token at most"
-    if not (request.pooling or request.ends_with_prompt):
-        return ""
-    if request.max_tokens or request.n != 1 or request.output or request.needs_host_mask:
-        return (
-            "a request that is pooled, or ends with its prompt, yields no token: "
-            "max_tokens must be 0 and n 1, without output and lockstep"
-        )
     return ""
 
 
@@ -91,10 +75,10 @@ def submit_requests(
     """Add requests to the waiting queue, in order; the queue and the requests are rebuilt
     once.
     """
-    came = _Arrivals(config, state)
+    arrivals = _Arrivals(config, state)
     for request in requests:
-        came.submit(request)
-    return came.done()
+        arrivals.submit(request)
+    return arrivals.done()
 
 
 def id_in_use(name: str) -> str:
@@ -119,57 +103,62 @@ class _Arrivals:
         if request.id in self.live:  # its end would be taken for that of the other one
             self.reasons.append(Ignored("submit", id_in_use(request.id)))
             return
-        why = rejection_reason(config, self.state, request, len(self.new))
-        if why:
+        reason = rejection_reason(config, self.state, request, len(self.new))
+        if reason:
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
-                self.rejected.append(Finished(request.id, sample, "rejected", 0, why))
-                self.reasons.append(Ended(request.id, sample, "rejected", why))
+                self.rejected.append(Finished(request.id, sample, "rejected", 0, reason))
+                self.reasons.append(Ended(request.id, sample, "rejected", reason))
             return
         rank, self.state = consult.rank(config, self.state, request, self.last)
-        place = self._kept(request) or (rank, self.arrivals, 0)
+        place = self._earlier_place(request) or (rank, self.arrivals, 0)
         self.last = max(self.last, place[0])
         history = request.prompt + request.output
-        given = request.keys[: len(request.prompt) // config.block_size]
-        keys = extend_keys(given, request.root, history, config.block_size)
+        sent_keys = request.keys[: len(request.prompt) // config.block_size]
+        keys = extend_keys(sent_keys, request.root, history, config.block_size)
         for sample in range(request.n):
-            own = (*place[:2], place[2] + sample)
+            sample_place = (*place[:2], place[2] + sample)
             self.new.append(
-                Sequence(request, sample, own, self.state.time, history, keys)
+                Sequence(request, sample, sample_place, self.state.time, history, keys)
             )
-            self.places.add(own)
+            self.places.add(sample_place)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
-        if config.keyed is not None and (request.stored or request.push_to):
-            self._note_stored(config.keyed, request, keys)
+        if config.external_store is not None and request.kv_transfer is not None:
+            prompt = keys[: len(request.prompt) // config.block_size]
+            self._note_kv_transfer(config.external_store, request.kv_transfer, prompt)
 
-    def _note_stored(self, tier: KeyedTier, request: Request, keys: Keys) -> None:
-        """Believe what the sender says of the keyed tier; or have blocks of the prompt
-        stored there: those that are cached now, and others once they are.
+    def _note_kv_transfer(
+        self, store: ExternalStore, transfer: KvTransfer, prompt: Keys
+    ) -> None:
+        """Believe what the sender says of the external store; or have blocks of the
+        prompt stored there: those that are cached now, and others once they are.
         """
-        known, unsaved = self.tiers.known, self.tiers.unsaved
-        wanted = self.tiers.wanted
-        prompt = keys[: len(request.prompt) // self.config.block_size]
-        first = request.sent_from
+        external_keys, queue = self.tiers.external_keys, self.tiers.external_queue
+        push = self.tiers.push_keys
+        first, stored = transfer.first_block, transfer.num_stored_blocks
         for g in range(len(self.config.groups)):
-            if request.push_to:
-                own = group_keys(prompt[first:], g)
-                known = known.discard(own)
-                unsaved = unsaved.extended(own, self.config.num_blocks)
-                wanted = wanted.add(own, tier.known) if tier.sends else wanted
+            if transfer.push_to:
+                own_keys = group_keys(prompt[first:], g)
+                external_keys = external_keys.discard(own_keys)
+                queue = queue.extended(own_keys, self.config.num_blocks)
+                if store.push_only:
+                    push = push.add(own_keys, store.max_known_keys)
             else:
-                own = group_keys(prompt[first : request.stored], g)
-                known = known.add(own, tier.known)
-        self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
+                own_keys = group_keys(prompt[first:stored], g)
+                external_keys = external_keys.add(own_keys, store.max_known_keys)
+        self.tiers = evolve(
+            self.tiers, external_keys=external_keys, push_keys=push, external_queue=queue
+        )
 
-    def _kept(self, request: Request) -> Place | None:
+    def _earlier_place(self, request: Request) -> Place | None:
         """The place that a request brings along, if it can have that: one that was given
         before, and that no sequence has now.
         """
-        place = request.place
+        place = request.continuation.place
         if place is None or place[1] >= self.arrivals or request.n > 1:
             return None
-        taken = place in self.places or place_is_taken(self.state, place)
-        return None if taken else place
+        is_taken = place in self.places or place_is_taken(self.state, place)
+        return None if is_taken else place
 
     def done(self) -> Transition:
         """The state with all of them in the queue, and one `Emit` with those that were

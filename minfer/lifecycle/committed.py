@@ -21,16 +21,16 @@ def all_committed(
     sure = {i: run.known[i] - 1 for i in spots}
     # A sequence that has not yielded since its generation began has the KV below the
     # start of its first plan in flight.
-    rest = {
+    not_yielded = {
         run.run_ids[i]: i for i in spots if run.known[i] == run.num_known_at_admission[i]
     }
-    for i in rest.values():
+    for i in not_yielded.values():
         sure[i] = run.scheduled[i]
-    for plan in reversed(state.inflight) if rest else ():
+    for plan in reversed(state.inflight) if not_yielded else ():
         copied = {copy.target for copy in plan.copies}
-        for gen, start in zip(plan.run_ids, plan.starts, strict=True):
-            if gen in rest:
-                i = rest[gen]
+        for run_id, start in zip(plan.run_ids, plan.starts, strict=True):
+            if run_id in not_yielded:
+                i = not_yielded[run_id]
                 # A copied partial block has KV only once the plan that copies it is
                 # committed.
                 block = start // size

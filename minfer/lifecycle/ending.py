@@ -54,11 +54,11 @@ def end_samples(
     leavers = tuple(leavers)
     state, finished = _count_ended(config, state, leavers)
     waiting, running = list[Place](), list[int]()
-    for one in leavers:
-        if one.target is Stage.FENCED and one.at is not None:
-            running.append(one.at)
+    for leaver in leavers:
+        if leaver.target is Stage.FENCED and leaver.at is not None:
+            running.append(leaver.at)
         else:
-            waiting.append(one.seq.place)
+            waiting.append(leaver.seq.place)
     if waiting:
         state = evolve(state, waiting=state.waiting.remove_many(waiting))
     return retire(config, state, running), finished
@@ -68,23 +68,25 @@ def _count_ended(
     config: EngineConfig, state: EngineState, leavers: Iterable[EndingSample]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """Count samples as ended; a request is removed with its last one."""
-    requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
-    for one in leavers:
-        seq, request = one.seq, one.seq.request
-        live, output = requests[request.id], one.known - len(request.prompt)
+    requests, finished, ended = state.requests.mutate(), list[Finished](), set[SampleId]()
+    for leaver in leavers:
+        seq, request = leaver.seq, leaver.seq.request
+        live, output = requests[request.id], leaver.known - len(request.prompt)
         if live.ended + 1 == live.samples:
             del requests[request.id]
         else:
             requests[request.id] = evolve(live, ended=live.ended + 1)
-        ran = one.at is not None or seq.preempted > 0
+        ran = leaver.at is not None or seq.preempted > 0
         state = consult.ended(config, state, request, output, ran=ran)
-        finished.append(Finished(*seq.id, one.reason, output, one.error, seq.cached))
-        gone.add(seq.id)
-    faults = tuple(fault for fault in state.faults if fault[0] not in gone)
+        finished.append(
+            Finished(*seq.id, leaver.reason, output, leaver.error, seq.cached)
+        )
+        ended.add(seq.id)
+    faults = tuple(fault for fault in state.faults if fault[0] not in ended)
     if state.paused:
-        state = evolve(state, paused=state.paused - gone)
+        state = evolve(state, paused=state.paused - ended)
     if state.drafting is not NOTHING_DRAFTED:
-        state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))
-    tiers = state.tiers.without({name for name, _ in gone}) if gone else state.tiers
+        state = evolve(state, drafting=reduce(Drafting.without, ended, state.drafting))
+    tiers = state.tiers.without({name for name, _ in ended}) if ended else state.tiers
     state = evolve(state, requests=requests.finish(), faults=faults, tiers=tiers)
     return state, tuple(finished)

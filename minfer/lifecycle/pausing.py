@@ -34,13 +34,13 @@ def apply_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     paused, reasons = set(state.paused), list[Reason]()
     names = {(pause.id, pause.sample) for pause in pauses}
     run = state.running
-    known = {run.ids[i]: run.seqs[i] for i in _positions(run.ids, names)}
+    running = {run.ids[i]: run.seqs[i] for i in _positions(run.ids, names)}
     for pause in pauses:
         name = pause.id, pause.sample
-        seq = known.get(name) or waiting_sample(state, name)
+        seq = running.get(name) or waiting_sample(state, name)
         if seq is None or not seq.request.needs_host_mask:
-            who = f"sample {pause.sample} of {clip(repr(pause.id))}"
-            reasons.append(Ignored("pause", f"{who} waits for no mask here"))
+            sample = f"sample {pause.sample} of {clip(repr(pause.id))}"
+            reasons.append(Ignored("pause", f"{sample} waits for no mask here"))
         elif pause.paused:
             paused.add(name)
         else:
@@ -60,8 +60,8 @@ def suspects(config: EngineConfig, state: EngineState) -> list[SampleId]:
     """The suspects, whose next failure could end them: each has to run alone, so that it
     does not end by the fault of another sequence.
     """
-    few = min(2, config.max_failures - 1)
-    return [sample for sample, count in state.faults if count >= few]
+    min_failures = min(2, config.max_failures - 1)
+    return [sample for sample, count in state.faults if count >= min_failures]
 
 
 def paused_rows(config: EngineConfig, state: EngineState) -> list[int]:
@@ -69,11 +69,11 @@ def paused_rows(config: EngineConfig, state: EngineState) -> list[int]:
     paused suspects.
     """
     run = state.running
-    alone = suspects(config, state) if state.faults else ()
+    isolated = suspects(config, state) if state.faults else ()
     return [
         run.run_ids[i]
         for i in _positions(run.ids, state.paused)
-        if run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone
+        if run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in isolated
     ]
 
 

@@ -5,7 +5,7 @@ history of the next generation.
 
 from minfer.blocks.keys import extend_keys
 from minfer.blocks.ownership import Transaction
-from minfer.blocks.window import kept
+from minfer.blocks.window import unreleased
 from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.retire import retire
 from minfer.lifecycle.seat import growth_mark, publish_mark
@@ -28,9 +28,9 @@ def preempt(
     """
     seq = _with_history(config, state.running, i)
     rank, arrival, sample = seq.place
-    done = len(seq.history) - len(seq.request.prompt)
+    num_output = len(seq.history) - len(seq.request.prompt)
     rank, state = consult.requeue_rank(
-        config, state, rank, seq.request, seq.arrived, done
+        config, state, rank, seq.request, seq.arrived, num_output
     )
     place = rank, arrival, sample
     if rank != seq.place[0] and place_is_taken(state, place):
@@ -62,14 +62,14 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
     run = state.running
     size = config.block_size
     starts = all_committed(config, state, spots)
-    anew = [i for i in spots if run.seqs[i].request.begins_anew]
+    anew = [i for i in spots if run.seqs[i].request.recomputes_prompt]
     starts |= dict.fromkeys(anew, 0)
     if anew and config.by_chunk:
         state = _without_windows(config, state, anew)
         run = state.running
     run = edited(
         run,
-        run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},
+        run_ids={i: run_id for run_id, i in enumerate(spots, state.next_run_id)},
         starts=starts,
         num_known_at_admission={i: run.known[i] for i in spots},
         scheduled=starts,
@@ -78,7 +78,9 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
             for i in spots
         },
     )
-    return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
+    return evolve(
+        state, running=run, next_run_id=state.next_run_id + len(spots), filling=True
+    )
 
 
 def _without_windows(
@@ -90,16 +92,16 @@ def _without_windows(
     run, change = state.running, Transaction(state.blocks)
     tables, chains = {}, {}
     for i in spots:
-        own, chain = [*run.tables[i]], run.chains[i]
+        row_tables, chain = [*run.tables[i]], run.chains[i]
         for g, group in enumerate(config.groups):
             if group.window:
                 low, sinks = chain.low[g], group.sink_blocks(config.block_size)
-                table, pages = own[g], group.pages
-                every = kept(table, 0, len(table), low * pages, sinks * pages)
-                change.pool.give(every)
-                own[g] = Log()
-        none = (0,) * len(own)
-        tables[i], chains[i] = tuple(own), evolve(chain, sealed=none, low=none)
+                table, pages = row_tables[g], group.pages
+                pages_held = unreleased(table, 0, len(table), low * pages, sinks * pages)
+                change.pool.release(pages_held)
+                row_tables[g] = Log()
+        none = (0,) * len(row_tables)
+        tables[i], chains[i] = tuple(row_tables), evolve(chain, sealed=none, low=none)
     grow_at = {i: growth_mark(config, 0, run.last_index[i]) for i in spots}
     run = edited(run, tables=tables, chains=chains, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run)

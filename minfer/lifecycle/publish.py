@@ -11,7 +11,7 @@ from typing import Final
 from minfer.blocks.keys import Key, Keys, block_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import bundles
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.seat import publish_mark
 from minfer.records.config import CacheGroup, EngineConfig
@@ -78,10 +78,11 @@ def release_windows(config: EngineConfig, state: EngineState) -> EngineState:
     short; full ones are published before.
     """
     run = state.running
-    done = all_committed(config, state, range(len(run)))
-    anew = [seq.request.begins_anew for seq in run.seqs]
+    committed = all_committed(config, state, range(len(run)))
+    anew = [seq.request.recomputes_prompt for seq in run.seqs]
     upto = {
-        i: RELEASE if anew[i] else sure // config.block_size for i, sure in done.items()
+        i: RELEASE if anew[i] else sure // config.block_size
+        for i, sure in committed.items()
     }
     return _publish(config, state, upto)
 
@@ -114,8 +115,8 @@ def _publish(
         chains[i] = _publish_groups(
             config, run, change, i, keys, chunks, count, sure.get(i, 0)
         )
-        whole = max(count, run.num_known_at_admission[i] // config.block_size)
-        publish_at[i] = publish_mark(config, whole, run.last_index[i])
+        num_blocks = max(count, run.num_known_at_admission[i] // config.block_size)
+        publish_at[i] = publish_mark(config, num_blocks, run.last_index[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
     run = edited(run, chains=chains, tails=tails, fresh=fresh, publish_at=publish_at)
     return evolve(state, blocks=change.done(), running=run)
@@ -140,17 +141,17 @@ def _publish_groups(
     for g, group in enumerate(config.groups):
         have, pages, table = sealed[g], group.pages, tables[g]
         if group.window:
-            gone = outside(sure, group.window, config.block_size)
+            num_outside = outside(sure, group.window, config.block_size)
             sinks = group.sink_blocks(config.block_size)
             sealed[g], low[g] = _publish_window(
-                change, chain, keys, g, group, table, count, gone, sinks
+                change, chain, keys, g, group, table, count, num_outside, sinks
             )
         elif have < count:
-            own = keys[have:count]
-            own = group_keys(own, g) if g else own
-            if own[0] not in prefix.nodes:
+            own_keys = keys[have:count]
+            own_keys = group_keys(own_keys, g) if g else own_keys
+            if own_keys[0] not in prefix.nodes:
                 new = bundles(table[have * pages : count * pages], pages)
-                leaf, _ = prefix.publish(leaf, own, new)
+                leaf, _ = prefix.publish(leaf, own_keys, new)
                 sealed[g] = count
     return Chain(keys, tuple(sealed), leaf, chunks, tuple(low))
 
@@ -163,12 +164,12 @@ def _publish_window(
     group: CacheGroup,
     table: Table,
     count: int,
-    gone: int,
+    num_outside: int,
     sinks: int,
 ) -> tuple[int, int]:
     """Publish a sequence's full blocks below `count` in group `g`; release those below
-    `gone`, which are outside its window, but for the first `sinks`. Returns what is
-    sealed and released then.
+    `num_outside`, which are outside its window, but for the first `sinks`. Returns what
+    is sealed and released then.
 
     A sink block that has a twin stays private until its sequence leaves, and as `sealed`
     counts leading blocks, so do those after it.
@@ -181,10 +182,10 @@ def _publish_window(
                 break
             sealed += 1
     first = max(low, sinks)  # of the blocks that are held beside those of the sinks
-    for key in group_keys(keys[first : min(gone, sealed)], g):
+    for key in group_keys(keys[first : min(num_outside, sealed)], g):
         change.prefix.release(key)
-    change.pool.give(table[max(first, sealed) * pages : gone * pages])
-    return (sealed if sealed < sinks else max(sealed, gone)), max(low, gone)
+    change.pool.release(table[max(first, sealed) * pages : num_outside * pages])
+    return (sealed if sealed < sinks else max(sealed, num_outside)), max(low, num_outside)
 
 
 def held_keys(config: EngineConfig, chain: Chain, g: int) -> Keys:
@@ -193,5 +194,5 @@ def held_keys(config: EngineConfig, chain: Chain, g: int) -> Keys:
     if not group.window:
         return (chain.leaf,)
     sinks = group.sink_blocks(config.block_size)
-    held = kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)
-    return group_keys(held, g)
+    chain_keys = unreleased(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)
+    return group_keys(chain_keys, g)

@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, bundles, flattened
-from minfer.blocks.window import kept
+from minfer.blocks.window import unreleased
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
@@ -25,32 +25,32 @@ from minfer.values.record import evolve
 
 
 def retire(
-    config: EngineConfig, state: EngineState, gone: Collection[int]
+    config: EngineConfig, state: EngineState, leaving: Collection[int]
 ) -> EngineState:
     """Take sequences out of the running ones: publish what is committed, release the
     rest.
 
-    In the order of `gone`, which are their positions. Blocks that a plan in flight may
+    In the order of `leaving`, which are their positions. Blocks that a plan in flight may
     still write stay behind a fence until that plan is over.
     """
-    if not gone:
+    if not leaving:
         return state
     run = state.running
     change = Transaction(state.blocks)
     fences = [*state.fences]
-    until = state.inflight[-1].step if state.inflight else None
-    for i, sure in all_committed(config, state, gone).items():
+    last_step = state.inflight[-1].step if state.inflight else None
+    for i, sure in all_committed(config, state, leaving).items():
         left = release_sequence(config, change, run, i, sure)
-        if until is None:
+        if last_step is None:
             free_blocks(change, left)
         else:
-            fences.append(Fence(until, left.published, left.private))
+            fences.append(Fence(last_step, left.published, left.private))
     return evolve(
         state,
         blocks=change.done(),
-        running=without(run, sorted(gone)),
+        running=without(run, sorted(leaving)),
         fences=tuple(fences),
-        free_rows=(*state.free_rows, *(run.rows[i] for i in gone)),
+        free_rows=(*state.free_rows, *(run.rows[i] for i in leaving)),
     )
 
 
@@ -69,9 +69,9 @@ def release_sequence(
     Returns the blocks it leaves, in all groups.
     """
     chain, upto = run.chains[i], sure // config.block_size
-    every = chain.keys
+    chain_keys = chain.keys
     if upto > min(chain.sealed):
-        every, _, _ = compute_keys(config, run, i, upto)
+        chain_keys, _, _ = compute_keys(config, run, i, upto)
     tail = _tail(run.seqs[i].request, sure)
     published: Keys = ()
     private: Pages = ()
@@ -79,17 +79,19 @@ def release_sequence(
         pages, have = config.groups[g].pages, chain.sealed[g]
         end = max(have, upto)
         sinks, low = config.groups[g].sink_blocks(config.block_size), chain.low[g]
-        keys = group_keys(kept(every, have, end, low, sinks), g)
+        keys = group_keys(unreleased(chain_keys, have, end, low, sinks), g)
         if tail != ROOT and group_key(tail, g) not in change.prefix.nodes:
             end, keys = end + 1, (*keys, group_key(tail, g))
         if keys:
-            own = kept(table, have * pages, end * pages, low * pages, sinks * pages)
-            new = bundles(own, pages)
-            held, twins = _publish_last(config, change, chain, g, keys, new)
+            unpublished = unreleased(
+                table, have * pages, end * pages, low * pages, sinks * pages
+            )
+            new = bundles(unpublished, pages)
+            held_blocks, twins = _publish_last(config, change, chain, g, keys, new)
             private += flattened(twins)
         else:  # all that it computed is published
-            held = held_keys(config, chain, g)
-        published += held
+            held_blocks = held_keys(config, chain, g)
+        published += held_blocks
         private += table[end * pages :]
     return Released(published, private)
 
@@ -109,15 +111,15 @@ def _publish_last(
         leaf, twins = change.prefix.publish(chain.leaf, keys, new)
         return (leaf,), twins
     is_new = tuple(map(change.prefix.publish_alone, keys, new))
-    held = held_keys(config, chain, g) + tuple(compress(keys, is_new))
-    return held, list(compress(new, map(not_, is_new)))
+    published = held_keys(config, chain, g) + tuple(compress(keys, is_new))
+    return published, list(compress(new, map(not_, is_new)))
 
 
 def _tail(request: Request, sure: int) -> Key:
     """The key under which the partial last block of its prompt is published, if the KV of
     all its tokens is computed: of `sure` tokens.
     """
-    _, key = request.tails or (ROOT, ROOT)
+    _, key = request.continuation.tail_keys or (ROOT, ROOT)
     return key if sure == len(request.prompt) else ROOT
 
 
@@ -127,7 +129,7 @@ def free_blocks(change: Transaction, left: Released | Fence) -> None:
         left.published
     ):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
-    change.pool.give(left.private)
+    change.pool.release(left.private)
 
 
 def free_fenced_blocks(state: EngineState, step: int | None) -> EngineState:
@@ -135,10 +137,10 @@ def free_fenced_blocks(state: EngineState, step: int | None) -> EngineState:
     if not state.fences:
         return state
     change = Transaction(state.blocks)
-    kept: list[Fence] = []
+    closed: list[Fence] = []
     for fence in state.fences:
         if step is None or fence.until <= step:
             free_blocks(change, fence)
         else:
-            kept.append(fence)
-    return evolve(state, blocks=change.done(), fences=tuple(kept))
+            closed.append(fence)
+    return evolve(state, blocks=change.done(), fences=tuple(closed))

@@ -11,8 +11,8 @@ from minfer.records.sequence import Chain, Running, Sequence, Tables
 
 def table_blocks(config: EngineConfig, tables: Tables) -> int:
     """How many blocks the shortest of a sequence's tables has."""
-    each = zip(tables, config.groups, strict=True)
-    return min([len(table) // group.pages for table, group in each])
+    pairs = zip(tables, config.groups, strict=True)
+    return min([len(table) // group.pages for table, group in pairs])
 
 
 def growth_mark(config: EngineConfig, blocks: int, last: int) -> int:
@@ -34,7 +34,7 @@ def new_columns(
     config: EngineConfig,
     seq: Sequence,
     *,
-    gen: int,
+    run_id: int,
     row: int,
     tables: Tables,
     chain: Chain,
@@ -46,21 +46,21 @@ def new_columns(
     request = seq.request
     base = len(seq.history)
     last = request.most_known(config.max_model_len) - 1
-    whole = base // config.block_size  # blocks
+    num_blocks = base // config.block_size
     return Running(
         seqs=(seq,),
         ids=(seq.id,),
-        run_ids=(gen,),
+        run_ids=(run_id,),
         rows=(row,),
         starts=(start,),
         num_known_at_admission=(base,),
         known=(base,),
         scheduled=(start,),
         last_index=(last,),
-        publish_at=(publish_mark(config, whole, last),),
+        publish_at=(publish_mark(config, num_blocks, last),),
         grow_at=(growth_mark(config, table_blocks(config, tables), last),),
         tables=(tables,),
         chains=(chain,),
-        tails=(seq.history[whole * config.block_size :],),
+        tails=(seq.history[num_blocks * config.block_size :],),
         fresh=((),),
     )

@@ -5,6 +5,7 @@ and the columns are rebuilt once.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from minfer.lifecycle.ending import EndingSample, end_samples, ending_sample
@@ -34,26 +35,22 @@ def stop_samples(
     `Emit`.
     """
     names = {stop.id for stop in stops}
-    seats = {one: i for i, one in enumerate(state.running.ids) if one[0] in names}
+    seats = {name: i for i, name in enumerate(state.running.ids) if name[0] in names}
     left = set[SampleId]()
-    leavers = list[list[EndingSample]]()
+    leavers = list[list[EndingSample]]()  # of each event
     for stop in stops:
-        leavers.append(
-            [one for one in _samples_of(state, stop, seats) if one.seq.id not in left]
-        )
-        left.update(one.seq.id for one in leavers[-1])
-    after, finished = end_samples(
-        config, state, [one for each in leavers for one in each]
-    )
-    unread, done, reasons = iter(finished), list[Finished](), list[Reason]()
-    for stop, each in zip(stops, leavers, strict=True):
-        own = [_with_length(stop, next(unread)) for _ in each]
-        own.sort(key=attrgetter("sample"))
-        done += own
-        reasons += [Ended(one.id, one.sample, one.reason, one.error) for one in own] or [
-            _ignored(stop)
-        ]
-    return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
+        samples = _samples_of(state, stop, seats)
+        leavers.append([leaver for leaver in samples if leaver.seq.id not in left])
+        left.update(leaver.seq.id for leaver in leavers[-1])
+    after, finished = end_samples(config, state, chain.from_iterable(leavers))
+    unread, ends, reasons = iter(finished), list[Finished](), list[Reason]()
+    for stop, own_leavers in zip(stops, leavers, strict=True):
+        own_ends = [_with_length(stop, next(unread)) for _ in own_leavers]
+        own_ends.sort(key=attrgetter("sample"))
+        ends += own_ends
+        ended = [Ended(end.id, end.sample, end.reason, end.error) for end in own_ends]
+        reasons += ended or [_ignored(stop)]
+    return Transition(after, (Emit((), (), tuple(ends)),) if ends else (), tuple(reasons))
 
 
 def _samples_of(
@@ -70,22 +67,22 @@ def _samples_of(
         reason, error = stop.reason, clip(stop.error)
     running = []
     for sample in samples:
-        at = seats.get((stop.id, sample))
-        if at is not None:
-            running.append(at)
+        position = seats.get((stop.id, sample))
+        if position is not None:
+            running.append(position)
         elif seq := waiting_sample(state, (stop.id, sample)):
             yield EndingSample(seq, len(seq.history), cause, reason, error)
-    for at in sorted(running):
-        yield ending_sample(state.running, at, cause, reason, error)
+    for position in sorted(running):
+        yield ending_sample(state.running, position, cause, reason, error)
 
 
-def _with_length(stop: Stop, done: Finished) -> Finished:
+def _with_length(stop: Stop, end: Finished) -> Finished:
     """The end with the length of the text layer, which may drop some of the last
     tokens.
     """
     if isinstance(stop, Cancel):
-        return done
-    return evolve(done, length=max(0, min(stop.length, done.length)))
+        return end
+    return evolve(end, length=max(0, min(stop.length, end.length)))
 
 
 def _ignored(stop: Stop) -> Ignored:

@@ -93,7 +93,7 @@ def diagram() -> str:
     for (source, cause), target in TRANSITIONS.items():
         arrows.setdefault((source, target), []).append(cause)
     for (source, target), causes in arrows.items():
-        here = "[*]" if source is Stage.NEW else source
-        lines.append(f"    {here} --> {target}: {', '.join(causes)}")
+        start = "[*]" if source is Stage.NEW else source
+        lines.append(f"    {start} --> {target}: {', '.join(causes)}")
     lines.append(f"    {Stage.ENDED} --> [*]")
     return "\n".join(lines)

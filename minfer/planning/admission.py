@@ -11,7 +11,7 @@ from minfer.lifecycle.pausing import skips_as_suspect
 from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import Admission, admit, current_load, preempt_last, shortage
 from minfer.planning.load import choose_source
-from minfer.planning.work import StepBuilder, row_cost, token_cost
+from minfer.planning.step_builder import StepBuilder, row_cost, token_cost
 from minfer.policies import consult
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
@@ -20,63 +20,65 @@ from minfer.records.state import BlockedHead, pages_coming
 from minfer.values.record import evolve
 
 
-def admit_from_queue(work: StepBuilder) -> None:
+def admit_from_queue(builder: StepBuilder) -> None:
     """Admit sequences one by one, and record why the next one is not admitted."""
     deferred = set[str]()  # clients that the policy defers for now
-    while work.state.waiting:
-        if _policy_delays(work):
+    while builder.state.waiting:
+        if _policy_delays(builder):
             break
-        seq = _next_admissible(work, deferred)
+        seq = _next_admissible(builder, deferred)
         if seq is None:
-            first = work.state.waiting.first()
-            loads = bool(work.state.tiers.loading)
+            first = builder.state.waiting.first()
+            loads = bool(builder.state.tiers.loading)
             cause = "loading" if loads else "share"
-            _report_blocked(work, first, QueueBlocked(*first.id, cause))
+            _report_blocked(builder, first, QueueBlocked(*first.id, cause))
             break
-        if work.room <= 0:
-            preempted = _preempt_for_tokens(work, seq)
+        if builder.room <= 0:
+            preempted = _preempt_for_tokens(builder, seq)
             if preempted is None:
-                _report_blocked(work, seq, QueueBlocked(*seq.id, "budget"))
+                _report_blocked(builder, seq, QueueBlocked(*seq.id, "budget"))
                 break
-            work.reasons.append(preempted)
+            builder.reasons.append(preempted)
             continue
-        if _chooses_source(work, seq):
+        if _chooses_source(builder, seq):
             continue
-        most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
-        work.state, got = admit(work.config, work.state, seq, work.newcomers, most)
-        if isinstance(got, QueueBlocked):
-            preempted = _preempt_for_blocks(work, seq, got)
+        max_tokens = 1 + (builder.room - 1) // token_cost(builder.config, seq.request)
+        builder.state, admission = admit(
+            builder.config, builder.state, seq, builder.newcomers, max_tokens
+        )
+        if isinstance(admission, QueueBlocked):
+            preempted = _preempt_for_blocks(builder, seq, admission)
             if preempted is None:
-                _report_blocked(work, seq, got)
+                _report_blocked(builder, seq, admission)
                 break
-            work.reasons.append(preempted)
+            builder.reasons.append(preempted)
             continue
-        _add_to_step(work, seq, got, most)
+        _add_to_step(builder, seq, admission, max_tokens)
         deferred.clear()  # after an admission, the policy may allow a client more
-    if work.state.deferred_clients != deferred:
-        work.state = evolve(work.state, deferred_clients=frozenset(deferred))
+    if builder.state.deferred_clients != deferred:
+        builder.state = evolve(builder.state, deferred_clients=frozenset(deferred))
 
 
-def _chooses_source(work: StepBuilder, seq: Sequence) -> bool:
+def _chooses_source(builder: StepBuilder, seq: Sequence) -> bool:
     """Decide whether blocks are loaded for the head of the queue, if there is room to
     admit it; returns whether that was decided now.
     """
-    if seq.chosen or not work.config.has_tiers:
+    if seq.chosen or not builder.config.has_tiers:
         return False
-    if shortage(work.config, work.state, seq, work.newcomers):
+    if shortage(builder.config, builder.state, seq, builder.newcomers):
         return False
-    load = choose_source(work.config, work.state, seq)
+    load = choose_source(builder.config, builder.state, seq)
     if load is None:
         return False
-    work.state = load.state
+    builder.state = load.state
     if load.reason is not None:
-        work.reasons.append(load.reason)
+        builder.reasons.append(load.reason)
     if load.command is not None:
-        work.loads.append(load.command)
+        builder.loads.append(load.command)
     return True
 
 
-def _next_admissible(work: StepBuilder, deferred: set[str]) -> Sequence | None:
+def _next_admissible(builder: StepBuilder, deferred: set[str]) -> Sequence | None:
     """The first sequence whose client is not deferred, and whose blocks are not on their
     way, or None if there is none; adds deferred clients to `deferred`. None as well if
     blocks are on their way for as many requests as can run.
@@ -84,20 +86,20 @@ def _next_admissible(work: StepBuilder, deferred: set[str]) -> Sequence | None:
     A sequence that ran before is never deferred: it continues on the share that it had.
     If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
     """
-    state, loading = work.state, work.state.tiers.loading
-    if len(loading) >= work.config.max_num_seqs:
+    state, loading = builder.state, builder.state.tiers.loading
+    if len(loading) >= builder.config.max_num_seqs:
         return None
-    runs = len(state.running) or work.newcomers
-    if not runs or not consult.may_hold_back(work.config):
+    runs = len(state.running) or builder.newcomers
+    if not runs or not consult.may_defer(builder.config):
         deferred.clear()
         return state.waiting.first_but((), loading)
-    while seq := work.state.waiting.first_but(deferred, loading):
+    while seq := builder.state.waiting.first_but(deferred, loading):
         if seq.ran_before:
             return seq
         client = seq.request.client
-        came = work.admitted.get(client, 0)
-        waits, work.state = consult.defer(
-            work.config, work.state, seq.request, _load(work), came
+        admitted = builder.admitted.get(client, 0)
+        waits, builder.state = consult.defer(
+            builder.config, builder.state, seq.request, _load(builder), admitted
         )
         if not waits:
             return seq
@@ -105,90 +107,99 @@ def _next_admissible(work: StepBuilder, deferred: set[str]) -> Sequence | None:
     return None
 
 
-def _load(work: StepBuilder) -> Load:
+def _load(builder: StepBuilder) -> Load:
     """The load that a policy may look at, with the sequences admitted in this step."""
-    now = current_load(work.config, work.state, len(work.newcomers))
+    now = current_load(builder.config, builder.state, len(builder.newcomers))
     joined = now.paused and any(
-        not work.skipped.issuperset(one.seat.run_ids) for one in work.newcomers
+        not builder.skipped.issuperset(newcomer.seat.run_ids)
+        for newcomer in builder.newcomers
     )
     return evolve(now, paused=False) if joined else now
 
 
-def _add_to_step(work: StepBuilder, seq: Sequence, got: Admission, most: int) -> None:
-    """Add an admitted sequence to the step, with as many of the tokens left, `most`, as
-    it can use and has blocks for. It skips the step if it has to run alone later, or is
-    paused and needs none.
+def _add_to_step(
+    builder: StepBuilder, seq: Sequence, admission: Admission, max_tokens: int
+) -> None:
+    """Add an admitted sequence to the step, with as many of the `max_tokens` left
+    as it can use and has blocks for. It skips the step if it has to run alone later, or
+    is paused and needs none.
     """
-    work.newcomers.append(got)
+    builder.newcomers.append(admission)
     client = seq.request.client
-    work.admitted[client] = work.admitted.get(client, 0) + 1
-    work.reasons += got.reasons
-    seat, (gen,), (name,) = got.seat, got.seat.run_ids, got.seat.ids
+    builder.admitted[client] = builder.admitted.get(client, 0) + 1
+    builder.reasons += admission.reasons
+    seat, (run_id,), (name,) = admission.seat, admission.seat.run_ids, admission.seat.ids
     inputs = (
-        seat.num_known_at_admission[0] - seat.scheduled[0] - (name in work.state.paused)
+        seat.num_known_at_admission[0]
+        - seat.scheduled[0]
+        - (name in builder.state.paused)
     )
-    ends = table_blocks(work.config, seat.tables[0]) * work.config.block_size
-    most = min(most, ends - seat.scheduled[0])
-    share = 0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)
+    ends = table_blocks(builder.config, seat.tables[0]) * builder.config.block_size
+    max_tokens = min(max_tokens, ends - seat.scheduled[0])
+    share = (
+        0
+        if skips_as_suspect(builder.config, builder.state, name)
+        else min(max_tokens, inputs)
+    )
     if not share:
-        work.skipped.add(gen)
+        builder.skipped.add(run_id)
         return
-    work.shares[gen] = share
-    work.room -= row_cost(work.config, seq.request, share)
+    builder.shares[run_id] = share
+    builder.room -= row_cost(builder.config, seq.request, share)
 
 
-def _policy_delays(work: StepBuilder) -> bool:
+def _policy_delays(builder: StepBuilder) -> bool:
     """Whether the policy wants the head of the queue to wait; if so until a time,
     requests a wake-up at that time.
     """
-    state = work.state
+    state = builder.state
     first = state.waiting.first()
     # a later round of a search that the policy has admitted
-    if first.request.place is not None:
+    if first.request.continues:
         return False
-    now = _load(work)
-    start, work.state = consult.admit_from(work.config, state, now)
+    now = _load(builder)
+    start, builder.state = consult.admit_from(builder.config, state, now)
     if start <= state.time or not (now.running or start < inf):
         return False
     if start < inf:
-        work.wakes = (WakeAt(start),)
-    _report_blocked(work, first, QueueBlocked(*first.id, "policy"))
+        builder.wakes = (WakeAt(start),)
+    _report_blocked(builder, first, QueueBlocked(*first.id, "policy"))
     return True
 
 
 def _preempt_for_blocks(
-    work: StepBuilder, seq: Sequence, why: QueueBlocked
+    builder: StepBuilder, seq: Sequence, blocked: QueueBlocked
 ) -> Reason | None:
     """Preempt the last running sequence for its blocks or its row, if the policy agrees
     and no blocks are about to be freed; returns the reason, if it did.
     """
-    if why.cause not in ("blocks", "rows") or pages_coming(work.state):
+    if blocked.cause not in ("blocks", "rows") or pages_coming(builder.state):
         return None
-    work.state, preempted = preempt_last(work.config, work.state, seq)
+    builder.state, preempted = preempt_last(builder.config, builder.state, seq)
     return preempted
 
 
-def _preempt_for_tokens(work: StepBuilder, seq: Sequence) -> Reason | None:
+def _preempt_for_tokens(builder: StepBuilder, seq: Sequence) -> Reason | None:
     """Preempt the last running sequence for its tokens of this step, if they are enough
     and the policy agrees; returns the reason, if it did.
     """
-    run = work.state.running
-    if pages_coming(work.state) or not len(run) or run.run_ids[-1] in work.skipped:
+    run = builder.state.running
+    if pages_coming(builder.state) or not len(run) or run.run_ids[-1] in builder.skipped:
         return None
     tokens = row_cost(
-        work.config, run.seqs[-1].request, work.shares.get(run.run_ids[-1], 1)
+        builder.config, run.seqs[-1].request, builder.shares.get(run.run_ids[-1], 1)
     )
-    if work.room + tokens <= 0:
+    if builder.room + tokens <= 0:
         return None
-    work.state, preempted = preempt_last(work.config, work.state, seq)
+    builder.state, preempted = preempt_last(builder.config, builder.state, seq)
     if preempted is not None:
-        work.room += tokens
+        builder.room += tokens
     return preempted
 
 
-def _report_blocked(work: StepBuilder, seq: Sequence, why: QueueBlocked) -> None:
+def _report_blocked(builder: StepBuilder, seq: Sequence, blocked: QueueBlocked) -> None:
     """Record which sequence waits and why; the reason is reported if that changed."""
-    now = BlockedHead(seq.place, why.cause)
-    if work.state.blocked != now:
-        work.state = evolve(work.state, blocked=now)
-        work.reasons.append(why)
+    now = BlockedHead(seq.place, blocked.cause)
+    if builder.state.blocked != now:
+        builder.state = evolve(builder.state, blocked=now)
+        builder.reasons.append(blocked)

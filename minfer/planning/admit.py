@@ -77,11 +77,11 @@ def admit(
     config: EngineConfig,
     state: EngineState,
     seq: Sequence,
-    others: list[Admission],
-    most: int,
+    newcomers: list[Admission],
+    max_tokens: int,
 ) -> tuple[EngineState, Admission | QueueBlocked]:
-    """Admit `seq`, the head of the queue, if possible; this plan has admitted `others`
-    already, and has room for `most` tokens of it. The caller joins a newcomer to
+    """Admit `seq`, the head of the queue, if possible; this plan has admitted `newcomers`
+    already, and has room for `max_tokens` of it. The caller joins a newcomer to
     `state.running`.
     """
     if not state.free_rows:
@@ -92,7 +92,7 @@ def admit(
         owners = enumerate(state.running.ids)
         sibling = next((i for i, (owner, _) in owners if owner == seq.request.id), None)
         if sibling is None and any(
-            o.seat.seqs[0].request.id == seq.request.id for o in others
+            o.seat.seqs[0].request.id == seq.request.id for o in newcomers
         ):
             return state, QueueBlocked(*seq.id, "sibling")
     if sibling is not None:
@@ -100,18 +100,20 @@ def admit(
         if committed(config, state, sibling) < shared:
             return state, QueueBlocked(*seq.id, "sibling")
         state = publish_blocks(config, state, {sibling: shared // config.block_size})
-    return _allocate(config, state, seq, sibling, len(others), most)
+    return _allocate(config, state, seq, sibling, len(newcomers), max_tokens)
 
 
 def shortage(
-    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Admission]
+    config: EngineConfig, state: EngineState, seq: Sequence, newcomers: list[Admission]
 ) -> QueueBlocked | None:
     """Why there is no row for `seq`, the head of the queue, or not enough pages, if so;
-    this plan has admitted `others` already.
+    this plan has admitted `newcomers` already.
     """
     if not state.free_rows:
         return QueueBlocked(*seq.id, "rows")
-    return _shortage(config, state, seq, alone=not len(state.running) and not others)
+    return _shortage(
+        config, state, seq, runs_alone=not len(state.running) and not newcomers
+    )
 
 
 def preempt_last(
@@ -135,32 +137,38 @@ def _allocate(
     state: EngineState,
     seq: Sequence,
     sibling: int | None,
-    others: int,
-    most: int,
+    num_newcomers: int,
+    max_tokens: int,
 ) -> tuple[EngineState, Admission | QueueBlocked]:
     """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
-    running sample with its prompt; this plan has admitted `others` already, and has room
-    for `most` tokens of it.
+    running sample with its prompt; this plan has admitted `num_newcomers` already, and
+    has room for `max_tokens` of it.
     """
     size = config.block_size
-    known = len(seq.history)
+    num_known = len(seq.history)
     # at least one token is computed, or there would be no logits
-    full = (known - 1) // size
-    held = _shortage(config, state, seq, alone=not len(state.running) and not others)
-    if held is not None:
-        return state, held
+    full = (num_known - 1) // size
+    blocked = _shortage(
+        config, state, seq, runs_alone=not len(state.running) and not num_newcomers
+    )
+    if blocked is not None:
+        return state, blocked
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
-    tables = _take_tables(config, change, hit, known, most, len(state.running) + others)
+    tables = _take_tables(
+        config, change, hit, num_known, max_tokens, len(state.running) + num_newcomers
+    )
     copies: tuple[Copy, ...] = ()
     sources: Keys = ()
     # A copy goes with the plan that opens the row, which may not be the next one.
     at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
-        copies = _sibling_tail(config, state.running, sibling, tables, known)
-    elif seq.request.tails is not None and hit.blocks == full and at_once:
+        copies = _sibling_tail(config, state.running, sibling, tables, num_known)
+    elif (
+        seq.request.continuation.tail_keys is not None and hit.blocks == full and at_once
+    ):
         copies, sources = _cached_tail(config, change.prefix, seq, tables)
-    start = known - 1 if copies else hit.blocks * size
+    start = num_known - 1 if copies else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
@@ -168,7 +176,7 @@ def _allocate(
     seat = new_columns(
         config,
         seq,
-        gen=state.next_gen,
+        run_id=state.next_run_id,
         row=state.free_rows[-1],
         tables=tables,
         chain=Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low),
@@ -176,7 +184,7 @@ def _allocate(
     )
     reasons = _reasons(state, seq, hit.found, full, size, copies)
     if not seq.preempted:
-        now = current_load(config, state, others)
+        now = current_load(config, state, num_newcomers)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
     admission = Admission(seat, copies, reasons, sources)
     return _leave_queue(state, seq, change.done()), admission
@@ -186,66 +194,70 @@ def _take_tables(
     config: EngineConfig,
     change: Transaction,
     hit: Hit,
-    known: int,
-    most: int,
-    others: int,
+    num_known: int,
+    max_tokens: int,
+    other_rows: int,
 ) -> Tables:
-    """The tables of a newcomer with `known` tokens: its hit, and new blocks for the rest.
+    """The tables of a newcomer with `num_known` tokens: its hit, and new blocks for the
+    rest.
 
-    Where windows are filled chunk by chunk, those for its first chunk of up to `most`
-    tokens, as far as a block of each group is left for each of the `others` that run.
+    Where windows are filled chunk by chunk, those for its first chunk of up to
+    `max_tokens`, as far as a block of each group is left for each of the `other_rows`.
     """
     size = config.block_size
-    whole = end = -(-known // size)
+    num_blocks = end = -(-num_known // size)
     windows = 0  # pages of a block in groups that take blocks chunk by chunk
     if config.by_chunk:
         windows = sum(group.pages for group in config.groups if group.window)
-        rest = (whole - hit.blocks) * (config.block_pages - windows)
-        plenty = change.available - rest - others * config.block_pages
-        chunk = -(-min(known, hit.blocks * size + most) // size)
+        needed = (num_blocks - hit.blocks) * (config.block_pages - windows)
+        plenty = change.available - needed - other_rows * config.block_pages
+        chunk = -(-min(num_known, hit.blocks * size + max_tokens) // size)
         end = max(hit.blocks + 1, min(chunk, hit.blocks + plenty // windows))
     new = [
-        ((end if windows and group.window else whole) - hit.blocks) * group.pages
+        ((end if windows and group.window else num_blocks) - hit.blocks) * group.pages
         for group in config.groups
     ]
-    taken = change.take(sum(new))
-    pages = iter(taken.pages if taken else ())  # never None: they were counted
-    each = zip(hit.tables, new, strict=True)
-    return tuple([Log(table, (*islice(pages, count),)) for table, count in each])
+    allocated = change.take(sum(new))
+    pages = iter(allocated.pages if allocated else ())  # never None: they were counted
+    counts = zip(hit.tables, new, strict=True)
+    return tuple([Log(table, (*islice(pages, count),)) for table, count in counts])
 
 
 def _shortage(
-    config: EngineConfig, state: EngineState, seq: Sequence, *, alone: bool
+    config: EngineConfig, state: EngineState, seq: Sequence, *, runs_alone: bool
 ) -> QueueBlocked | None:
-    """Why there are not enough pages to admit `seq`, if so; `alone`: no other sequence
-    runs.
+    """Why there are not enough pages to admit `seq`, if so; `runs_alone`: no other
+    sequence runs.
     """
     room = state.blocks.available
-    if pages_if_uncached(config, seq, alone=alone) <= room:
+    if pages_if_uncached(config, seq, runs_alone=runs_alone) <= room:
         return None
-    needs = pages_needed(config, state.blocks, seq, alone=alone)
+    needs = pages_needed(config, state.blocks, seq, runs_alone=runs_alone)
     return QueueBlocked(*seq.id, "blocks", needs, room) if needs > room else None
 
 
 def _sibling_tail(
-    config: EngineConfig, run: Running, sibling: int, tables: Tables, known: int
+    config: EngineConfig, run: Running, sibling: int, tables: Tables, num_known: int
 ) -> tuple[Copy, ...]:
     """The copies of a sibling's partial block in all groups, if there is one to be
     copied.
     """
-    full, count = divmod(known - 1, config.block_size)
+    full, count = divmod(num_known - 1, config.block_size)
     if not count or max(run.chains[sibling].low) > full:
         return ()
     sources = _block_pages(config, run.tables[sibling], full)
     targets = _block_pages(config, tables, full)
-    return tuple([Copy(*each, count) for each in zip(sources, targets, strict=True)])
+    return tuple([Copy(*pages, count) for pages in zip(sources, targets, strict=True)])
 
 
 def _block_pages(config: EngineConfig, tables: Tables, block: int) -> Pages:
     """The pages of one block of a sequence in all groups."""
-    each = zip(tables, config.groups, strict=True)
+    tables_of_groups = zip(tables, config.groups, strict=True)
     return flattened(
-        [table[block * group.pages : (block + 1) * group.pages] for table, group in each]
+        [
+            table[block * group.pages : (block + 1) * group.pages]
+            for table, group in tables_of_groups
+        ]
     )
 
 
@@ -256,22 +268,22 @@ def _cached_tail(
     end, and the keys of that block in all groups, which are now held; nothing if there is
     nothing to be copied.
     """
-    size, known = config.block_size, len(seq.history)
-    full, count = divmod(known - 1, size)
-    key, _ = seq.request.tails or (ROOT, ROOT)
+    size, num_known = config.block_size, len(seq.history)
+    full, count = divmod(num_known - 1, size)
+    key, _ = seq.request.continuation.tail_keys or (ROOT, ROOT)
     keys = tuple([group_key(key, g) for g in range(len(tables))])
-    missing = any(one not in prefix.nodes for one in keys)
+    missing = any(key_of_group not in prefix.nodes for key_of_group in keys)
     if missing or not count or not seq.reads_cache:
         return (), ()
-    for one in keys:
-        prefix.hold(one)
-    each = zip(pages_of(prefix, keys), _block_pages(config, tables, full), strict=True)
-    return tuple([Copy(source, target, count) for source, target in each]), keys
+    for key_of_group in keys:
+        prefix.hold(key_of_group)
+    pages = zip(pages_of(prefix, keys), _block_pages(config, tables, full), strict=True)
+    return tuple([Copy(source, target, count) for source, target in pages]), keys
 
 
 def release_sources(state: EngineState, newcomers: Iterable[Admission]) -> EngineState:
     """Release the published blocks copied for newcomers: their plan is complete."""
-    sources = [key for one in newcomers for key in one.sources]
+    sources = [key for newcomer in newcomers for key in newcomer.sources]
     if not sources:
         return state
     change = Transaction(state.blocks)
@@ -283,15 +295,15 @@ def release_sources(state: EngineState, newcomers: Iterable[Admission]) -> Engin
 def _reasons(
     state: EngineState,
     seq: Sequence,
-    found: Found,
+    prefix_hit: Found,
     full: int,
     size: int,
     copies: tuple[Copy, ...],
 ) -> tuple[Reason, ...]:
     """The reasons that report the admission of `seq` and its prefix miss, if any: of
-    `full` blocks those were `found` that count as hit.
+    `full` blocks those of `prefix_hit` count as hit.
     """
-    hit = found.blocks
+    hit = prefix_hit.blocks
     first = not seq.ran_before
     admitted = Admitted(
         *seq.id,
@@ -305,9 +317,13 @@ def _reasons(
     if hit == full:
         return (admitted,)
     missed = Missed(*seq.id, hit, full)
-    if found.missed is None:
+    if prefix_hit.missed is None:
         return admitted, missed
-    return admitted, missed, WindowMissed(*seq.id, found.missed, hit, found.cached)
+    return (
+        admitted,
+        missed,
+        WindowMissed(*seq.id, prefix_hit.missed, hit, prefix_hit.cached),
+    )
 
 
 def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
@@ -316,6 +332,6 @@ def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineSta
         blocks=blocks,
         waiting=state.waiting.remove(seq.place),
         free_rows=state.free_rows[:-1],
-        next_gen=state.next_gen + 1,
+        next_run_id=state.next_run_id + 1,
         stops=state.stops | seq.request.stop_ids,
     )

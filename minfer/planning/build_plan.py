@@ -10,7 +10,7 @@ from operator import add
 
 from attrs import frozen
 
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, NewRow, Plan, PrefillTokens
 from minfer.records.request import row_sampling
@@ -34,38 +34,44 @@ class Chunk:
     stop: int  # the position after the last input
 
 
-def build_plan(work: StepBuilder) -> Plan:
+def build_plan(builder: StepBuilder) -> Plan:
     """Build the plan, and add it to the state's plans in flight."""
-    config, state = work.config, work.state
+    config, state = builder.config, builder.state
     run = state.running
-    special = positions(run, work.skipped.union(work.shares))
-    out = [i for i in special if run.run_ids[i] in work.skipped]
-    chunks = [*_chunks(work, run, special, out)]
-    ahead = work.max_sampled_tokens or ones(
+    special = positions(run, builder.skipped.union(builder.shares))
+    out = [i for i in special if run.run_ids[i] in builder.skipped]
+    chunks = [*_chunks(builder, run, special, out)]
+    ahead = builder.max_sampled_tokens or ones(
         len(run)
     )  # how far the step advances each sequence
-    gens = less(run.run_ids, out)
-    most = less(ahead, out)
-    counts = most if work.drafts else ones(len(gens))
+    run_ids = less(run.run_ids, out)
+    max_sampled = less(ahead, out)
+    counts = max_sampled if builder.drafts else ones(len(run_ids))
     if out or chunks:
-        ahead, counts, most = _with_chunks(run, out, chunks, ahead, counts, most)
+        ahead, counts, max_sampled = _with_chunks(
+            run, out, chunks, ahead, counts, max_sampled
+        )
     plan = Plan(
         step=state.next_step,
-        run_ids=gens,
+        run_ids=run_ids,
         rows=less(run.rows, out),
         starts=less(run.scheduled, out),
         num_scheduled_tokens=counts,
-        max_sampled_tokens=most,
+        max_sampled_tokens=max_sampled,
         fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
         opens=tuple(
             [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
         ),
-        grows=tuple(work.grown.values()),
-        copies=tuple(chain.from_iterable([one.copies for one in work.newcomers])),
-        drafts=_drafts(work, gens) if work.drafts else (),
-        deferred=_deferred_rows(run, gens, most) if state.needs_host_mask else (),
+        grows=tuple(builder.grown.values()),
+        copies=tuple(
+            chain.from_iterable([newcomer.copies for newcomer in builder.newcomers])
+        ),
+        drafts=_drafts(builder, run_ids) if builder.drafts else (),
+        deferred=_deferred_rows(run, run_ids, max_sampled)
+        if state.needs_host_mask
+        else (),
     )
-    work.state = evolve(
+    builder.state = evolve(
         state,
         running=evolve(run, scheduled=tuple(map(add, run.scheduled, ahead))),
         inflight=(*state.inflight, plan),
@@ -75,13 +81,13 @@ def build_plan(work: StepBuilder) -> Plan:
 
 
 def _chunks(
-    work: StepBuilder, run: Running, special: list[int], out: list[int]
+    builder: StepBuilder, run: Running, special: list[int], out: list[int]
 ) -> Iterator[Chunk]:
     """The inputs of the rows in prefill: of the positions `special`, those that do not
     skip the step (`out`).
     """
     for i in special:
-        share = work.shares.get(run.run_ids[i])
+        share = builder.shares.get(run.run_ids[i])
         if share is not None:
             start = run.scheduled[i]
             yield Chunk(i, i - bisect_left(out, i), start, start + share)
@@ -93,15 +99,17 @@ def _with_chunks(
     """The columns ahead, counts and most of a steady step, changed for skipped rows and
     prefill chunks.
     """
-    ahead, counts, most = map(list, steady)
+    ahead, counts, max_sampled = map(list, steady)
     for i in out:
         ahead[i] = 0
     for chunk in chunks:
         inputs = chunk.stop - chunk.start
         ahead[chunk.i] = counts[chunk.at] = inputs
         ends = chunk.stop == run.num_known_at_admission[chunk.i]
-        most[chunk.at] = int(ends and not run.seqs[chunk.i].request.ends_with_prompt)
-    return tuple(ahead), tuple(counts), tuple(most)
+        max_sampled[chunk.at] = int(
+            ends and run.seqs[chunk.i].request.prompt_only is None
+        )
+    return tuple(ahead), tuple(counts), tuple(max_sampled)
 
 
 def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> PrefillTokens:
@@ -125,15 +133,15 @@ def _open(config: EngineConfig, run: Running, chunk: Chunk) -> NewRow:
     )
 
 
-def _drafts(work: StepBuilder, gens: tuple[int, ...]) -> tuple[Draft, ...]:
+def _drafts(builder: StepBuilder, run_ids: tuple[int, ...]) -> tuple[Draft, ...]:
     """The drafts of the plan's rows."""
-    drafts = work.drafts
-    if len(drafts) < len(gens):
-        places = [i for i, gen in enumerate(gens) if gen in drafts]
-        return tuple([Draft(i, drafts[gens[i]]) for i in places])
+    drafts = builder.drafts
+    if len(drafts) < len(run_ids):
+        places = [i for i, run_id in enumerate(run_ids) if run_id in drafts]
+        return tuple([Draft(i, drafts[run_ids[i]]) for i in places])
     if not any(drafts.values()):
-        return _drafts_of_device(len(gens))
-    return tuple(map(Draft, range(len(gens)), map(drafts.__getitem__, gens)))
+        return _drafts_of_device(len(run_ids))
+    return tuple(map(Draft, range(len(run_ids)), map(drafts.__getitem__, run_ids)))
 
 
 @lru_cache(maxsize=64)
@@ -143,13 +151,19 @@ def _drafts_of_device(count: int) -> tuple[Draft, ...]:
 
 
 def _deferred_rows(
-    run: Running, gens: tuple[int, ...], most: tuple[int, ...]
+    run: Running, run_ids: tuple[int, ...], max_sampled: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The places of rows with deferred sampling: those that yield and are in lockstep
     with the host.
     """
     bound = tuple(compress(range(len(run)), map(is_bound, run.seqs)))
-    if gens is run.run_ids:  # no row skips the step
-        return tuple([i for i in bound if most[i]])
-    who = {run.run_ids[i] for i in bound}
-    return tuple([at for at, gen in enumerate(gens) if gen in who and most[at]])
+    if run_ids is run.run_ids:  # no row skips the step
+        return tuple([i for i in bound if max_sampled[i]])
+    bound_ids = {run.run_ids[i] for i in bound}
+    return tuple(
+        [
+            index
+            for index, run_id in enumerate(run_ids)
+            if run_id in bound_ids and max_sampled[index]
+        ]
+    )

@@ -161,8 +161,8 @@ def align_yields(
     made if many skipped the step.
     """
     if len(now) - len(before) > thresholds.SKIPPED_ROWS:
-        of = dict(zip(before, yields, strict=True))
-        return tuple(map(of.get, now, repeat(())))
+        by_run_id = dict(zip(before, yields, strict=True))
+        return tuple(map(by_run_id.get, now, repeat(())))
     out: list[tuple[int, ...]] = []
     i = j = 0
     while i < len(before) and j < len(now):
@@ -189,9 +189,9 @@ def _flaw(
     """What is wrong with results, or nothing: the rules are those of module plan."""
     if len(sizes) != len(plan.run_ids):
         return f"{len(sizes)} results for {len(plan.run_ids)} rows"
-    least = map(bool, plan.max_sampled_tokens)
+    min_sampled = map(bool, plan.max_sampled_tokens)
     if sizes != plan.max_sampled_tokens and not (
-        all(map(le, sizes, plan.max_sampled_tokens)) and all(map(ge, sizes, least))
+        all(map(le, sizes, plan.max_sampled_tokens)) and all(map(ge, sizes, min_sampled))
     ):
         return "a row yielded more or less than it may"
     if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
@@ -203,17 +203,17 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
     """Log-probabilities as a column of `run`, cut to its tokens `new`; or none."""
     if not logprobs:
         return ()
-    of = dict(zip(plan.run_ids, logprobs, strict=True))
-    each = zip(run.run_ids, new, strict=True)
-    return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
+    by_run_id = dict(zip(plan.run_ids, logprobs, strict=True))
+    rows = zip(run.run_ids, new, strict=True)
+    return tuple(by_run_id.get(run_id, ())[: len(tokens)] for run_id, tokens in rows)
 
 
 def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
     """Pooled results of prompts as a column of `run`; or none."""
     if not pooled:
         return ()
-    of = dict(zip(plan.run_ids, pooled, strict=True))
-    return tuple(of.get(gen, b"") for gen in run.run_ids)
+    by_run_id = dict(zip(plan.run_ids, pooled, strict=True))
+    return tuple(by_run_id.get(run_id, b"") for run_id in run.run_ids)
 
 
 def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
@@ -225,7 +225,8 @@ def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
         fill.index for fill in plan.fills if not plan.max_sampled_tokens[fill.index]
     ]
     upto = {
-        plan.run_ids[at]: plan.starts[at] + plan.num_scheduled_tokens[at] for at in silent
+        plan.run_ids[index]: plan.starts[index] + plan.num_scheduled_tokens[index]
+        for index in silent
     }
     ends = (
         i
@@ -250,9 +251,9 @@ def _endings(
         over.update(i for i, seq in seqs if not seq.request.stop_ids.isdisjoint(new[i]))
     ends = {}
     for i in over:
-        mine, stop_ids = new[i], run.seqs[i].request.stop_ids
-        room = run.last_index[i] + 1 - (run.known[i] - len(mine))
-        stop = next((j for j, t in enumerate(mine[:room]) if t in stop_ids), None)
+        sampled, stop_ids = new[i], run.seqs[i].request.stop_ids
+        room = run.last_index[i] + 1 - (run.known[i] - len(sampled))
+        stop = next((j for j, t in enumerate(sampled[:room]) if t in stop_ids), None)
         ends[i] = (room, "length") if stop is None else (stop + 1, "stop")
     return ends
 
@@ -276,14 +277,14 @@ def _drop_after_ends(
     extra = {i: len(new[i]) - keep for i, (keep, _) in ends.items() if keep < len(new[i])}
     if not extra:
         return run, new
-    cut = {i: run.fresh[i][: len(run.fresh[i]) - more] for i, more in extra.items()}
+    cut = {i: run.fresh[i][: len(run.fresh[i]) - count] for i, count in extra.items()}
     run = edited(
-        run, known={i: run.known[i] - more for i, more in extra.items()}, fresh=cut
+        run, known={i: run.known[i] - count for i, count in extra.items()}, fresh=cut
     )
-    kept = list(new)
+    yields = list(new)
     for i in extra:
-        kept[i] = new[i][: ends[i][0]]
-    return run, tuple(kept)
+        yields[i] = new[i][: ends[i][0]]
+    return run, tuple(yields)
 
 
 def _publishable(
@@ -300,19 +301,22 @@ def _publishable(
     sampled tokens can wait.
     """
     size = config.block_size
-    some = islice((i for i in ripe if i not in ends), deferrable_blocks(config, len(run)))
-    upto = {i: (run.known[i] - 1) // size for i in some}
+    deferrable = islice(
+        (i for i in ripe if i not in ends), deferrable_blocks(config, len(run))
+    )
+    upto = {i: (run.known[i] - 1) // size for i in deferrable}
     spots = (fill.index for fill in plan.fills)
-    done = {
-        plan.run_ids[at]: (plan.starts[at] + plan.num_scheduled_tokens[at]) // size
-        for at in spots
+    computed = {
+        plan.run_ids[index]: (plan.starts[index] + plan.num_scheduled_tokens[index])
+        // size
+        for index in spots
     }
-    for i in positions(run, done):
+    for i in positions(run, computed):
         if i in ends:
             continue
         # A request that recomputes everything may restart: its blocks stay private.
-        if not run.seqs[i].request.begins_anew:
-            upto[i] = done[run.run_ids[i]]
+        if not run.seqs[i].request.recomputes_prompt:
+            upto[i] = computed[run.run_ids[i]]
         elif config.by_chunk:
             upto[i] = RELEASE
     return upto

@@ -29,7 +29,7 @@ def discard(
     faults = dict(state.faults)
     for i in positions(run, blamed):
         faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
-    touched = {gen for plan in state.inflight for gen in plan.run_ids}
+    touched = {run_id for plan in state.inflight for run_id in plan.run_ids}
     spots = positions(run, touched)
     reason = Discarded(step, error, len(state.inflight), len(spots))
     state = restart(config, state, spots)
@@ -47,13 +47,13 @@ def _end_failed_samples(
     reason: Reason,
 ) -> Transition:
     """End the samples that failed too often."""
-    most = config.max_failures
-    why = f"its step failed {most} times, at last with: {error}"
+    max_failures = config.max_failures
+    message = f"its step failed {max_failures} times, at last with: {error}"
     run = state.running
-    lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
+    lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= max_failures]
     if not lost:
         return Transition(state, (), (reason,))
-    leavers = [ending_sample(run, i, Cause.FAILED, "error", why) for i in lost]
+    leavers = [ending_sample(run, i, Cause.FAILED, "error", message) for i in lost]
     state, finished = end_samples(config, state, leavers)
     ended = emit(state, finished)
     return evolve(ended, reasons=(reason, *ended.reasons))

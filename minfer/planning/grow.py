@@ -29,16 +29,16 @@ Grown = dict[tuple[int, int], Grow]
 
 
 def grow(
-    config: EngineConfig, state: EngineState, due: tuple[int, ...], skipped: set[int]
+    config: EngineConfig, state: EngineState, ending: tuple[int, ...], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Grow the tables that end soon, by a block of each group: of the positions `due`,
+    """Grow the tables that end soon, by a block of each group: of the positions `ending`,
     those that are not skipped.
 
     Adds to `skipped` the generations that must wait for blocks.
     """
     run, size = state.running, config.block_size
     early = size // 4  # the mark is so far before the end of the table, or at `last`
-    ends = {i: run.grow_at[i] + early for i in due if run.run_ids[i] not in skipped}
+    ends = {i: run.grow_at[i] + early for i in ending if run.run_ids[i] not in skipped}
     ends = {i: end for i, end in ends.items() if end < run.last_index[i]}
     if not ends:
         return state, {}, ()
@@ -95,23 +95,25 @@ def grow_for_prefill(
     )
     if blocks <= have:
         return state, grown
-    others = (len(state.running) - 1) * config.block_pages
+    reserved = (len(state.running) - 1) * config.block_pages
     pages = _pages_of_growth(config, state.running, {i: blocks})
-    if pages + others > state.blocks.available:
+    if pages + reserved > state.blocks.available:
         state = release_windows(config, state)
-    each = pages // (blocks - have)  # groups that take blocks chunk by chunk end alike
-    blocks = min(blocks, have + max(0, state.blocks.available - others) // each)
-    state, more_grown = _extend(config, state, {i: blocks}, each * (blocks - have))
+    # groups that take blocks chunk by chunk end alike
+    block_pages = pages // (blocks - have)
+    plenty = max(0, state.blocks.available - reserved) // block_pages
+    blocks = min(blocks, have + plenty)
+    state, more_grown = _extend(config, state, {i: blocks}, block_pages * (blocks - have))
     return state, {**grown, **_merge_growth(grown, more_grown)}
 
 
 def _merge_growth(grown: Grown, more_grown: Grown) -> Grown:
     """The growth of tables that had grown in this step already, merged with that."""
     return {
-        key: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
+        key: evolve(growth, at=had.at, blocks=(*had.blocks, *growth.blocks))
         if (had := grown.get(key))
-        else more
-        for key, more in more_grown.items()
+        else growth
+        for key, growth in more_grown.items()
     }
 
 
@@ -154,18 +156,18 @@ def _extend_tables(
     grow_at: dict[int, int] = {}
     grown: Grown = {}
     for i, blocks in upto.items():
-        own = list(run.tables[i])
+        row_tables = list(run.tables[i])
         for g, group in enumerate(config.groups):
-            at = len(own[g])
-            lacks = blocks * group.pages - at
+            first = len(row_tables[g])
+            lacks = blocks * group.pages - first
             if lacks <= 0:
                 continue
-            some = (*islice(new, lacks),)
-            own[g] = own[g].extended(some, thresholds.RECENT_ENTRIES)
+            pages = (*islice(new, lacks),)
+            row_tables[g] = row_tables[g].extended(pages, thresholds.RECENT_ENTRIES)
             # else the row's `Open`, still to be sent, has the whole table
             if run.scheduled[i] > run.starts[i]:
-                grown[run.run_ids[i], g] = Grow(run.rows[i], at, some, g)
-        tables[i] = tuple(own)
+                grown[run.run_ids[i], g] = Grow(run.rows[i], first, pages, g)
+        tables[i] = tuple(row_tables)
         grow_at[i] = growth_mark(config, blocks, run.last_index[i])
     run = edited(run, tables=tables, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run), grown
@@ -182,8 +184,8 @@ def _grow_or_preempt(
     if config.by_chunk:
         state = release_windows(config, state)
     while upto:
-        state, some, upto = _grow_first(config, state, upto)
-        grown.update(some)
+        state, growth, upto = _grow_first(config, state, upto)
+        grown.update(growth)
         run = state.running
         if upto and (
             pages_coming(state) or len(run) == 1 or window_blocks_coming(config, state)
@@ -197,9 +199,9 @@ def _grow_or_preempt(
             if victim == first and _has_results_in_flight(state, run.run_ids[victim]):
                 skipped.update(run.run_ids[i] for i in upto)
                 break
-            gen = run.run_ids[victim]
-            grown = {key: one for key, one in grown.items() if key[0] != gen}
-            skipped.discard(gen)
+            run_id = run.run_ids[victim]
+            grown = {key: change for key, change in grown.items() if key[0] != run_id}
+            skipped.discard(run_id)
             state, reason = preempt(config, state, victim, run.ids[first])
             reasons += (reason,)
             upto = {i - (i > victim): n for i, n in upto.items() if i != victim}
@@ -226,15 +228,15 @@ def _grow_first(
     return state, grown, left
 
 
-def _has_results_in_flight(state: EngineState, gen: int) -> bool:
+def _has_results_in_flight(state: EngineState, run_id: int) -> bool:
     """Whether the sequence should wait for its results in flight instead of being
     preempted: while those before it in rank may be paused, it could otherwise be
     preempted forever before its results arrive.
     """
-    return bool(state.paused) and any(gen in plan.run_ids for plan in state.inflight)
+    return bool(state.paused) and any(run_id in plan.run_ids for plan in state.inflight)
 
 
 def _take(change: Transaction, pages: int) -> tuple[int, ...]:
     """As many pages; the caller has checked that there are so many."""
-    taken = change.take(pages)
-    return taken.pages if taken else ()
+    allocated = change.take(pages)
+    return allocated.pages if allocated else ()

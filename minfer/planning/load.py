@@ -1,10 +1,9 @@
 """Loads blocks of a waiting sequence's prefix from a tier to the device.
 
-The head of the queue is asked when there is room to admit it. If its prefix goes on in
-host memory or in the keyed tier, and loading is expected to be faster than computing, the
-blocks are loaded into pages of the device, and the sequence is passed over until they
-have come. It is then admitted with a hit, as if its prefix had always been there. This
-happens once while it waits: what is evicted meanwhile, or was lost, is computed.
+The scheduler asks for the head of the queue, when there is room to admit it. If its
+prefix goes on in a tier (`minfer.tiers`), and loading is expected to be faster than
+computing, a transfer begins. This happens once while the sequence waits: what is evicted
+meanwhile, or was lost, is computed.
 """
 
 from collections.abc import Container
@@ -14,7 +13,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, bundles, lookup, pages_of
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.planning.prefix_hit import find_hit, readable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -27,12 +26,12 @@ from minfer.records.messages import (
 )
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.records.tiers import BY_COST, LOAD, ChainRun, Tier
+from minfer.records.tiers import BY_COST, LOAD, ChainRun, Tier, TransferKind
 from minfer.values.record import evolve
 
 
 @frozen
-class Load:
+class PrefixLoad:
     """What was decided about the head of the queue."""
 
     state: EngineState
@@ -72,7 +71,7 @@ class _Source:
     """A tier that has more of a prefix than the device."""
 
     tier: Tier
-    keyed: bool
+    kind: TransferKind
     blocks: int  # of the prefix, that a hit would have
     hit: int  # of these, that the device has
     runs: tuple[_Missing, ...]
@@ -80,79 +79,94 @@ class _Source:
     seconds: float  # to load them
     recompute: float  # to compute them instead
 
-    def total(self, most: int) -> float:
-        """Seconds of loading, and of computing the rest of `most` blocks."""
-        each = self.recompute / (self.blocks - self.hit)
-        return self.seconds + (most - self.blocks) * each
+    def total(self, max_blocks: int) -> float:
+        """Seconds of loading, and of computing the rest of `max_blocks`."""
+        block_seconds = self.recompute / (self.blocks - self.hit)
+        return self.seconds + (max_blocks - self.blocks) * block_seconds
 
 
-def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Load | None:
+def choose_source(
+    config: EngineConfig, state: EngineState, seq: Sequence
+) -> PrefixLoad | None:
     """Decide whether blocks are loaded for `seq`, the head of the queue, which can be
     admitted; None if no tier has more of its prefix, or nothing can be loaded now.
     """
     sources = _sources(config, state, seq)
     if not sources:
         return None
-    most = max(sources, key=lambda one: one.blocks)
-    if (passed := _join_load_in_flight(state, seq, most.runs)) is not None:
-        return Load(passed)
-    best = _best(sources, most.blocks)
+    longest = max(sources, key=lambda source: source.blocks)
+    if (passed := _join_load_in_flight(state, seq, longest.runs)) is not None:
+        return PrefixLoad(passed)
+    best = _best(sources, longest.blocks)
     if best is None:
         waiting = state.waiting.remove(seq.place).insert(evolve(seq, chosen=True))
-        return Load(evolve(state, waiting=waiting), _reason(Recomputing, seq, most))
+        return PrefixLoad(
+            evolve(state, waiting=waiting), _reason(Recomputing, seq, longest)
+        )
     load = _begin(config, state, seq, best)
     if load is None:
         return None
     state, command = load
-    return Load(state, _reason(Loading, seq, best), command)
+    return PrefixLoad(state, _reason(Loading, seq, best), command)
 
 
 def _reason(
-    kind: type[Loading | Recomputing], seq: Sequence, one: _Source
+    kind: type[Loading | Recomputing], seq: Sequence, source: _Source
 ) -> Loading | Recomputing:
-    return kind(*seq.id, one.blocks, one.hit, one.seconds, one.recompute, one.keyed)
+    return kind(
+        *seq.id, source.blocks, source.hit, source.seconds, source.recompute, source.kind
+    )
 
 
-def _best(sources: list[_Source], most: int) -> _Source | None:
+def _best(sources: list[_Source], max_blocks: int) -> _Source | None:
     """The source that is expected to take the least time: of those whose tier is always
     loaded from, or, without any, of those that are faster than computing. Of equal ones,
     the one with more blocks, or host memory. None: everything is computed.
     """
-    willing = [one for one in sources if one.tier.choice == LOAD] or [
-        one
-        for one in sources
-        if one.tier.choice == BY_COST and one.seconds <= one.recompute
+    willing = [source for source in sources if source.tier.choice == LOAD] or [
+        source
+        for source in sources
+        if source.tier.choice == BY_COST and source.seconds <= source.recompute
     ]
-    return min(willing, key=lambda one: (one.total(most), -one.blocks), default=None)
+    return min(
+        willing,
+        key=lambda source: (source.total(max_blocks), -source.blocks),
+        default=None,
+    )
 
 
 def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_Source]:
     """The tiers that have more of the prefix of `seq` than the device has."""
     tiers, device = state.tiers, state.blocks.prefix
-    contents = list[tuple[Tier, bool, Container[Key]]]()
+    contents = list[tuple[Tier, TransferKind, Container[Key]]]()
     if config.host is not None and tiers.host is not None and tiers.host.prefix.nodes:
-        contents.append((config.host, False, tiers.host.prefix.nodes))
-    if config.keyed is not None and tiers.known:
-        contents.append((config.keyed, True, tiers.known))
+        kind = TransferKind.LOAD_FROM_HOST
+        contents.append((config.host, kind, tiers.host.prefix.nodes))
+    if config.external_store is not None and tiers.external_keys:
+        contents.append(
+            (config.external_store, TransferKind.FETCH_FROM_EXTERNAL, tiers.external_keys)
+        )
     if not contents:
         return []
     full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
     hit = find_hit(config, device, seq.keys, full).blocks
-    found = list[_Source]()
-    for tier, keyed, there in contents:
-        both = _EitherIndex(_EitherKeys(device.nodes, there))
-        end = _without_gap(config, both, seq.keys, hit, full) if keyed else full
-        blocks = find_hit(config, both, seq.keys, end).blocks
+    sources = list[_Source]()
+    for tier, kind, keys in contents:
+        contents_of_both = _EitherIndex(_EitherKeys(device.nodes, keys))
+        end = full
+        if kind is TransferKind.FETCH_FROM_EXTERNAL:
+            end = _without_gap(config, contents_of_both, seq.keys, hit, full)
+        blocks = find_hit(config, contents_of_both, seq.keys, end).blocks
         if blocks <= hit:
             continue
         runs = _missing(config, state, seq.keys, blocks)
         pages = sum(len(run.keys) * run.size for run in runs)
-        loads = (one for one in tiers.transfers if one.loads and one.keyed == keyed)
-        before = sum(len(one.targets) for one in loads)  # pages that are copied first
-        found.append(
+        # pages that are copied first
+        before = sum(len(transfer.targets) for transfer in tiers.transfers_of(kind))
+        sources.append(
             _Source(
                 tier=tier,
-                keyed=keyed,
+                kind=kind,
                 blocks=blocks,
                 hit=hit,
                 runs=runs,
@@ -161,20 +175,20 @@ def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_S
                 recompute=(blocks - hit) * config.block_size * tier.token_seconds,
             )
         )
-    return found
+    return sources
 
 
 def _without_gap(
-    config: EngineConfig, both: _EitherIndex, keys: Keys, hit: int, full: int
+    config: EngineConfig, contents: _EitherIndex, keys: Keys, hit: int, full: int
 ) -> int:
     """How many of the first `full` blocks are there without a gap behind the `hit` ones
-    of the device: keys of the keyed tier are forgotten one by one, parents' first.
+    of the device: keys of the external store are forgotten one by one, parents' first.
     """
     chains = (g for g, group in enumerate(config.groups) if not group.window)
     if (g := next(chains, None)) is None:
         return full
     end = hit
-    while end < full and group_key(keys[end], g) in both.nodes:
+    while end < full and group_key(keys[end], g) in contents.nodes:
         end += 1
     return end
 
@@ -184,19 +198,22 @@ def _missing(
 ) -> tuple[_Missing, ...]:
     """What the device lacks for a hit of so many blocks."""
     device, size = state.blocks.prefix, config.block_size
-    found = list[_Missing]()
+    missing = list[_Missing]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(blocks * size, group.window, size), group.sink_blocks(size)
-        own, pages = group_keys(kept(keys, 0, blocks, low, sinks), g), group.pages
+        own_keys, pages = (
+            group_keys(unreleased(keys, 0, blocks, low, sinks), g),
+            group.pages,
+        )
         if group.window:
-            lacks = [key for key in own if key not in device.nodes]
-            found += [_Missing(ROOT, (key,), pages) for key in lacks]
+            lacks = [key for key in own_keys if key not in device.nodes]
+            missing += [_Missing(ROOT, (key,), pages) for key in lacks]
             continue
         have = lookup(device, keys, blocks, g)
         if have < blocks:
-            parent = own[have - 1] if have else ROOT
-            found.append(_Missing(parent, own[have:], pages))
-    return tuple(found)
+            parent = own_keys[have - 1] if have else ROOT
+            missing.append(_Missing(parent, own_keys[have:], pages))
+    return tuple(missing)
 
 
 def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) -> Keys:
@@ -204,18 +221,18 @@ def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) 
     the deepest block, which keeps those before it; in a window each block.
     """
     device, size = state.blocks.prefix, config.block_size
-    found = list[Key]()
+    present = list[Key]()
     for g, group in enumerate(config.groups):
         if group.window:
             low, sinks = (
                 outside(blocks * size, group.window, size),
                 group.sink_blocks(size),
             )
-            own = group_keys(kept(keys, 0, blocks, low, sinks), g)
-            found += [key for key in own if key in device.nodes]
+            own_keys = group_keys(unreleased(keys, 0, blocks, low, sinks), g)
+            present += [key for key in own_keys if key in device.nodes]
         elif have := lookup(device, keys, blocks, g):
-            found.append(group_key(keys[have - 1], g))
-    return tuple(found[::-1])
+            present.append(group_key(keys[have - 1], g))
+    return tuple(present[::-1])
 
 
 def _join_load_in_flight(
@@ -224,11 +241,13 @@ def _join_load_in_flight(
     """Let `seq` wait for a load in flight that moves a block of these, if there is
     one.
     """
-    wanted = {key for run in runs for key in run.keys}
-    for at, one in enumerate(state.tiers.transfers):
-        if one.loads and not wanted.isdisjoint(one.keys):
+    keys = {key for run in runs for key in run.keys}
+    for index, transfer in enumerate(state.tiers.transfers):
+        if transfer.kind.to_device and not keys.isdisjoint(transfer.keys):
             transfers = [*state.tiers.transfers]
-            transfers[at] = evolve(one, waiting=one.waiting | {seq.request.id})
+            transfers[index] = evolve(
+                transfer, waiting=transfer.waiting | {seq.request.id}
+            )
             tiers = evolve(state.tiers, transfers=tuple(transfers))
             return evolve(state, tiers=tiers)
     return None
@@ -246,28 +265,26 @@ def _begin(
     held_parents = _present(config, state, seq.keys, source.blocks)
     for key in held_parents:  # before anything is evicted
         device.prefix.hold(key)
-    taken = device.take(source.pages)
+    allocated = device.take(source.pages)
     copied = {copy.source for plan in state.inflight for copy in plan.copies}
-    if taken is None or not copied.isdisjoint(taken.pages):
+    if allocated is None or not copied.isdisjoint(allocated.pages):
         return None
-    at, paths = 0, list[ChainRun]()
+    first, paths = 0, list[ChainRun]()
     for run in source.runs:
-        end = at + run.size * len(run.keys)
-        pages = (*bundles(taken.pages[at:end], run.size),)
+        end = first + run.size * len(run.keys)
+        pages = (*bundles(allocated.pages[first:end], run.size),)
         paths.append(ChainRun(run.parent, run.keys, pages))
-        at = end
-    if host is not None and not source.keyed:
+        first = end
+    if host is not None and source.kind is TransferKind.LOAD_FROM_HOST:
         tier = Transaction(host)
         for run in source.runs:
             tier.prefix.hold(run.keys[-1])
         host = tier.done()
-    tiers = state.tiers.with_transfer(
-        host, paths, held_parents, loads=True, keyed=source.keyed, sample=seq.id
-    )
+    tiers = state.tiers.with_transfer(host, paths, held_parents, source.kind, seq.id)
     now = evolve(state, blocks=device.done(), tiers=tiers)
     transfer = tiers.transfers[-1]
-    if host is None or source.keyed:
+    if host is None or source.kind is TransferKind.FETCH_FROM_EXTERNAL:
         blocks = tuple([pages for path in paths for pages in path.pages])
         return now, FetchBlocks(transfer.number, transfer.keys, blocks)
     read = pages_of(host.prefix, transfer.keys)
-    return now, Move(transfer.number, True, read, transfer.targets)
+    return now, Move(transfer.number, source.kind, read, transfer.targets)

@@ -30,7 +30,7 @@ from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import current_load
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow_for_drafts
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Proposed
@@ -82,104 +82,114 @@ def may_draft(request: Request, drafter: str) -> bool:
     model if it is in lockstep with the host, which has to know the drafts.
     """
     bound = request.needs_host_mask and drafter != HOST
-    return not (bound or request.ends_with_prompt)
+    return not bound and request.prompt_only is None
 
 
 def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
     """Whether no step may be planned before those in flight are over, as the host drafts
     for one of them or for the next one.
     """
-    how = config.speculation
-    if how is None or how.drafter != HOST or not state.inflight:
+    spec_config = config.speculation
+    if spec_config is None or spec_config.drafter != HOST or not state.inflight:
         return False
     if any(plan.drafts for plan in state.inflight):
         return True
     rows = len(state.running)
-    if not state.drafting.proposals or 0 < how.rows < rows:
+    if not state.drafting.proposals or 0 < spec_config.rows < rows:
         return False
-    drafters, _ = _bounded(config, state, how, _proposed_for(how, state))
-    more = _to_be_filled(state)
-    room = config.max_num_batched_tokens - rows - more
-    others, prompts = rows + more - len(drafters), more > 0
-    return any(_numbers(how, state, drafters, others, room, prompts))
+    drafters, _ = _bounded(config, state, spec_config, _proposed_for(spec_config, state))
+    prefill = _to_be_filled(state)
+    room = config.max_num_batched_tokens - rows - prefill
+    other_inputs, prompts = rows + prefill - len(drafters), prefill > 0
+    return any(_numbers(spec_config, state, drafters, other_inputs, room, prompts))
 
 
-def plan_drafts(work: StepBuilder) -> None:
+def plan_drafts(builder: StepBuilder) -> None:
     """Add drafts to the decode rows of the step, in the budget that is left."""
-    how = work.config.speculation
-    if how is None:
+    spec_config = builder.config.speculation
+    if spec_config is None:
         return
-    drafters = _drafters(work, how)
-    if how.drafter == HOST and work.state.drafting.proposals:
-        work.state = _drop_proposals(work.state)
-    if not drafters or work.room <= 0:
+    drafters = _drafters(builder, spec_config)
+    if spec_config.drafter == HOST and builder.state.drafting.proposals:
+        builder.state = _drop_proposals(builder.state)
+    if not drafters or builder.room <= 0:
         return
-    drafters, work.state = _bounded(work.config, work.state, how, drafters)
-    inputs = len(work.state.running) - len(work.skipped) + sum(work.shares.values())
-    inputs -= len(work.shares)
-    others, prompts = inputs - len(drafters), bool(work.shares)
-    numbers = _numbers(how, work.state, drafters, others, work.room, prompts)
-    _assign(work, drafters.with_numbers(numbers))
+    drafters, builder.state = _bounded(
+        builder.config, builder.state, spec_config, drafters
+    )
+    inputs = (
+        len(builder.state.running) - len(builder.skipped) + sum(builder.shares.values())
+    )
+    inputs -= len(builder.shares)
+    other_inputs, prompts = inputs - len(drafters), bool(builder.shares)
+    numbers = _numbers(
+        spec_config, builder.state, drafters, other_inputs, builder.room, prompts
+    )
+    _assign(builder, drafters.with_numbers(numbers))
 
 
-def _drafters(work: StepBuilder, how: Speculation) -> Drafters:
+def _drafters(builder: StepBuilder, spec_config: Speculation) -> Drafters:
     """The decode rows of the step that may have drafts."""
-    run = work.state.running
-    if 0 < how.rows < len(run) - len(work.skipped):
+    run = builder.state.running
+    if 0 < spec_config.rows < len(run) - len(builder.skipped):
         return _NO_DRAFTERS
-    if how.drafter == HOST and work.state.inflight:
+    if spec_config.drafter == HOST and builder.state.inflight:
         return _NO_DRAFTERS
-    some = _proposed_for if how.drafter == HOST else _candidates
-    found = some(how, work.state)
-    out = work.skipped.union(work.shares)
+    find_drafters = _proposed_for if spec_config.drafter == HOST else _candidates
+    drafters = find_drafters(spec_config, builder.state)
+    out = builder.skipped.union(builder.shares)
     if not out:
-        return found
-    return found.only([run.run_ids[i] not in out for i in found.at])
+        return drafters
+    return drafters.only([run.run_ids[i] not in out for i in drafters.at])
 
 
-def _candidates(how: Speculation, state: EngineState) -> Drafters:
+def _candidates(spec_config: Speculation, state: EngineState) -> Drafters:
     """The running samples that could have drafts of a draft model."""
     run = state.running
     left = map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))
-    most = tuple(map(min, left, repeat(how.drafts)))
-    chosen = tuple(map(gt, most, repeat(0)))
+    max_drafts = tuple(map(min, left, repeat(spec_config.drafts)))
+    chosen = tuple(map(gt, max_drafts, repeat(0)))
     # else all are decode rows, and none is in lockstep
     if state.needs_host_mask or state.filling:
-        may = (may_draft(seq.request, how.drafter) for seq in run.seqs)
-        chosen = tuple([one and other for one, other in zip(chosen, may, strict=True)])
-    return Drafters(range(len(run)), most).only(chosen)
+        may = (may_draft(seq.request, spec_config.drafter) for seq in run.seqs)
+        chosen = tuple(
+            [has_room and allowed for has_room, allowed in zip(chosen, may, strict=True)]
+        )
+    return Drafters(range(len(run)), max_drafts).only(chosen)
 
 
-def _proposed_for(how: Speculation, state: EngineState) -> Drafters:
+def _proposed_for(spec_config: Speculation, state: EngineState) -> Drafters:
     """The samples that would have drafts of the host, if nothing were in flight. Samples
     that yield no token have none: their last token is known.
     """
     run, paused = state.running, state.paused
     proposals = state.drafting.proposals
-    found = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
-    tokens = tuple(map(_tokens, found))
+    proposed = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
+    tokens = tuple(map(_tokens, proposed))
     left = map(sub, run.last_index, run.known)
-    most = tuple(map(min, map(len, tokens), left, repeat(how.drafts)))
-    fresh = map(eq, map(_known, found), run.known)
-    chosen = tuple(map(gt, map(min, most, fresh), repeat(0)))
+    max_drafts = tuple(map(min, map(len, tokens), left, repeat(spec_config.drafts)))
+    fresh = map(eq, map(_known, proposed), run.known)
+    chosen = tuple(map(gt, map(min, max_drafts, fresh), repeat(0)))
     if paused:
-        each = zip(chosen, run.ids, strict=True)
-        chosen = tuple([one and name not in paused for one, name in each])
-    return Drafters(range(len(run)), most, tokens).only(chosen)
+        pairs = zip(chosen, run.ids, strict=True)
+        chosen = tuple([is_chosen and name not in paused for is_chosen, name in pairs])
+    return Drafters(range(len(run)), max_drafts, tokens).only(chosen)
 
 
 def _bounded(
-    config: EngineConfig, state: EngineState, how: Speculation, drafters: Drafters
+    config: EngineConfig, state: EngineState, spec_config: Speculation, drafters: Drafters
 ) -> tuple[Drafters, EngineState]:
     """The drafters with at most as many drafts as the policy allows; it is called if
     there are any.
     """
     if not drafters:
         return drafters, state
-    most, state = consult.drafts(config, state, current_load(config, state), how.drafts)
-    if most < how.drafts:
-        fewer = tuple(map(min, drafters.most, repeat(most)))
-        drafters = evolve(drafters, most=fewer)
+    max_drafts, state = consult.drafts(
+        config, state, current_load(config, state), spec_config.drafts
+    )
+    if max_drafts < spec_config.drafts:
+        bounds = tuple(map(min, drafters.most, repeat(max_drafts)))
+        drafters = evolve(drafters, most=bounds)
     return drafters, state
 
 
@@ -188,45 +198,53 @@ def _to_be_filled(state: EngineState) -> int:
     run = state.running
     if not state.filling:
         return 0
-    each = zip(run.num_known_at_admission, run.scheduled, strict=True)
-    return sum(max(0, base - scheduled - 1) for base, scheduled in each)
+    rows = zip(run.num_known_at_admission, run.scheduled, strict=True)
+    return sum(max(0, base - scheduled - 1) for base, scheduled in rows)
 
 
 def _numbers(
-    how: Speculation,
+    spec_config: Speculation,
     state: EngineState,
     drafters: Drafters,
-    others: int,
+    other_inputs: int,
     room: int,
     prompts: bool,
 ) -> tuple[int, ...]:
-    """The number of drafts of each, at most `room` together, beside `others` inputs, some
+    """The number of drafts of each, at most `room` together, beside `other_inputs`, some
     of which may be prefill tokens (`prompts`).
     """
-    if how.adaptive and how.costs is not None:
+    if spec_config.adaptive and spec_config.costs is not None:
         names = map(state.running.ids.__getitem__, drafters.at)
-        likely = state.drafting.likelihoods(how.learning, names, state.next_step)
-        most, costs = drafters.most, how.costs
-        found = lengths(likely, most, costs, others, how.margin, room, prompts=prompts)
-        return found.drafts
+        likely = state.drafting.likelihoods(spec_config.learning, names, state.next_step)
+        max_drafts, costs = drafters.most, spec_config.costs
+        chosen = lengths(
+            likely,
+            max_drafts,
+            costs,
+            other_inputs,
+            spec_config.margin,
+            room,
+            prompts=prompts,
+        )
+        return chosen.drafts
     if len(drafters) * max(drafters.most, default=0) <= room:
         return drafters.most
     return _fitting(tuple(_in_rank_order(drafters.most, room)), room)
 
 
-def _in_rank_order(wanted: Iterable[int], room: int) -> Iterator[int]:
-    for want in wanted:
-        number = max(0, min(want, room))
-        room -= number
-        yield number
+def _in_rank_order(numbers: Iterable[int], room: int) -> Iterator[int]:
+    for number in numbers:
+        granted = max(0, min(number, room))
+        room -= granted
+        yield granted
 
 
 def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
     """The numbers, cut so that they fit into `room` if each row with drafts takes as much
     of it as the deepest.
     """
-    each = max(0, room) // max(1, sum(map(bool, drafts)))
-    return tuple(min(one, each) for one in drafts)
+    depth = max(0, room) // max(1, sum(map(bool, drafts)))
+    return tuple(min(number, depth) for number in drafts)
 
 
 def _drop_proposals(state: EngineState) -> EngineState:
@@ -235,40 +253,50 @@ def _drop_proposals(state: EngineState) -> EngineState:
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
-def _assign(work: StepBuilder, drafters: Drafters) -> None:
+def _assign(builder: StepBuilder, drafters: Drafters) -> None:
     """Add the drafts of each row to the step, as far as its table has room."""
-    drafters = _in_tables(work, drafters)
+    drafters = _in_tables(builder, drafters)
     if not drafters:
         return
-    run, at = work.state.running, drafters.at
-    gens = map(run.run_ids.__getitem__, at)
+    run, spots = builder.state.running, drafters.at
+    run_ids = map(run.run_ids.__getitem__, spots)
     if drafters.tokens:
-        each = zip(drafters.tokens, drafters.most, strict=True)
-        said = [tokens[:number] for tokens, number in each]
-        work.drafts.update(zip(gens, said, strict=True))
+        rows = zip(drafters.tokens, drafters.most, strict=True)
+        drafts = [tokens[:number] for tokens, number in rows]
+        builder.drafts.update(zip(run_ids, drafts, strict=True))
     else:
-        work.drafts.update(dict.fromkeys(gens, ()))
-    ahead = tuple(map(add, drafters.most, ones(len(at))))
-    every = len(at) == len(run)
-    cells = dict(zip(at, ahead, strict=True))
-    work.max_sampled_tokens = ahead if every else edited_column(ones(len(run)), cells)
+        builder.drafts.update(dict.fromkeys(run_ids, ()))
+    ahead = tuple(map(add, drafters.most, ones(len(spots))))
+    all_draft = len(spots) == len(run)
+    cells = dict(zip(spots, ahead, strict=True))
+    builder.max_sampled_tokens = (
+        ahead if all_draft else edited_column(ones(len(run)), cells)
+    )
 
 
-def _in_tables(work: StepBuilder, drafters: Drafters) -> Drafters:
+def _in_tables(builder: StepBuilder, drafters: Drafters) -> Drafters:
     """Drafters with as many drafts as their tables have room for. There is room if the
     drafts end before the position at which the table should grow (`grow_at`).
     """
-    run, at = work.state.running, drafters.at
-    scheduled = tuple(map(run.scheduled.__getitem__, at))
-    ends = tuple(map(add, map(add, scheduled, drafters.most), ones(len(at))))
-    tight = [*compress(range(len(at)), map(gt, ends, map(run.grow_at.__getitem__, at)))]
+    run, spots = builder.state.running, drafters.at
+    scheduled = tuple(map(run.scheduled.__getitem__, spots))
+    ends = tuple(map(add, map(add, scheduled, drafters.most), ones(len(spots))))
+    tight = [
+        *compress(range(len(spots)), map(gt, ends, map(run.grow_at.__getitem__, spots)))
+    ]
     if not tight:
         return drafters
-    upto = {at[place]: ends[place] for place in tight}
-    work.state, work.grown = grow_for_drafts(work.config, work.state, upto, work.grown)
-    tables, size = work.state.running.tables, work.config.block_size
+    upto = {spots[place]: ends[place] for place in tight}
+    builder.state, builder.grown = grow_for_drafts(
+        builder.config, builder.state, upto, builder.grown
+    )
+    tables, size = builder.state.running.tables, builder.config.block_size
     numbers = list(drafters.most)
     for place in tight:
-        room = table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1
+        room = (
+            table_blocks(builder.config, tables[spots[place]]) * size
+            - scheduled[place]
+            - 1
+        )
         numbers[place] = max(0, min(numbers[place], room))
     return drafters.with_numbers(tuple(numbers))

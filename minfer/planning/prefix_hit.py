@@ -6,8 +6,16 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, Contents, Index, Pages, live, lookup, pages_of
-from minfer.blocks.window import GONE, kept, lookup_window, outside
+from minfer.blocks.prefix import (
+    ROOT,
+    BlockLookup,
+    Index,
+    Pages,
+    is_live,
+    lookup,
+    pages_of,
+)
+from minfer.blocks.window import GONE, lookup_window, outside, unreleased
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
@@ -38,17 +46,17 @@ class Hit:
         return self.found.blocks
 
 
-def find_hit(config: EngineConfig, prefix: Contents, keys: Keys, full: int) -> Found:
+def find_hit(config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
-    size, hit, whole = config.block_size, full, False
+    size, hit, has_full_attention = config.block_size, full, False
     windows = list[tuple[int, CacheGroup]]()
     for g, group in enumerate(config.groups):
         if group.window:
             windows.append((g, group))
         else:
-            hit, whole = lookup(prefix, keys, full, g), True
+            hit, has_full_attention = lookup(prefix, keys, full, g), True
     cached, missed, before = hit, None, -1
     while windows and hit != before:
         before = hit
@@ -57,7 +65,7 @@ def find_hit(config: EngineConfig, prefix: Contents, keys: Keys, full: int) -> F
             now = lookup_window(prefix, keys, hit, group.window, size, g, sinks)
             if now < hit:
                 hit, missed = now, g
-    return Found(hit, cached, missed if whole else None)
+    return Found(hit, cached, missed if has_full_attention else None)
 
 
 def take_hit(
@@ -65,26 +73,26 @@ def take_hit(
 ) -> Hit:
     """Hold the cached ones of the first `full` blocks."""
     prefix, size = state.blocks.prefix, config.block_size
-    found = find_hit(config, prefix, keys, full)
-    hit, leaf = found.blocks, ROOT
+    prefix_hit = find_hit(config, prefix, keys, full)
+    hit, leaf = prefix_hit.blocks, ROOT
     tables, lows = list[Pages](), list[int]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
-        own = group_keys(kept(keys, 0, hit, low, sinks), g)
+        own_keys = group_keys(unreleased(keys, 0, hit, low, sinks), g)
         if group.window:
-            for key in own:
+            for key in own_keys:
                 change.prefix.hold(key)
-            found_pages = pages_of(prefix, own)
+            found_pages = pages_of(prefix, own_keys)
             first = sinks * group.pages
-            gone = (GONE,) * (max(low - sinks, 0) * group.pages)
-            table = found_pages[:first] + gone + found_pages[first:]
+            released = (GONE,) * (max(low - sinks, 0) * group.pages)
+            table = found_pages[:first] + released + found_pages[first:]
         else:
-            leaf = own[-1] if hit else ROOT
+            leaf = own_keys[-1] if hit else ROOT
             change.prefix.hold(leaf)
-            table = _pages_of_chain(state, own, g, group.pages)
+            table = _pages_of_chain(state, own_keys, g, group.pages)
         tables.append(table)
         lows.append(low)
-    return Hit(found, tuple(tables), leaf, tuple(lows))
+    return Hit(prefix_hit, tuple(tables), leaf, tuple(lows))
 
 
 def _pages_of_chain(state: EngineState, keys: Keys, g: int, pages: int) -> Pages:
@@ -109,7 +117,7 @@ def readable_blocks(seq: Sequence, full: int) -> int:
 
 
 def pages_needed(
-    config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool
+    config: EngineConfig, blocks: Blocks, seq: Sequence, *, runs_alone: bool
 ) -> int:
     """How many of the available pages it takes to admit `seq`.
 
@@ -126,31 +134,33 @@ def pages_needed(
     for g, group in enumerate(config.groups):
         if group.window:
             low = outside(hit * size, group.window, size)
-            own = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
-            idle = sum(not live(prefix, key) for key in own)
-            held = len(own) - idle
+            own_keys = group_keys(
+                unreleased(keys, 0, hit, low, group.sink_blocks(size)), g
+            )
+            idle = sum(not is_live(prefix, key) for key in own_keys)
+            live_blocks = len(own_keys) - idle
         else:
-            held = _live_blocks(prefix, keys, hit, g)
-        free_of_charge += held * group.pages
-    return pages_if_uncached(config, seq, alone=alone) - free_of_charge
+            live_blocks = _live_blocks(prefix, keys, hit, g)
+        free_of_charge += live_blocks * group.pages
+    return pages_if_uncached(config, seq, runs_alone=runs_alone) - free_of_charge
 
 
 def _live_blocks(prefix: Index, keys: Keys, hit: int, g: int) -> int:
     """How many of the first `hit` blocks of a chain running sequences hold."""
     return bisect_left(
-        keys, True, hi=hit, key=lambda key: not live(prefix, group_key(key, g))
+        keys, True, hi=hit, key=lambda key: not is_live(prefix, group_key(key, g))
     )
 
 
-def pages_if_uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
-    """How many pages it takes to admit `seq` if none of its blocks is cached; `alone`:
-    no other sequence runs. With a window those count that it must hold at once, though
-    most are taken later.
+def pages_if_uncached(config: EngineConfig, seq: Sequence, *, runs_alone: bool) -> int:
+    """How many pages it takes to admit `seq` if none of its blocks is cached;
+    `runs_alone`: no other sequence runs. With a window those count that it must hold at
+    once, though most are taken later.
     """
-    size, known = config.block_size, len(seq.history)
+    size, num_known = config.block_size, len(seq.history)
     # If its blocks are full, it needs one more in its second step, or would be preempted
     # right after its first.
     ends = seq.request.most_known(config.max_model_len)
-    one_more = known % size == 0 and known + 1 < ends
-    spare = 0 if alone else max(config.watermark, one_more * config.block_pages)
-    return config.most_pages(-(-known // size)) + spare
+    one_more = num_known % size == 0 and num_known + 1 < ends
+    spare = 0 if runs_alone else max(config.watermark, one_more * config.block_pages)
+    return config.most_pages(-(-num_known // size)) + spare

@@ -20,9 +20,10 @@ from minfer.values.checks import ConfigError, number
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
-PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
+# Prompt tokens that cost about as much as one output token.
+PROMPT_TOKENS_PER_OUTPUT: Final = 64
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 
 
 @frozen
@@ -73,17 +74,17 @@ class Deadline(FirstCome):
     slack: float = field(default=60.0, validator=_number(0))
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        due = self.slack if request.deadline == math.inf else request.deadline
-        return (time + due,), state
+        deadline = self.slack if request.deadline == math.inf else request.deadline
+        return (time + deadline,), state
 
 
 @frozen
 class Shortest(FirstCome):
     """Shortest remaining work first, by the allowed output; waiting counts.
 
-    Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth
-    `pace` seconds of waiting, so no request that arrives `pace` x work seconds after
-    another goes first. StepBuilder done before a preemption counts.
+    Guarantee: one unit of work (an output token, or `PROMPT_TOKENS_PER_OUTPUT` tokens of
+    prompt) is worth `pace` seconds of waiting, so no request that arrives `pace` x work
+    seconds after another goes first. Work done before a preemption counts.
     """
 
     pace: float = field(default=0.1, validator=_number(0))
@@ -94,7 +95,7 @@ class Shortest(FirstCome):
     def requeue_rank(
         self, state: Any, rank: Rank, request: Request, arrived: float, done: int
     ) -> Rank:
-        work = len(request.prompt) / PREFILL + request.max_tokens - done
+        work = len(request.prompt) / PROMPT_TOKENS_PER_OUTPUT + request.max_tokens - done
         return (arrived + self.pace * work,)
 
 
@@ -152,8 +153,8 @@ class Fair(FirstCome):
         )
         if not unused or request.client not in state.tags:
             return state
-        less = state.tags[request.client] - unused / self.weights.get(request.client, 1.0)
-        return evolve(state, tags=state.tags.set(request.client, less))
+        tag = state.tags[request.client] - unused / self.weights.get(request.client, 1.0)
+        return evolve(state, tags=state.tags.set(request.client, tag))
 
 
 @frozen
@@ -193,16 +194,16 @@ class Window(Ageing):
         arrival.
         """
         rank, _ = super().rank(None, request, time)
-        if request.place is not None:
+        if request.continues:
             return rank, state
         limit = 0.0 if request.priority <= self.urgent else self.wait
-        due = min(state.due, time + min(limit, self.part * request.deadline))
+        deadline = min(state.due, time + min(limit, self.part * request.deadline))
         gap = state.gap
         if state.last > -math.inf:
             # longer gaps count as this one
-            late = min(time - state.last, 2 * self.wait)
-            gap = late if gap == math.inf else (gap + late) / 2
-        return rank, Gathering(due, state.fresh + request.n, time, gap)
+            new_gap = min(time - state.last, 2 * self.wait)
+            gap = new_gap if gap == math.inf else (gap + new_gap) / 2
+        return rank, Gathering(deadline, state.fresh + request.n, time, gap)
 
     def admit_from(self, state: Gathering, load: Load) -> float:
         """Now if the window is full, due, or cannot fill in time; else the time when it
@@ -210,8 +211,8 @@ class Window(Ageing):
         """
         if load.waiting > state.fresh or load.waiting >= self.fill:
             return load.time
-        full = load.time + (self.fill - load.waiting) * state.gap
-        return load.time if full > state.due else state.due
+        full_at = load.time + (self.fill - load.waiting) * state.gap
+        return load.time if full_at > state.due else state.due
 
     def admitted(
         self, state: Gathering, rank: Rank, request: Request, load: Load
@@ -223,7 +224,7 @@ class Window(Ageing):
         self, state: Gathering, request: Request, output: int, ran: bool
     ) -> Gathering:
         """Uncount a sample that ended before it ran."""
-        if ran or not state.fresh or request.place is not None:  # not counted, either
+        if ran or not state.fresh or request.continues:  # not counted, either
             return state
         return evolve(state, fresh=state.fresh - 1)
 
@@ -246,14 +247,12 @@ class Static(FirstCome):
         return -math.inf, 0
 
     def admit_from(self, state: Batch, load: Load) -> float:
-        opened, taken = state
-        member = taken < self.size and load.arrived <= opened
-        return load.time if member or not load.running else math.inf
+        opened, members = state
+        may_join = members < self.size and load.arrived <= opened
+        return load.time if may_join or not load.running else math.inf
 
     def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
-        if (
-            load.running and request.place is not None
-        ):  # a later round of a member's search
+        if load.running and request.continues:  # a later round of a member's search
             return state
         return (state[0], state[1] + 1) if load.running else (load.time, 1)
 
@@ -278,21 +277,27 @@ def policy_named(text: str) -> Policy:
             f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}"
         )
     kind: Any = POLICIES[name]
-    known = {one.name: one.type for one in attrs.fields(kind) if one.type in (int, float)}
+    option_types = {
+        attribute.name: attribute.type
+        for attribute in attrs.fields(kind)
+        if attribute.type in (int, float)
+    }
     options = {}
-    for part in rest.split(",") if rest else ():
-        key, _, value = part.partition("=")
-        if key not in known:
-            has = (
-                f"it has {', '.join(known) or 'none'}, written as in "
+    for option in rest.split(",") if rest else ():
+        key, _, value = option.partition("=")
+        if key not in option_types:
+            allowed = (
+                f"it has {', '.join(option_types) or 'none'}, written as in "
                 f"ageing:seconds=5,levels=3"
             )
-            raise ConfigError(f"scheduling_policy: {name} has no option {key!r}; {has}")
+            raise ConfigError(
+                f"scheduling_policy: {name} has no option {key!r}; {allowed}"
+            )
         try:
-            options[key] = known[key](value)
+            options[key] = option_types[key](value)
         except ValueError:
             raise ConfigError(
                 f"scheduling_policy: {key} must be a number, not {value!r}"
             ) from None
-    made: Policy = kind(**options)
-    return made
+    policy: Policy = kind(**options)
+    return policy

@@ -2,8 +2,8 @@
 
 A policy is third-party code. It may raise, or return what is not usable (NaN, None, a
 rank that cannot be ordered), and the engine must go on: then the answer of first come,
-first served is used, and a reason reports which call was overruled and why. The reasons
-of a turn are collected in its state and leave with the transition.
+first served is used, and a reason reports which answer was overridden and why. The
+reasons of a turn are collected in its state and leave with the transition.
 """
 
 import math
@@ -16,7 +16,7 @@ from minfer.records.policy import Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.sequence import Place
 from minfer.records.state import EngineState
-from minfer.values.checks import LEAST, MOST
+from minfer.values.checks import MAX_INT64, MIN_INT64
 from minfer.values.record import evolve
 
 
@@ -32,7 +32,7 @@ def _number(answer: Any) -> float:
         return float(answer)
     if not isinstance(answer, int) or isinstance(answer, bool):
         raise _UnusableError(f"returned a {type(answer).__name__}")
-    if not LEAST <= answer <= MOST:
+    if not MIN_INT64 <= answer <= MAX_INT64:
         raise _UnusableError("returned a number too large to hold")
     return int(answer)
 
@@ -41,10 +41,10 @@ def _rank(answer: Any) -> Rank:
     """A plain tuple of plain numbers: comparing other types could run any code."""
     if not isinstance(answer, tuple):
         raise _UnusableError(f"returned a {type(answer).__name__}")
-    return tuple([_number(one) for one in answer])
+    return tuple([_number(number) for number in answer])
 
 
-def _placing(answer: Any) -> tuple[Rank, Any]:
+def _rank_and_state(answer: Any) -> tuple[Rank, Any]:
     if type(answer) is not tuple or len(answer) != 2:
         raise _UnusableError("returned no pair of rank and state")
     return _rank(answer[0]), answer[1]
@@ -56,7 +56,7 @@ def _flag(answer: Any) -> bool:
     return answer
 
 
-def _holding(answer: Any) -> tuple[bool, Any]:
+def _flag_and_state(answer: Any) -> tuple[bool, Any]:
     if type(answer) is not tuple or len(answer) != 2:
         raise _UnusableError("returned no pair of yes or no and state")
     return _flag(answer[0]), answer[1]
@@ -68,27 +68,27 @@ def _count(answer: Any) -> int:
     return int(_number(answer))
 
 
-def _as_it_is(answer: Any) -> Any:
+def _unchecked(answer: Any) -> Any:
     return answer  # the engine does not look into a policy's state
 
 
 def _call_policy(
     config: EngineConfig,
     state: EngineState,
-    question: str,
-    *about: Any,
+    method: str,
+    *args: Any,
     read: Callable[[Any], Any],
-    instead: Any,
+    default: Any,
 ) -> tuple[Any, EngineState]:
-    """The policy's answer as `read` gives it, or `instead` if it cannot be used."""
+    """The policy's answer as `read` gives it, or `default` if it cannot be used."""
     try:
-        return read(getattr(config.policy, question)(state.policy, *about)), state
+        return read(getattr(config.policy, method)(state.policy, *args)), state
     except _UnusableError as error:
-        override = PolicyOverride(question, str(error))
+        override = PolicyOverride(method, str(error))
     except Exception as error:  # any error is the policy's and not the engine's
-        why = f"raised {type(error).__name__}"
-        override = PolicyOverride(question, why, _text(error), _line(error))
-    return instead, evolve(state, overrides=(*state.overrides, override))
+        outcome = f"raised {type(error).__name__}"
+        override = PolicyOverride(method, outcome, _text(error), _line(error))
+    return default, evolve(state, overrides=(*state.overrides, override))
 
 
 def _text(error: Exception) -> str:
@@ -123,11 +123,11 @@ def rank(
     config: EngineConfig, state: EngineState, request: Request, last: Rank
 ) -> tuple[Rank, EngineState]:
     """The rank of a new request. First come: `last`, behind all others."""
-    instead = last, state.policy
-    (found, policy), state = _call_policy(
-        config, state, "rank", request, state.time, read=_placing, instead=instead
+    default = last, state.policy
+    (answer, policy), state = _call_policy(
+        config, state, "rank", request, state.time, read=_rank_and_state, default=default
     )
-    return found, _with_policy(state, policy)
+    return answer, _with_policy(state, policy)
 
 
 def requeue_rank(
@@ -136,50 +136,61 @@ def requeue_rank(
     old: Rank,
     request: Request,
     arrived: float,
-    done: int,
+    num_output: int,
 ) -> tuple[Rank, EngineState]:
     """The rank of a preempted sequence: never behind its `old` one, which is the default.
 
-    `arrived` is a time in seconds, `done` counts its output tokens.
+    `arrived` is a time in seconds, `num_output` counts its output tokens.
     """
-    found, state = _call_policy(
+    answer, state = _call_policy(
         config,
         state,
         "requeue_rank",
         old,
         request,
         arrived,
-        done,
+        num_output,
         read=_rank,
-        instead=old,
+        default=old,
     )
-    return min(old, found), state
+    return min(old, answer), state
 
 
 def admit_from(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[float, EngineState]:
     """The time in seconds from which the head of the queue may start. First come: now."""
-    found, state = _call_policy(
-        config, state, "admit_from", load, read=_number, instead=load.time
+    answer, state = _call_policy(
+        config, state, "admit_from", load, read=_number, default=load.time
     )
-    return found, state
+    return answer, state
 
 
-def may_hold_back(config: EngineConfig) -> bool:
+def may_defer(config: EngineConfig) -> bool:
     """Whether the policy overrides `defer`, so that it can defer clients."""
     return getattr(type(config.policy), "defer", None) is not Policy.defer
 
 
 def defer(
-    config: EngineConfig, state: EngineState, request: Request, load: Load, came: int
+    config: EngineConfig,
+    state: EngineState,
+    request: Request,
+    load: Load,
+    num_admitted: int,
 ) -> tuple[bool, EngineState]:
     """Whether the client of `request` is deferred. First come: no."""
-    instead = False, state.policy
-    (found, policy), state = _call_policy(
-        config, state, "defer", request, load, came, read=_holding, instead=instead
+    default = False, state.policy
+    (answer, policy), state = _call_policy(
+        config,
+        state,
+        "defer",
+        request,
+        load,
+        num_admitted,
+        read=_flag_and_state,
+        default=default,
     )
-    return found, _with_policy(state, policy)
+    return answer, _with_policy(state, policy)
 
 
 def admitted(
@@ -193,8 +204,8 @@ def admitted(
         place,
         request,
         load,
-        read=_as_it_is,
-        instead=state.policy,
+        read=_unchecked,
+        default=state.policy,
     )
     return _with_policy(state, policy)
 
@@ -204,7 +215,14 @@ def ended(
 ) -> EngineState:
     """Notify the policy that a sample has ended after `output` tokens."""
     policy, state = _call_policy(
-        config, state, "ended", request, output, ran, read=_as_it_is, instead=state.policy
+        config,
+        state,
+        "ended",
+        request,
+        output,
+        ran,
+        read=_unchecked,
+        default=state.policy,
     )
     return _with_policy(state, policy)
 
@@ -219,10 +237,10 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
             raise _UnusableError("chose nobody who may")
         return int(answer)
 
-    found, state = _call_policy(
-        config, state, "victim", ranks, read=seat, instead=len(ranks) - 1
+    index, state = _call_policy(
+        config, state, "victim", ranks, read=seat, default=len(ranks) - 1
     )
-    return found, state
+    return index, state
 
 
 def may_preempt(
@@ -237,10 +255,10 @@ def may_preempt(
     running = state.running.seqs[-1].place
     if first > running:
         return False, state
-    found, state = _call_policy(
-        config, state, "may_preempt", first[0], running[0], read=_flag, instead=False
+    answer, state = _call_policy(
+        config, state, "may_preempt", first[0], running[0], read=_flag, default=False
     )
-    return found, state
+    return answer, state
 
 
 def budget(
@@ -250,18 +268,18 @@ def budget(
 
     While nothing runs it is at least one, or the engine would never progress.
     """
-    found, state = _call_policy(
-        config, state, "budget", load, read=_count, instead=load.budget
+    answer, state = _call_policy(
+        config, state, "budget", load, read=_count, default=load.budget
     )
-    least = 0 if len(state.running) else 1
-    return max(least, min(found, config.max_num_batched_tokens)), state
+    min_tokens = 0 if len(state.running) else 1
+    return max(min_tokens, min(answer, config.max_num_batched_tokens)), state
 
 
 def drafts(
-    config: EngineConfig, state: EngineState, load: Load, most: int
+    config: EngineConfig, state: EngineState, load: Load, limit: int
 ) -> tuple[int, EngineState]:
-    """How many drafts a row may have in a step. First come: `most`, the limit."""
-    found, state = _call_policy(
-        config, state, "drafts", load, most, read=_count, instead=most
+    """How many drafts a row may have in a step. First come: `limit`."""
+    answer, state = _call_policy(
+        config, state, "drafts", load, limit, read=_count, default=limit
     )
-    return max(0, min(found, most)), state
+    return max(0, min(answer, limit)), state

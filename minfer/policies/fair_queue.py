@@ -20,11 +20,11 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
-from minfer.values.checks import MOST, ConfigError, is_number, number
+from minfer.values.checks import MAX_INT64, ConfigError, is_number, number
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 
 Owner = tuple[int, str]  # of an account: class and client
 
@@ -34,9 +34,9 @@ def positive_weights(
 ) -> None:
     """Raise ConfigError unless each client's weight is a number above 0."""
     for client, weight in weights.items():
-        if not is_number(weight) or not 0 < weight <= MOST:
-            what = f"scheduling policy: {attribute.name} must be numbers above 0"
-            raise ConfigError(f"{what}; that of {client!r:.80} is not")
+        if not is_number(weight) or not 0 < weight <= MAX_INT64:
+            message = f"scheduling policy: {attribute.name} must be numbers above 0"
+            raise ConfigError(f"{message}; that of {client!r:.80} is not")
 
 
 @frozen
@@ -60,22 +60,30 @@ class Accounts:
         """Virtual time of a class."""
         return self.times.get(level, 0.0)
 
-    def with_room(self, least: int) -> "Accounts":
+    def with_room(self, base_limit: int) -> "Accounts":
         """Keep the accounts of clients with live samples, and of the others those
-        furthest ahead of their class, at most half of `least`, as the number of clients
-        is unbounded. A class without live samples starts again at 0. Names do not matter.
+        furthest ahead of their class, at most half of `base_limit`, as the number of
+        clients is unbounded. A class without live samples starts again at 0. Names do not
+        matter.
         """
-        every = self.by_owner.items()
-        times = {owner[0]: self.time(owner[0]) for owner, one in every if one.live}
-        ahead = {
-            owner: one.end - times.get(owner[0], math.inf)
-            for owner, one in every
-            if not one.live
+        items = self.by_owner.items()
+        times = {
+            owner[0]: self.time(owner[0]) for owner, account in items if account.live
         }
-        bar = max([0.0, *sorted(ahead.values(), reverse=True)[least // 2 :][:1]])
-        kept = {owner: one for owner, one in every if one.live or ahead[owner] > bar}
-        limit = max(least, 2 * len(kept))
-        return evolve(self, times=Map(times), by_owner=Map(kept), limit=limit)
+        ahead = {
+            owner: account.end - times.get(owner[0], math.inf)
+            for owner, account in items
+            if not account.live
+        }
+        beyond = sorted(ahead.values(), reverse=True)[base_limit // 2 :]
+        threshold = max([0.0, *beyond[:1]])
+        accounts = {
+            owner: account
+            for owner, account in items
+            if account.live or ahead[owner] > threshold
+        }
+        limit = max(base_limit, 2 * len(accounts))
+        return evolve(self, times=Map(times), by_owner=Map(accounts), limit=limit)
 
 
 @frozen
@@ -114,10 +122,10 @@ class FairQueue(FirstCome):
             state = state.with_room(self.clients)
         now = state.time(request.priority)
         account = state.by_owner.get(owner, Account())
-        begin = max(now, account.end)
-        start = max(begin, account.start) if account.live else begin
+        earliest = max(now, account.end)
+        start = max(earliest, account.start) if account.live else earliest
         cost = _prompt_cost(request) + request.n * request.max_tokens
-        end = begin + cost / self._weight(request)
+        end = earliest + cost / self._weight(request)
         account = Account(end, start, account.live + request.n)
         state = evolve(state, by_owner=state.by_owner.set(owner, account))
         return (float(request.priority), start), state
@@ -145,8 +153,8 @@ class FairQueue(FirstCome):
             return state
         prompt = 0 if ran else _prompt_cost(request) / request.n
         unused = (request.max_tokens - output + prompt) / self._weight(request)
-        left = Account(account.end - unused, account.start, max(0, account.live - 1))
-        return evolve(state, by_owner=state.by_owner.set(owner, left))
+        account = Account(account.end - unused, account.start, max(0, account.live - 1))
+        return evolve(state, by_owner=state.by_owner.set(owner, account))
 
     def _weight(self, request: Request) -> float:
         return self.weights.get(request.client, 1.0)
@@ -156,4 +164,4 @@ def _prompt_cost(request: Request) -> int:
     """Tokens of a prompt; none for a later round of a search, whose prompt is paid
     for.
     """
-    return len(request.prompt) if request.place is None else 0
+    return 0 if request.continues else len(request.prompt)

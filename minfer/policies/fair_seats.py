@@ -5,12 +5,12 @@ A step is as long as its work: each decode row slows the others a little, and a 
 newcomers join costs as much as two. So a client that sends many requests at once is
 bounded in both while others run, and is deferred when it has had its share:
 
-- It holds as many seats as all others together, times `GROWTH`: beside 16 streams it has
-  32, and two greedy clients double in turns until the machine is full.
-- Once it holds a seat, more of its requests join only at one step of `JOIN_EVERY`, and
-  few at once. So most steps have no newcomer, however fast a client sends or cancels. If
-  all running samples are paused, no step is taken that could be the fourth, and no other
-  client waits for one: then its requests join at any step.
+- It holds as many seats as all others together, times `SEAT_RATIO`: beside 16 streams it
+  has 32, and two greedy clients double in turns until the machine is full.
+- Once it holds a seat, more of its requests join only at one step of `JOIN_EVERY_STEPS`,
+  and few at once. So most steps have no newcomer, however fast a client sends or cancels.
+  If all running samples are paused, no step is taken that could be the fourth, and no
+  other client waits for one: then its requests join at any step.
 
 A client that has the machine to itself is not bounded.
 """
@@ -27,16 +27,16 @@ from minfer.values.checks import number
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
-GROWTH: Final = 2  # seats of a client for each that others hold
-PART: Final = 8  # every client may have this fraction (1 / PART) of all seats
-JOIN_EVERY: Final = 4  # steps
-# Of the running sequences, one in so many may be new in such a step: then sequences of 64
+SEAT_RATIO: Final = 2  # seats of a client for each that others hold
+MIN_SHARE_DIVISOR: Final = 8  # every client may have all seats divided by this
+JOIN_EVERY_STEPS: Final = 4
+# For each 16 running sequences, one may be new in such a step: then sequences of 64
 # tokens and more still fill the machine, however it is shared.
-RENEWED: Final = 16
-LINGER: Final = 1.0  # seconds for which other clients count after their end
-STALE: Final = LINGER / 4  # seconds after which their presence is recorded again
+RUNNING_PER_NEWCOMER: Final = 16
+LINGER_SECONDS: Final = 1.0  # for which other clients count after their end
+STALE_SECONDS: Final = LINGER_SECONDS / 4  # then their presence is recorded again
 
-_number: Final = partial(number, of="scheduling policy: ")
+_number: Final = partial(number, prefix="scheduling policy: ")
 _NONE: Final = Map[int, int]()
 
 
@@ -57,42 +57,47 @@ class Seats(Accounts):
     # Of clients that have seats and wait for more beside others, or did recently.
     beside: Map[str, Beside] = Map()
 
-    def moved(self, request: Request, by: int) -> "Seats":
-        """The seats with `by` samples more of a request's client and class."""
+    def with_samples(self, request: Request, change: int) -> "Seats":
+        """The seats with `change` more samples of a request's client and class."""
         client, level = request.client, request.priority
-        own, taken = self.held.get(client, _NONE), _counted(self.taken, level, by)
-        if own := _counted(own, level, by):
-            return evolve(self, held=self.held.set(client, own), taken=taken)
+        totals = _add_count(self.taken, level, change)
+        if classes := _add_count(self.held.get(client, _NONE), level, change):
+            return evolve(self, held=self.held.set(client, classes), taken=totals)
         beside = self.beside.delete(client) if client in self.beside else self.beside
-        return evolve(self, held=self.held.delete(client), taken=taken, beside=beside)
+        return evolve(self, held=self.held.delete(client), taken=totals, beside=beside)
 
-    def mine(self, client: str) -> int:
+    def num_seats(self, client: str) -> int:
         """Seats of a client, in all classes."""
         return sum(self.held.get(client, _NONE).values())
 
-    def others(self, client: str, level: int) -> int:
+    def num_other_seats(self, client: str, level: int) -> int:
         """Seats of other clients in a class and in those that are more urgent."""
-        own = self.held.get(client, _NONE)
-        every = self.taken.items()
-        return sum(many - own.get(one, 0) for one, many in every if one <= level)
+        classes = self.held.get(client, _NONE)
+        totals = self.taken.items()
+        return sum(
+            count - classes.get(other_level, 0)
+            for other_level, count in totals
+            if other_level <= level
+        )
 
-    def lately(self, request: Request, time: float) -> "Seats":
+    def record_other_seats(self, request: Request, time: float) -> "Seats":
         """Record how many seats others have, unless they have had more until now, so that
         a client cannot take all seats in a short gap between the requests of the others.
         """
-        now = self.others(request.client, request.priority)
-        was = self.beside.get(request.client)
-        if was is not None:
-            age = time - was.time
-            if age < (LINGER if was.seats > now else STALE) and was.seats >= now:
+        seats = self.num_other_seats(request.client, request.priority)
+        last = self.beside.get(request.client)
+        if last is not None:
+            age = time - last.time
+            limit = LINGER_SECONDS if last.seats > seats else STALE_SECONDS
+            if age < limit and last.seats >= seats:
                 return self
-        found = Beside(now, time)
-        return evolve(self, beside=self.beside.set(request.client, found))
+        beside = Beside(seats, time)
+        return evolve(self, beside=self.beside.set(request.client, beside))
 
 
-def _counted(counts: Map[int, int], level: int, by: int) -> Map[int, int]:
-    now = counts.get(level, 0) + by
-    return counts.set(level, now) if now else counts.delete(level)
+def _add_count(counts: Map[int, int], level: int, change: int) -> Map[int, int]:
+    count = counts.get(level, 0) + change
+    return counts.set(level, count) if count else counts.delete(level)
 
 
 @frozen
@@ -124,29 +129,30 @@ class FairSeats(FairQueue):
         """Defer a client that has its share, or has to wait for the step at which it may
         join.
         """
-        mine = state.mine(request.client)
-        if not mine:
+        own_seats = state.num_seats(request.client)
+        if not own_seats:
             return False, state
-        state = state.lately(request, load.time)
-        others = state.beside[request.client].seats
-        if not others:
+        state = state.record_other_seats(request, load.time)
+        other_seats = state.beside[request.client].seats
+        if not other_seats:
             return False, state
         # Joining a step that otherwise would not run slows no other client, and its
         # number stays.
-        waits = load.step % JOIN_EVERY and not load.paused
-        if waits or came >= max(self.newcomers, load.running // RENEWED):
+        waits = load.step % JOIN_EVERY_STEPS and not load.paused
+        if waits or came >= max(self.newcomers, load.running // RUNNING_PER_NEWCOMER):
             return True, state
-        due = GROWTH * others * self._weight(request)
-        return mine >= max(self.least, load.seats // PART, due), state
+        fair_seats = SEAT_RATIO * other_seats * self._weight(request)
+        min_seats = max(self.least, load.seats // MIN_SHARE_DIVISOR)
+        return own_seats >= max(min_seats, fair_seats), state
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Accounts:
         """Count one more seat taken."""
         queue: Any = super().admitted(state, rank, request, load)
-        seats: Seats = queue.moved(request, 1)
+        seats: Seats = queue.with_samples(request, 1)
         return seats
 
     def ended(self, state: Any, request: Request, output: int, ran: bool) -> Accounts:
         """Free its seat, if it had one."""
         queue: Any = super().ended(state, request, output, ran)
-        seats: Seats = queue.moved(request, -1) if ran else queue
+        seats: Seats = queue.with_samples(request, -1) if ran else queue
         return seats

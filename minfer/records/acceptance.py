@@ -14,8 +14,8 @@ from minfer.values.checks import ConfigError, number
 Table = tuple[tuple[int, float], ...]  # of sizes and seconds
 
 
-def _setting(default: float, **how: Any) -> Any:
-    return field(default=default, validator=number(0, of="speculation: ", **how))
+def _setting(default: float, **options: Any) -> Any:
+    return field(default=default, validator=number(0, prefix="speculation: ", **options))
 
 
 @frozen(kw_only=True)
@@ -46,27 +46,27 @@ class Acceptance:
     judged: float = 0.0  # drafts whose predecessors were all accepted
     accepted: float = 0.0  # of these
 
-    def updated(self, how: Learning, judged: int, accepted: int) -> "Acceptance":
+    def updated(self, learning: Learning, judged: int, accepted: int) -> "Acceptance":
         """The record after a step in which `judged` drafts counted, or none."""
-        fade = how.kept if judged else how.rested
+        fade = learning.kept if judged else learning.rested
         count, right = self.judged * fade + judged, self.accepted * fade + accepted
-        if count <= how.most:
+        if count <= learning.most:
             return Acceptance(count, right)
         # A bound on the counts: with a long memory, drafting would stop too late.
-        share = how.most / count
+        share = learning.most / count
         return Acceptance(count * share, right * share)
 
-    def rested(self, how: Learning, steps: int) -> "Acceptance":
+    def rested(self, learning: Learning, steps: int) -> "Acceptance":
         """The record after `steps` steps without drafts."""
-        fade = how.rested**steps
+        fade = learning.rested**steps
         return Acceptance(self.judged * fade, self.accepted * fade)
 
-    def likelihood(self, how: Learning, assumed: float, fade: float = 1.0) -> float:
+    def likelihood(self, learning: Learning, assumed: float, fade: float = 1.0) -> float:
         """The probability that the next draft is accepted, if those before it are; close
         to `assumed` while the counts, of which the share `fade` is left, are small.
         """
-        hits = self.accepted * fade + assumed * how.weight
-        return hits / (self.judged * fade + how.weight)
+        hits = self.accepted * fade + assumed * learning.weight
+        return hits / (self.judged * fade + learning.weight)
 
 
 def counted_drafts(proposed: int, accepted: int) -> int:
@@ -107,10 +107,10 @@ class Costs:
         drafts; infinite if that was not measured. `prompts`: some inputs are prefill
         tokens.
         """
-        at = bisect_left(self.verify, (inputs, 0.0))
-        if at == len(self.verify):
+        index = bisect_left(self.verify, (inputs, 0.0))
+        if index == len(self.verify):
             return math.inf
-        verified = self.verify[at][1]
+        verified = self.verify[index][1]
         if not depth:
             return verified
         fixed = self.fixed + (self.beside if prompts else 0.0)
@@ -120,15 +120,15 @@ class Costs:
         """The time of a forward of the draft model for `rows` rows."""
         if not self.draft_more:
             return self.draft
-        at = bisect_left(self.draft_more, (rows, 0.0))
-        return self.draft + self.draft_more[min(at, len(self.draft_more) - 1)][1]
+        index = bisect_left(self.draft_more, (rows, 0.0))
+        return self.draft + self.draft_more[min(index, len(self.draft_more) - 1)][1]
 
 
 def _check_table(table: Table) -> None:
     sizes = [size for size, _ in table]
-    seconds = [each for _, each in table]
+    seconds = [second_values for _, second_values in table]
     if any(size < 1 for size in sizes) or not all(
-        0 <= each < math.inf for each in seconds
+        0 <= second_values < math.inf for second_values in seconds
     ):
         raise ConfigError("speculation: costs must be pairs of numbers above 0")
     if sizes != sorted(set(sizes)) or seconds != sorted(seconds):

@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
@@ -83,9 +83,9 @@ class EngineConfig:
     scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
-    # Tiers for KV blocks under the device's pool.
+    # Tiers for KV blocks under the device's pool (`minfer.tiers`).
     host: HostTier | None = None
-    keyed: KeyedTier | None = None
+    external_store: ExternalStore | None = None
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
@@ -109,33 +109,39 @@ class EngineConfig:
         self._check_groups()
         self._check_tiers()
         if self.watermark >= self.num_blocks:
-            what = (
+            message = (
                 f"watermark ({self.watermark}) must be below num_blocks "
                 f"({self.num_blocks})"
             )
-            raise ConfigError(what)
+            raise ConfigError(message)
 
     def most_pages(self, blocks: int) -> int:
         """The most pages that a sequence of so many blocks must hold at once."""
         if not self.by_chunk:
             return blocks * self.block_pages
         size = self.block_size
-        each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
-        return sum(most * pages for most, pages in each)
+        bundles = (
+            (group.most_blocks(blocks, size), group.pages) for group in self.groups
+        )
+        return sum(max_blocks * pages for max_blocks, pages in bundles)
 
     @property
     def has_tiers(self) -> bool:
         """Whether KV blocks are kept elsewhere than on the device, too."""
-        return self.host is not None or self.keyed is not None
+        return self.host is not None or self.external_store is not None
 
     def _check_tiers(self) -> None:
         """Check that the host tier holds a block at least."""
-        if not isinstance(self.keyed, KeyedTier | None):
-            raise ConfigError(f"keyed must be KeyedTier or none, not {self.keyed!r:.80}")
-        if self.keyed is not None and self.keyed.known < 2 * self.num_blocks:
+        store = self.external_store
+        if not isinstance(store, ExternalStore | None):
             raise ConfigError(
-                f"keyed: known ({self.keyed.known}) must be at least twice num_blocks "
-                f"({self.num_blocks}), or blocks would be stored again and again"
+                f"external_store must be ExternalStore or none, not {store!r:.80}"
+            )
+        if store is not None and store.max_known_keys < 2 * self.num_blocks:
+            raise ConfigError(
+                f"external_store: max_known_keys ({store.max_known_keys}) must be at "
+                f"least twice num_blocks ({self.num_blocks}), or blocks would be stored "
+                f"again and again"
             )
         host = self.host
         if not isinstance(host, HostTier | None):
@@ -159,8 +165,8 @@ class EngineConfig:
             )
         if len(groups) > MOST_GROUPS:
             raise ConfigError(f"groups must be at most {MOST_GROUPS}, not {len(groups)}")
-        how = self.speculation
-        if len(groups) > 1 and how is not None and how.drafter == DEVICE:
+        spec_config = self.speculation
+        if len(groups) > 1 and spec_config is not None and spec_config.drafter == DEVICE:
             raise ConfigError(
                 "speculation: a draft model cannot draft for a model whose layers are of "
                 "several cache groups; use lookups or none"

@@ -26,9 +26,9 @@ class SampleAcceptance:
     record: Acceptance = Acceptance()
     step: int = -1
 
-    def by(self, how: Learning, step: int) -> Acceptance:
+    def by(self, learning: Learning, step: int) -> Acceptance:
         """The record before another step, if there were no drafts in those between."""
-        return self.record.rested(how, max(0, step - self.step - 1))
+        return self.record.rested(learning, max(0, step - self.step - 1))
 
 
 @frozen
@@ -40,18 +40,18 @@ class Drafting:
     overall: SampleAcceptance = SampleAcceptance()  # of all samples together
 
     def likelihoods(
-        self, how: Learning, names: Iterable[SampleId], step: int
+        self, learning: Learning, names: Iterable[SampleId], step: int
     ) -> list[float]:
         """The probability that the next draft of each sample is accepted in a step."""
-        assumed = self.overall.by(how, step).likelihood(how, how.assumed)
-        found = list[float]()
-        for own in map(self.learnt.get, names):
-            if own is None:
-                found.append(assumed)
+        assumed = self.overall.by(learning, step).likelihood(learning, learning.assumed)
+        likelihoods = list[float]()
+        for acceptance in map(self.learnt.get, names):
+            if acceptance is None:
+                likelihoods.append(assumed)
             else:
-                fade = how.rested ** max(0, step - own.step - 1)
-                found.append(own.record.likelihood(how, assumed, fade))
-        return found
+                fade = learning.rested ** max(0, step - acceptance.step - 1)
+                likelihoods.append(acceptance.record.likelihood(learning, assumed, fade))
+        return likelihoods
 
     def without(self, name: SampleId) -> "Drafting":
         """The state without an ended sample."""

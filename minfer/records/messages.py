@@ -8,7 +8,7 @@ invalid results as failed.
 
 import sys
 from math import inf
-from typing import Final, get_args
+from typing import ClassVar, Final, get_args
 
 from attrs import field, frozen
 
@@ -18,6 +18,7 @@ from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.speculation import MOST_DRAFTS
+from minfer.records.tiers import TransferKind
 from minfer.records.token_logprobs import Logprobs
 from minfer.values.checks import (
     ParameterError,
@@ -227,17 +228,18 @@ class Move:
     """
 
     number: int
-    loads: bool  # from the host tier to the device; else the other way
+    kind: TransferKind  # to or from host memory
     sources: Pages
     targets: Pages
 
 
 @frozen
 class StoreBlocks:
-    """Copy blocks of the device to the keyed tier, under their content keys, beside the
-    steps, and report `Moved` or `Lost`. No step writes the pages before the report.
+    """Copy blocks of the device to the external store, under their content keys, beside
+    the steps, and report `Moved` or `Lost`. No step writes the pages before the report.
     """
 
+    kind: ClassVar = TransferKind.STORE_TO_EXTERNAL
     number: int
     keys: Keys
     pages: tuple[Pages, ...]  # that are read, by block
@@ -245,11 +247,12 @@ class StoreBlocks:
 
 @frozen
 class FetchBlocks:
-    """Copy blocks from the keyed tier to pages of the device, beside the steps, and
+    """Copy blocks from the external store to pages of the device, beside the steps, and
     report `Moved`, or `Lost` if not all of them are there, and as they were stored. No
     step uses the pages before the report.
     """
 
+    kind: ClassVar = TransferKind.FETCH_FROM_EXTERNAL
     number: int
     keys: Keys
     pages: tuple[Pages, ...]  # that are written, by block
@@ -341,7 +344,7 @@ class Loading(OfSample):
     hit: int  # of these, blocks that the device has already
     seconds: float
     recompute: float
-    keyed: bool = False  # the tier: host memory, or the keyed one
+    kind: TransferKind
 
 
 @frozen
@@ -354,7 +357,7 @@ class Recomputing(OfSample):
     hit: int
     seconds: float
     recompute: float
-    keyed: bool = False
+    kind: TransferKind
 
 
 @frozen
@@ -363,7 +366,7 @@ class LostBlocks:
 
     blocks: int
     error: str
-    keyed: bool = False  # the tier, as in `Loading`
+    kind: TransferKind
 
 
 @frozen

@@ -46,7 +46,7 @@ is 1 more
 """
 
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
@@ -67,9 +67,6 @@ def tokens_of(yields: Any) -> tuple[int, ...] | None:
     return tokens if set(map(type, tokens)) <= {int} else None
 
 
-LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
-MEAN: Final = "mean"  # or the mean over all inputs
-POOLINGS: Final = (LAST, MEAN)
 # Per row, the result of its prompt: a pooled vector, float32 in little-endian order, at
 # its end; or log-probabilities of some of its tokens; or nothing.
 Pooled = tuple[bytes, ...]
@@ -99,8 +96,10 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
     """Whether a column has, for each row, nothing or one entry for each token."""
     if type(column) is not tuple or len(column) != len(sizes):
         return False
-    each = zip(column, sizes, strict=True)
-    if not all(type(some) is tuple and len(some) in (0, size) for some, size in each):
+    pairs = zip(column, sizes, strict=True)
+    if not all(
+        type(entries) is tuple and len(entries) in (0, size) for entries, size in pairs
+    ):
         return False
     return set(map(type, chain.from_iterable(column))) <= {TokenLogprobs}
 

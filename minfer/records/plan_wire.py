@@ -49,12 +49,12 @@ class WireError(ValueError):
 # --- words ------------------------------------------------------------------------------
 
 
-def _packed(words: "array[int]", more: Any) -> bytes:
+def _packed(words: "array[int]", fields: Any) -> bytes:
     """The words and, if there are other parts, JSON."""
     if sys.byteorder == "big":
         words.byteswap()
-    fields = json.dumps(more, separators=(",", ":")).encode() if more else b""
-    return b"".join((_COUNT.pack(len(words)), words.tobytes(), fields))
+    encoded = json.dumps(fields, separators=(",", ":")).encode() if fields else b""
+    return b"".join((_COUNT.pack(len(words)), words.tobytes(), encoded))
 
 
 def _unpacked(data: bytes) -> tuple["_WordReader", Any]:
@@ -113,11 +113,11 @@ def plan_to(plan: Plan) -> bytes:
         plan.deferred,
     ):
         _section(words, column)
-    for inputs in (plan.fills, plan.drafts):
-        words.append(len(inputs))
-        for one in inputs:
-            words.append(one.index)
-            _section(words, one.tokens)
+    for column_inputs in (plan.fills, plan.drafts):
+        words.append(len(column_inputs))
+        for inputs in column_inputs:
+            words.append(inputs.index)
+            _section(words, inputs.tokens)
     words.append(len(plan.grows))
     for grow in plan.grows:
         words.extend((grow.row, grow.at, grow.group))
@@ -140,8 +140,8 @@ def _beside(plan: Plan) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if plan.opens:
         fields["opens"] = [
-            [one.name, one.adapter, one.pooling, _sampling_to(one.sampling)]
-            for one in plan.opens
+            [opened.name, opened.adapter, opened.pooling, _sampling_to(opened.sampling)]
+            for opened in plan.opens
         ]
     return fields
 
@@ -149,37 +149,39 @@ def _beside(plan: Plan) -> dict[str, Any]:
 def plan_from(data: bytes) -> Plan:
     """The plan encoded in `data`. Raises WireError."""
     try:
-        words, more = _unpacked(data)
+        words, fields = _unpacked(data)
         step = words.one()
-        gens, rows, starts, counts, most, apart = (words.section() for _ in range(6))
+        run_ids, rows, starts, counts, max_sampled, deferred = (
+            words.section() for _ in range(6)
+        )
         fills = tuple(
             PrefillTokens(words.one(), words.section()) for _ in range(words.one())
         )
         drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
         grows = tuple(_grow_from(words) for _ in range(words.one()))
-        opens = tuple(_opens_from(words, more.get("opens", ())))
+        opens = tuple(_opens_from(words, fields.get("opens", ())))
         copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this is no plan: {error!r}") from error
     return Plan(
         step=step,
-        run_ids=gens,
+        run_ids=run_ids,
         rows=rows,
         starts=starts,
         num_scheduled_tokens=counts,
-        max_sampled_tokens=most,
+        max_sampled_tokens=max_sampled,
         fills=fills,
         opens=opens,
         grows=grows,
         copies=copies,
         drafts=drafts,
-        deferred=apart,
+        deferred=deferred,
     )
 
 
 def _grow_from(words: _WordReader) -> Grow:
-    row, at, group = words.take(3)
-    return Grow(row, at, words.section(), group)
+    row, first, group = words.take(3)
+    return Grow(row, first, words.section(), group)
 
 
 def _opens_from(words: _WordReader, fields: Any) -> Iterator[NewRow]:
@@ -188,12 +190,12 @@ def _opens_from(words: _WordReader, fields: Any) -> Iterator[NewRow]:
         raise ValueError(f"{count} rows are opened, of which {len(fields)} are described")
     for (name, sample), adapter, pooling, sampling in fields:
         index, prompt, last = words.take(3)
-        known = words.section()
+        tokens = words.section()
         tables = tuple(words.section() for _ in range(words.one()))
         yield NewRow(
             index=index,
             name=(name, sample),
-            known=known,
+            known=tokens,
             prompt=prompt,
             last_index=last,
             sampling=_sampling_from(sampling),
@@ -218,19 +220,19 @@ def _sampling_from(fields: dict[str, Any]) -> RowSampling:
     return RowSampling(**fields | read)
 
 
-def deferred_to(apart: SampleDeferred) -> bytes:
+def deferred_to(message: SampleDeferred) -> bytes:
     """The message to sample the deferred rows, as bytes."""
-    masks = [[mask.index, mask.bits.hex(), mask.place] for mask in apart.masks]
-    return _packed(array("q", (apart.step,)), {"masks": masks})
+    masks = [[mask.index, mask.bits.hex(), mask.place] for mask in message.masks]
+    return _packed(array("q", (message.step,)), {"masks": masks})
 
 
 def deferred_from(data: bytes) -> SampleDeferred:
     """The message encoded in `data`. Raises WireError."""
     try:
-        words, more = _unpacked(data)
+        words, fields = _unpacked(data)
         masks = tuple(
             Mask(index, bytes.fromhex(bits), place)
-            for index, bits, place in more["masks"]
+            for index, bits, place in fields["masks"]
         )
         return SampleDeferred(words.one(), masks)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:

@@ -48,7 +48,8 @@ class Policy(Protocol):
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         """Return the rank of a new request in the queue. Lower goes first.
 
-        For one that brings a place along (`Request.place`), only the new state is used.
+        For one that brings a place along (`Continuation.place`), only the new state is
+        used.
         """
         return (), state
 

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
@@ -14,13 +14,84 @@ from minfer.sampling.params import SamplingParams as SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import (
     LARGEST_TOKEN,
+    MAX_INT64,
     MAX_PRIORITY,
-    MOST,
     check_number,
     check_text,
     check_whole,
 )
 from minfer.values.checks import ParameterError as ParameterError
+
+LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
+MEAN: Final = "mean"  # or the mean over all inputs
+POOLINGS: Final = (LAST, MEAN)
+
+
+@frozen
+class PromptOnly:
+    """What makes a request end with its prompt and yield no token: the prompt is pooled,
+    or scored (`SamplingParams.prompt_logprobs`), or only fills the cache.
+    """
+
+    # How the prompt is pooled to one vector, for the executor; "": not at all.
+    pooling: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.pooling, "prompt_only.pooling")
+
+
+@frozen(kw_only=True)
+class Continuation:
+    """What a request takes over from an earlier one; by default nothing. Each beam of a
+    search is a request of its own, which continues one of the round before.
+    """
+
+    # The place in the waiting queue of an earlier request that this one continues: rank,
+    # number of arrival, and a number that separates those that share both. It then counts
+    # as having run before: it is neither rejected nor deferred for others. None: it comes
+    # last in its rank.
+    place: tuple[tuple[float, ...], int, int] | None = None
+    # For a request that yields one token at most: the keys of its partial last block,
+    # without its last token and with it (`keys.tail_keys`), trusted as `Request.keys`
+    # are. It begins with a copy of the block cached under the first key, and its own
+    # block is cached under the second. So a tree of prompts costs one input for each
+    # node.
+    tail_keys: Tails | None = None
+    beam_round: BeamRound | None = None  # set for a beam of a search
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.beam_round, BeamRound | None):
+            raise ParameterError("continuation.beam_round", "must be a BeamRound or None")
+        if self.place is not None and not _is_place(self.place):
+            reason = (
+                "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
+            )
+            raise ParameterError("continuation.place", reason)
+        if not (self.tail_keys is None or _are_keys(self.tail_keys)):
+            reason = "must be two of bytes, in a tuple"
+            raise ParameterError("continuation.tail_keys", reason)
+
+
+@frozen(kw_only=True)
+class KvTransfer:
+    """Where blocks of a prompt are besides this engine, or go (`minfer.tiers`)."""
+
+    # How many leading full blocks of the prompt the external store has, as far as the
+    # sender knows; what is not there is computed.
+    num_stored_blocks: int = 0
+    # The engine that the blocks of the prompt are pushed to, by its name in the external
+    # store: those that are cached at once and others as they are computed, even those
+    # that the store is believed to have.
+    push_to: str = ""
+    # The first block of the prompt that is pushed, or that was stored: the engine that
+    # gets them has those before it.
+    first_block: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.push_to, "kv_transfer.push_to")
+        for name in ("num_stored_blocks", "first_block"):
+            value = getattr(self, name)
+            check_number(value, f"kv_transfer.{name}", 0, MAX_INT64, whole=True)
 
 
 @frozen(kw_only=True)
@@ -36,7 +107,8 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int = 0  # of the output; 0 if and only if it has none
+    prompt_only: PromptOnly | None = None  # set if it has no output
     # token ids that end a sample, and are part of it
     stop_ids: frozenset[int] = frozenset()
     # Token sequences that it may not output: the words of `sampling.bad_words`.
@@ -64,33 +136,8 @@ class Request:
     # Its next token depends on the host: its sampling is deferred, so that a mask may
     # come late, and it is never more than one token ahead of its known tokens.
     needs_host_mask: bool = False
-    # How its prompt is pooled to one vector ("last", "mean"), for the executor. For the
-    # engine, such a request yields no token and ends with its prompt.
-    pooling: str = ""
-    # Whether its prompt may be read from the cache. A mean is over all positions, and
-    # prompt log-probabilities are of each: such a request computes all of them.
-    reads_cache: bool = True
-    # For a request that yields one token at most: the keys of its partial last block,
-    # without its last token and with it (`keys.tail_keys`), trusted as `keys` are. It
-    # begins with a copy of the block cached under the first key, and its own block is
-    # cached under the second. So a tree of prompts costs one input for each node.
-    tails: Tails | None = None
-    # The place in the waiting queue of an earlier request that this one continues: rank,
-    # number of arrival, and a number that separates those that share both. It then counts
-    # as having run before: it is neither rejected nor deferred for others. None: it comes
-    # last in its rank.
-    place: tuple[tuple[float, ...], int, int] | None = None
-    search: BeamRound | None = None  # set for a beam of a round of a search
-    # How many leading full blocks of its prompt the keyed tier has, as far as the sender
-    # knows; what is not there is computed.
-    stored: int = 0
-    # The engine that the blocks of its prompt are sent to, by its name in the keyed
-    # store. They are stored in the keyed tier, those that are cached at once and others
-    # as they are computed, even those that the tier is believed to have.
-    push_to: str = ""
-    # The first block of its prompt that is sent so, or that was stored: the engine that
-    # gets them has those before it.
-    sent_from: int = 0
+    continuation: Continuation = Continuation()
+    kv_transfer: KvTransfer | None = None
     # Whether another engine took it before: it enters the waiting queue even if that is
     # full, as its client was told no such thing.
     taken: bool = False
@@ -98,71 +145,91 @@ class Request:
     largest: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        why = "token ids must be whole numbers from 0, in a tuple"
+        reason = "token ids must be whole numbers from 0, in a tuple"
         if not type(self.prompt) is type(self.output) is tuple:
-            raise ParameterError("prompt", why)
+            raise ParameterError("prompt", reason)
         try:
             ids = array("I", self.prompt + self.output)
         except (TypeError, OverflowError):
-            raise ParameterError("prompt", why) from None
+            raise ParameterError("prompt", reason) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
         self._check_types()
 
     def _check_types(self) -> None:
-        for param in ("id", "client", "pooling", "push_to"):
+        for param in ("id", "client"):
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
         check_number(self.first_sample, "first_sample", 0, MAX_SAMPLES, whole=True)
         check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
         if type(self.deadline) is not float or not self.deadline >= 0:
-            check_number(self.deadline, "deadline", 0, MOST)
+            check_number(self.deadline, "deadline", 0, MAX_INT64)
             object.__setattr__(self, "deadline", float(self.deadline))
-        if not isinstance(self.sampling, SamplingParams):
-            raise ParameterError("sampling", "must be SamplingParams")
+        for param, kind in _RECORDS.items():
+            if not isinstance(getattr(self, param), kind):
+                raise ParameterError(param, f"must be {getattr(kind, '__name__', kind)}")
         if not isinstance(self.stop_ids, frozenset):
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
-        check_number(self.stored, "stored", 0, MOST, whole=True)
-        check_number(self.sent_from, "sent_from", 0, MOST, whole=True)
-        for param in ("needs_host_mask", "reads_cache", "taken"):
+        self._check_output()
+        for param in ("needs_host_mask", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
-        self._check_search()
-
-    def _check_search(self) -> None:
-        if not (self.search is None or isinstance(self.search, BeamRound)):
-            raise ParameterError("search", "must be a BeamRound or None")
-        if self.place is not None and not _is_place(self.place):
-            why = "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
-            raise ParameterError("place", why)
-        if not (self.tails is None or _are_keys(self.tails)):
-            raise ParameterError("tails", "must be two of bytes, in a tuple")
 
     @property
-    def ends_with_prompt(self) -> bool:
-        """Whether it yields no token: it is pooled or scored, or fills the cache."""
-        return not self.max_tokens
+    def pooling(self) -> str:
+        """How its prompt is pooled to one vector, or nothing."""
+        return "" if self.prompt_only is None else self.prompt_only.pooling
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its prompt may be read from the cache. A mean is over all positions,
+        and prompt log-probabilities are of each: such a request computes all of them.
+        """
+        return self.sampling.prompt_logprobs is None and self.pooling != MEAN
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the client's prompt: the tokens after them in the prompt of a beam
         are its output.
         """
-        return len(self.prompt) if self.search is None else self.search.prompt
+        beam_round = self.continuation.beam_round
+        return len(self.prompt) if beam_round is None else beam_round.prompt
 
     @property
-    def begins_anew(self) -> bool:
+    def continues(self) -> bool:
+        """Whether it continues an earlier request, at the place of that one."""
+        return self.continuation.place is not None
+
+    @property
+    def recomputes_prompt(self) -> bool:
         """Whether its whole prompt must be computed in one generation, after every
         restart again: its pooled result is not in the cache.
         """
-        return bool(self.pooling) and not self.reads_cache
+        return self.prompt_only is not None and self.prompt_only.pooling == MEAN
+
+    def _check_output(self) -> None:
+        """Check that it yields tokens, or none and no more than its prompt needs."""
+        if self.prompt_only is None:
+            if self.max_tokens < 1:
+                raise ParameterError(
+                    "max_tokens", "must be at least 1 without prompt_only"
+                )
+        elif self.max_tokens or self.n != 1 or self.output or self.needs_host_mask:
+            raise ParameterError(
+                "prompt_only",
+                "yields no token: max_tokens must be 0 and n 1, without output and "
+                "needs_host_mask",
+            )
+        if self.continuation.tail_keys is not None and self.max_tokens > 1:
+            reason = "are for a request that yields one token at most"
+            raise ParameterError("continuation.tail_keys", reason)
 
     def _check_bad_words(self) -> None:
         """Check that words are not empty, and that a device has room for all changes of
@@ -176,9 +243,9 @@ class Request:
                 raise ParameterError("bad_words", "a word has no token")
             for token in word:
                 check_number(token, "bad_words", 0, LARGEST_TOKEN, whole=True)
-        said = self.sampling
-        stops = len(self.stop_ids) if said.min_tokens else 0
-        count = len(said.logit_bias) + stops + sum(map(len, words))
+        sampling = self.sampling
+        stops = len(self.stop_ids) if sampling.min_tokens else 0
+        count = len(sampling.logit_bias) + stops + sum(map(len, words))
         if count > MAX_ADJUSTMENTS:
             raise ParameterError(
                 "bad_words" if words else "logit_bias",
@@ -189,12 +256,21 @@ class Request:
     def most_known(self, max_model_len: int) -> int:
         """The tokens that a sample may have at most, with the prompt.
 
-        For one that ends with its prompt, one more, which it never gets: so its last
-        input is due as that of any other request is, for the token after it.
+        For one of its prompt only, one more, which it never gets: so its last input is
+        due as that of any other request is, for the token after it.
         """
-        if self.ends_with_prompt:
+        if self.prompt_only is not None:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)
+
+
+# Fields that are records, and the type of each.
+_RECORDS: Final[dict[str, Any]] = {
+    "sampling": SamplingParams,
+    "prompt_only": PromptOnly | None,
+    "continuation": Continuation,
+    "kv_transfer": KvTransfer | None,
+}
 
 
 def _is_place(value: Any) -> bool:
@@ -202,8 +278,12 @@ def _is_place(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
         return False
     rank, *numbers = value
-    whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
-    return whole and all(type(one) in (int, float) and one == one for one in rank)
+    are_whole = all(
+        type(number) is int and 0 <= number <= MAX_INT64 for number in numbers
+    )
+    return are_whole and all(
+        type(number) in (int, float) and number == number for number in rank
+    )
 
 
 def _are_keys(value: Any) -> bool:

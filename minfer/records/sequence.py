@@ -84,7 +84,7 @@ class Sequence:
     @property
     def ran_before(self) -> bool:
         """Whether it, or the request that it continues, has run before."""
-        return self.preempted > 0 or self.request.place is not None
+        return self.preempted > 0 or self.request.continues
 
     @property
     def reads_cache(self) -> bool:
@@ -92,8 +92,10 @@ class Sequence:
 
         If a prompt must be computed, its first sample does that, once.
         """
-        done = self.sample > 0 or len(self.history) > len(self.request.prompt)
-        return done or self.request.reads_cache
+        prompt_is_computed = self.sample > 0 or len(self.history) > len(
+            self.request.prompt
+        )
+        return prompt_is_computed or self.request.reads_cache
 
 
 @frozen
@@ -137,12 +139,12 @@ class Running:
     def tokens(self, i: int, block_size: int) -> tuple[int, ...]:
         """All known tokens of the sequence at position `i`."""
         history = self.seqs[i].history
-        known = list(history[: len(history) // block_size * block_size])
+        tokens = list(history[: len(history) // block_size * block_size])
         for chunk in self.chains[i].chunks:
-            known += chunk
-        known += self.tails[i]
-        known += self.fresh[i]
-        return tuple(known)
+            tokens += chunk
+        tokens += self.tails[i]
+        tokens += self.fresh[i]
+        return tuple(tokens)
 
     def inputs(self, i: int, start: int, stop: int, block_size: int) -> tuple[int, ...]:
         """Known tokens of the sequence at position `i`, from `start` to before `stop`."""
@@ -166,15 +168,17 @@ def less(column: tuple[T, ...], out: list[int]) -> tuple[T, ...]:
     """`column` without the entries at the positions `out`, which are sorted."""
     if not out:
         return column
-    kept = list(column)
+    entries = list(column)
     for i in reversed(out):
-        del kept[i]
-    return tuple(kept)
+        del entries[i]
+    return tuple(entries)
 
 
-def without(run: Running, gone: list[int]) -> Running:
-    """`run` without the sequences at the positions `gone`, which are sorted."""
-    return Running(*[less(column, gone) for column in _columns(run)]) if gone else run
+def without(run: Running, removed: list[int]) -> Running:
+    """`run` without the sequences at the positions `removed`, which are sorted."""
+    return (
+        Running(*[less(column, removed) for column in _columns(run)]) if removed else run
+    )
 
 
 def joined(run: Running, added: list[Running]) -> Running:
@@ -183,18 +187,18 @@ def joined(run: Running, added: list[Running]) -> Running:
     Entries before the first of them are not moved: mostly that is all of them, and a
     column is copied once.
     """
-    places = [_place_among(run, one) for one in added]
+    places = [_place_among(run, row) for row in added]
     first = places[0] if places else len(run)
     tails = [list(column[first:]) for column in _columns(run)]
-    for at, one in reversed([*zip(places, added, strict=True)]):
-        for tail, new in zip(tails, _columns(one), strict=True):
-            tail[at - first : at - first] = new
-    each = zip(_columns(run), tails, strict=True)
-    return Running(*[column[:first] + tuple(tail) for column, tail in each])
+    for place, row in reversed([*zip(places, added, strict=True)]):
+        for tail, new in zip(tails, _columns(row), strict=True):
+            tail[place - first : place - first] = new
+    pairs = zip(_columns(run), tails, strict=True)
+    return Running(*[column[:first] + tuple(tail) for column, tail in pairs])
 
 
-def _place_among(run: Running, one: Running) -> int:
-    return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
+def _place_among(run: Running, row: Running) -> int:
+    return bisect(run.seqs, row.seqs[0].place, key=attrgetter("place"))
 
 
 def edited_column(column: tuple[T, ...], cells: Mapping[int, T]) -> tuple[T, ...]:
@@ -214,10 +218,10 @@ def edited(run: Running, **changes: dict[int, Any]) -> Running:
     return evolve(run, **new) if new else run
 
 
-def positions(run: Running, gens: Container[int]) -> list[int]:
+def positions(run: Running, run_ids: Container[int]) -> list[int]:
     """The positions of the given generations, in order."""
     return (
-        list(compress(range(len(run)), map(gens.__contains__, run.run_ids)))
-        if gens
+        list(compress(range(len(run)), map(run_ids.__contains__, run.run_ids)))
+        if run_ids
         else []
     )

@@ -18,10 +18,10 @@ DRAFTERS: Final = (HOST, DEVICE)
 MOST_DRAFTS: Final = 64  # of a row in a step
 
 
-def _one_of(some: tuple[str, ...]) -> Any:
+def _one_of(choices: tuple[str, ...]) -> Any:
     def check(_: object, attribute: "Attribute[str]", value: Any) -> None:
-        if value not in some:
-            names = " or ".join(map(repr, some))
+        if value not in choices:
+            names = " or ".join(map(repr, choices))
             raise ConfigError(
                 f"speculation: {attribute.name} must be {names}, not {value!r:.80}"
             )
@@ -34,14 +34,14 @@ class Speculation:
     """The settings. Raises ConfigError for values out of range."""
 
     drafter: str = field(validator=_one_of(DRAFTERS))
-    drafts: int = field(validator=number(1, of="speculation: "))  # of a row in a step
+    drafts: int = field(validator=number(1, prefix="speculation: "))  # of a row in a step
     rule: str = field(default=SAME_NOISE, validator=_one_of(RULES))
     # Steps of more rows have no drafts; 0: no bound.
-    rows: int = field(default=0, validator=number(0, of="speculation: "))
+    rows: int = field(default=0, validator=number(0, prefix="speculation: "))
     # The most profitable number of drafts, by `learning` and `costs`; else always as many
     # as possible.
     adaptive: bool = field(default=True, validator=flag)
-    margin: float = field(default=0.03, validator=number(0, of="speculation: "))
+    margin: float = field(default=0.03, validator=number(0, prefix="speculation: "))
     learning: Learning = Learning()
     costs: Costs | None = None  # None: unknown, if not adaptive
 
@@ -55,8 +55,10 @@ class Speculation:
                 f"speculation: costs must be Costs or none, not {self.costs!r:.80}"
             )
         if self.drafts > MOST_DRAFTS:
-            what = f"speculation: drafts must be at most {MOST_DRAFTS}, not {self.drafts}"
-            raise ConfigError(what)
+            message = (
+                f"speculation: drafts must be at most {MOST_DRAFTS}, not {self.drafts}"
+            )
+            raise ConfigError(message)
         if self.adaptive and self.costs is None:
             raise ConfigError(
                 "speculation: costs of steps are needed to find the number of drafts "

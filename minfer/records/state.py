@@ -80,7 +80,7 @@ class EngineState:
     policy: Any  # the policy's own state
     time: float = 0.0  # seconds
     next_step: int = 0
-    next_gen: int = 0
+    next_run_id: int = 0
     arrivals: int = 0
     waiting: WaitingQueue = WaitingQueue()
     running: Running = Running()
@@ -123,8 +123,8 @@ def waiting_sample(state: EngineState, name: SampleId) -> Sequence | None:
 def place_is_taken(state: EngineState, place: Place) -> bool:
     """Whether a sequence waits or runs at a place."""
     seqs = state.running.seqs
-    at = bisect_left(seqs, place, key=attrgetter("place"))
-    runs = any(seq.place == place for seq in seqs[at : at + 1])
+    index = bisect_left(seqs, place, key=attrgetter("place"))
+    runs = any(seq.place == place for seq in seqs[index : index + 1])
     return runs or state.waiting.find(place) is not None
 
 
@@ -132,7 +132,9 @@ def pages_coming(state: EngineState) -> bool:
     """Whether pages are about to be available, though nothing ends or is preempted: those
     behind a fence, or written by a load.
     """
-    return bool(state.fences) or any(one.loads for one in state.tiers.transfers)
+    return bool(state.fences) or any(
+        transfer.kind.to_device for transfer in state.tiers.transfers
+    )
 
 
 @frozen
@@ -167,7 +169,7 @@ def emit(
     """The transition that emits tokens and ends, with a reason for each sample that
     ended.
     """
-    ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
+    ended = [Ended(end.id, end.sample, end.reason, end.error) for end in finished]
     return Transition(
         state, (Emit(ids, tokens, finished, logprobs, pooled),), tuple(ended)
     )

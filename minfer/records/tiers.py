@@ -1,25 +1,9 @@
-"""Tiers: where KV blocks are besides the device's pool, and the transfers between them.
-
-Theory. A published block is a value with a content key, so a tier is an index of keys
-over pages of its own: `Blocks`, as of the device. Blocks move between the device and a
-tier by *transfers*, beside the steps: a transfer reads pages whose content is committed,
-and writes pages that nobody reads, so it needs no order among the plans, and no step
-waits for it. Until the executor reports its end (`Moved`, or `Lost`), what it reads is
-held, and what it writes belongs to it alone.
-
-    store   a block of the device is copied to a page of the tier: once it is published,
-            so that its eviction from the device costs nothing
-    load    a block of the tier is copied to a page of the device, for a waiting sequence:
-            the tier has the next blocks of its prefix. It is passed over until the end
-            of the transfer; then it is admitted with a hit
-
-There are two tiers. Host memory is the engine's own: its pages and their order of
-eviction are in the state. The keyed tier is outside, and others use it, too: a folder of
-files, or what another engine sends. It is asked by content key, so the state has no pages
-of it, only keys that it is believed to have; a block that is not there is `Lost`.
+"""The records of tiers, where KV blocks are besides the device's pool, and of transfers.
+`minfer.tiers` has the theory.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
 from typing import Final
 
 from attrs import field, frozen
@@ -29,7 +13,7 @@ from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
-from minfer.values.checks import MOST, ConfigError, flag, is_number, number
+from minfer.values.checks import MAX_INT64, ConfigError, flag, is_number, number
 from minfer.values.pmap import Map
 from minfer.values.queue import Queue
 from minfer.values.record import evolve
@@ -60,7 +44,7 @@ class Tier:
             )
         for name in ("load_seconds", "page_seconds", "token_seconds"):
             cost = getattr(self, name)
-            if not is_number(cost) or not 0 <= cost <= MOST:
+            if not is_number(cost) or not 0 <= cost <= MAX_INT64:
                 raise ConfigError(f"{name} must be 0 or more, not {cost!r:.80}")
 
 
@@ -72,18 +56,18 @@ class HostTier(Tier):
 
 
 @frozen(kw_only=True)
-class KeyedTier(Tier):
+class ExternalStore(Tier):
     """Storage outside the engine, which is asked by content key."""
 
-    # Keys that are remembered, at most: more than the device has blocks of.
-    known: int = field(validator=number(2))
-    # Whether only blocks of requests with `push_to` are stored: they are for another
-    # engine, and cannot be fetched again.
-    sends: bool = field(default=False, validator=flag)
+    # Keys that `Tiers.external_keys` has, at most: more than the device has blocks.
+    max_known_keys: int = field(validator=number(2))
+    # Whether only blocks of requests with `KvTransfer.push_to` are stored: they are for
+    # another engine, and cannot be fetched again.
+    push_only: bool = field(default=False, validator=flag)
 
 
 @frozen
-class KnownKeys:
+class RecentKeys:
     """The keys added last: a set of bounded size, in two generations.
 
     Once the younger generation has half of the keys that may be remembered, it becomes
@@ -99,22 +83,36 @@ class KnownKeys:
     def __bool__(self) -> bool:
         return bool(self.young or self.old)
 
-    def add(self, keys: Iterable[Key], most: int) -> "KnownKeys":
-        """These keys and `keys`, of which at most the last `most` are remembered."""
+    def add(self, keys: Iterable[Key], max_keys: int) -> "RecentKeys":
+        """These keys and `keys`, of which at most the last `max_keys` are remembered."""
         young, old = self.young.mutate(), self.old
         for key in keys:
-            if len(young) >= most // 2:
+            if len(young) >= max_keys // 2:
                 young, old = Map[Key, None]().mutate(), young.finish()
             young[key] = None
-        return KnownKeys(young.finish(), old)
+        return RecentKeys(young.finish(), old)
 
-    def discard(self, keys: Iterable[Key]) -> "KnownKeys":
+    def discard(self, keys: Iterable[Key]) -> "RecentKeys":
         """These keys without `keys`."""
         young, old = self.young.mutate(), self.old.mutate()
         for key in keys:
             young.pop(key, None)
             old.pop(key, None)
-        return KnownKeys(young.finish(), old.finish())
+        return RecentKeys(young.finish(), old.finish())
+
+
+class TransferKind(StrEnum):
+    """What a transfer does with blocks of the device."""
+
+    STORE_TO_HOST = "store to host"
+    LOAD_FROM_HOST = "load from host"
+    STORE_TO_EXTERNAL = "store to external"
+    FETCH_FROM_EXTERNAL = "fetch from external"
+
+    @property
+    def to_device(self) -> bool:
+        """Whether it writes to pages of the device, and reads from a tier."""
+        return self in (self.LOAD_FROM_HOST, self.FETCH_FROM_EXTERNAL)
 
 
 @frozen
@@ -125,7 +123,7 @@ class ChainRun:
 
     parent: Key  # the block before them, or ROOT
     keys: Keys
-    # That are written, block by block; empty if the keyed tier is written to.
+    # That are written, block by block; empty if the external store is written to.
     pages: tuple[Pages, ...]
 
 
@@ -134,18 +132,17 @@ class Transfer:
     """A transfer of blocks between the device and a tier, in flight."""
 
     number: int
-    loads: bool  # to the device; else to the tier
+    kind: TransferKind = field(converter=TransferKind)
     paths: tuple[ChainRun, ...]
     # Held until its end: in the index that it reads, the last block of each run; in the
     # index that it writes to, the blocks before the runs, and of a load all others of its
-    # hit, the last ones first. The keyed tier has no index.
+    # hit, the last ones first. The external store has no index.
     held_leaves: Keys
     held_parents: Keys
     sample: SampleId | None = None  # the waiting one that the blocks are for
     # Waiting requests that are passed over until its end: that sample's, and others that
     # want some of the same blocks.
     waiting: frozenset[str] = frozenset()
-    keyed: bool = False  # whether the tier is the keyed one; else it is host memory
 
     @property
     def keys(self) -> Keys:
@@ -163,13 +160,12 @@ class Tiers:
     """What is in the tiers, and the transfers in flight."""
 
     host: Blocks | None = None
-    known: KnownKeys = KnownKeys()
-    wanted: KnownKeys = KnownKeys()  # if the keyed tier sends: what is still to be sent
+    host_queue: Queue[Key] = Queue()  # to be stored in host memory, parents first
+    external_keys: RecentKeys = RecentKeys()  # believed to be in the external store
+    external_queue: Queue[Key] = Queue()  # to be stored there, parents first
+    push_keys: RecentKeys = RecentKeys()  # to be pushed, if it is `push_only`
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
-    # Published blocks that are to be stored, in order, parents before their children.
-    unstored: Queue[Key] = Queue()  # in host memory
-    unsaved: Queue[Key] = Queue()  # in the keyed tier
 
     @classmethod
     def under(cls, tier: HostTier | None) -> "Tiers":
@@ -178,23 +174,21 @@ class Tiers:
             return cls()
         return cls(Blocks(Pool(tier.pages), PrefixIndex(held=Map())))
 
-    def stores(self, *, keyed: bool) -> list[Transfer]:
-        """The transfers in flight to a tier."""
-        return [one for one in self.transfers if not one.loads and one.keyed == keyed]
+    def transfers_of(self, kind: TransferKind) -> list[Transfer]:
+        """The transfers of a kind in flight."""
+        return [transfer for transfer in self.transfers if transfer.kind is kind]
 
     @property
     def loading(self) -> frozenset[str]:
         """The requests that wait for transfers in flight."""
-        return frozenset().union(*[one.waiting for one in self.transfers])
+        return frozenset().union(*[transfer.waiting for transfer in self.transfers])
 
     def with_transfer(
         self,
         host: Blocks | None,
         paths: Sequence[ChainRun],
         held_parents: Keys,
-        *,
-        loads: bool,
-        keyed: bool,
+        kind: TransferKind,
         sample: SampleId | None = None,
     ) -> "Tiers":
         """These tiers with one more transfer, the last, which takes the next number;
@@ -202,8 +196,7 @@ class Tiers:
         """
         transfer = Transfer(
             number=self.next_number,
-            loads=loads,
-            keyed=keyed,
+            kind=kind,
             paths=tuple(paths),
             held_leaves=tuple([path.keys[-1] for path in paths]),
             held_parents=held_parents,
@@ -226,13 +219,13 @@ class Tiers:
             transfers=tuple(
                 [
                     evolve(
-                        one,
+                        transfer,
                         sample=None
-                        if one.sample and one.sample[0] in requests
-                        else one.sample,
-                        waiting=one.waiting.difference(requests),
+                        if transfer.sample and transfer.sample[0] in requests
+                        else transfer.sample,
+                        waiting=transfer.waiting.difference(requests),
                     )
-                    for one in self.transfers
+                    for transfer in self.transfers
                 ]
             ),
         )

@@ -41,8 +41,8 @@ class TokenLogprobs:
     ) -> "TokenLogprobs":
         """The record of a token, whose line has its halves at these bytes of `data`."""
         rank, *ids = struct.unpack_from(f"<{width}i", data, ids_at)
-        own, *others = struct.unpack_from(f"<{width}f", data, logprobs_at)
-        return cls(token, own, rank, tuple(ids), tuple(others))
+        own_logprob, *likeliest = struct.unpack_from(f"<{width}f", data, logprobs_at)
+        return cls(token, own_logprob, rank, tuple(ids), tuple(likeliest))
 
 
 Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
@@ -59,16 +59,19 @@ def unpack_parts(
     """The records in parts of a prompt, each with its token's index. Raises ValueError if
     the parts are cut off, or those of a longer prompt.
     """
-    at = 0
-    while at < len(data):
-        if len(data) - at < _HEAD.size:
+    offset = 0
+    while offset < len(data):
+        if len(data) - offset < _HEAD.size:
             raise ValueError("log-probabilities of a prompt end in the middle")
-        first, count, width = _HEAD.unpack_from(data, at)
-        at, half = at + _HEAD.size, WORD_BYTES * width
-        if len(data) - at < 2 * half * count:
+        first, count, width = _HEAD.unpack_from(data, offset)
+        offset, half = offset + _HEAD.size, WORD_BYTES * width
+        if len(data) - offset < 2 * half * count:
             raise ValueError("log-probabilities of a prompt end in the middle")
         if first + count > len(prompt):
             raise ValueError("log-probabilities are those of a longer prompt")
         for index in range(first, first + count):
-            yield index, TokenLogprobs.read(prompt[index], data, at, at + half, width)
-            at += 2 * half
+            yield (
+                index,
+                TokenLogprobs.read(prompt[index], data, offset, offset + half, width),
+            )
+            offset += 2 * half

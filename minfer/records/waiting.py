@@ -67,23 +67,23 @@ class WaitingQueue:
 
     def insert(self, seq: Sequence) -> "WaitingQueue":
         """The queue with `seq` at its place, which must be unoccupied."""
-        at, old, cut = self._spot(seq.place)
+        index, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
         halves = (
             (new,) if len(new) < thresholds.QUEUE_BUCKET else (new[:half], new[half:])
         )
-        buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
+        buckets = (*self.buckets[:index], *halves, *self.buckets[index + 1 :])
         return WaitingQueue(buckets, self.size + 1, self._counted([seq], 1))
 
     def remove(self, place: Place) -> "WaitingQueue":
         """The queue without the sequence at `place`; the same queue if there is none."""
-        at, old, cut = self._spot(place)
+        index, old, cut = self._spot(place)
         if [seq.place for seq in old[cut : cut + 1]] != [place]:
             return self
         new = old[:cut] + old[cut + 1 :]
         rest = (new,) if new else ()
-        buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
+        buckets = (*self.buckets[:index], *rest, *self.buckets[index + 1 :])
         counts = self._counted(old[cut : cut + 1], -1)
         return WaitingQueue(buckets, self.size - 1, counts)
 
@@ -93,22 +93,26 @@ class WaitingQueue:
         full = thresholds.QUEUE_BUCKET
         firsts = [bucket[0].place for bucket in buckets]
         groups = groupby(new, key=lambda seq: max(0, bisect_right(firsts, seq.place) - 1))
-        for at, group in reversed([(at, [*group]) for at, group in groups]):
-            together = sorted((*chain(*buckets[at : at + 1]), *group), key=_place)
+        for index, group in reversed([(index, [*group]) for index, group in groups]):
+            together = sorted((*chain(*buckets[index : index + 1]), *group), key=_place)
             size = len(together) if len(together) < full else max(1, full // 2)
             starts = range(0, len(together), size)
-            buckets[at : at + 1] = [tuple(together[one : one + size]) for one in starts]
+            buckets[index : index + 1] = [
+                tuple(together[start : start + size]) for start in starts
+            ]
         counts = self._counted(new, 1)
         return WaitingQueue(tuple(buckets), self.size + len(new), counts)
 
     def remove_many(self, places: Iterable[Place]) -> "WaitingQueue":
         """The queue without the sequences at those of the `places` that are occupied."""
-        gone, buckets, out = set(places), list(self.buckets), list[Sequence]()
+        removed, buckets, out = set(places), list(self.buckets), list[Sequence]()
         firsts = [bucket[0].place for bucket in buckets]
-        touched = {bisect_right(firsts, place) - 1 for place in gone}
-        for at in touched - {-1}:
-            out += [seq for seq in buckets[at] if seq.place in gone]
-            buckets[at] = tuple([seq for seq in buckets[at] if seq.place not in gone])
+        touched = {bisect_right(firsts, place) - 1 for place in removed}
+        for index in touched - {-1}:
+            out += [seq for seq in buckets[index] if seq.place in removed]
+            buckets[index] = tuple(
+                [seq for seq in buckets[index] if seq.place not in removed]
+            )
         left = tuple(filter(None, buckets))
         return WaitingQueue(left, self.size - len(out), self._counted(out, -1))
 
@@ -116,9 +120,11 @@ class WaitingQueue:
         """The counts with these sequences added (`sign` 1) or removed (-1)."""
         counts = self.counts
         clients = [seq.request.client for seq in seqs if not seq.ran_before]
-        each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
-        for client, many in each:
-            now = counts.get(client, 0) + sign * many
+        changes = (
+            Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
+        )
+        for client, count in changes:
+            now = counts.get(client, 0) + sign * count
             counts = counts.set(client, now) if now else counts.delete(client)
         return counts
 
@@ -127,6 +133,6 @@ class WaitingQueue:
         in it.
         """
         after = bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)
-        at = max(0, after - 1)
-        bucket = self.buckets[at] if self.buckets else ()
-        return at, bucket, bisect_left(bucket, place, key=_place)
+        index = max(0, after - 1)
+        bucket = self.buckets[index] if self.buckets else ()
+        return index, bucket, bisect_left(bucket, place, key=_place)

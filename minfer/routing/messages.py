@@ -11,7 +11,7 @@ from attrs import frozen
 from minfer.blocks.keys import Keys
 from minfer.values.checks import (
     LARGEST_TOKEN,
-    MOST,
+    MAX_INT64,
     ParameterError,
     check_number,
     check_text,
@@ -127,9 +127,9 @@ class LoadReport(_ReplicaEvent):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         for param in ("waiting", "running", "prefill"):
-            check_number(getattr(self, param), param, 0, MOST, whole=True)
+            check_number(getattr(self, param), param, 0, MAX_INT64, whole=True)
         if self.pages is not None:
-            check_number(self.pages, "pages", 0, MOST, whole=True)
+            check_number(self.pages, "pages", 0, MAX_INT64, whole=True)
 
 
 @frozen

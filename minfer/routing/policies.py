@@ -21,7 +21,7 @@ from minfer.values.checks import ConfigError, number
 Cost = tuple[float, int, str, int]
 MAX_ALTERNATIVES: Final = 3  # alternatives in a reason
 
-_number: Final = partial(number, of="routing policy: ")
+_number: Final = partial(number, prefix="routing policy: ")
 
 
 @frozen

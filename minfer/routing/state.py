@@ -20,7 +20,7 @@ class RouterConfig:
     """The settings of a router. Raises ConfigError."""
 
     policy: Any  # a RoutingPolicy
-    block_size: int = field(default=64, validator=number(1, of="router: "))  # tokens
+    block_size: int = field(default=64, validator=number(1, prefix="router: "))  # tokens
 
 
 @frozen

@@ -9,8 +9,8 @@ over once none can be better, as `BeamSearch.early_stopping` defines.
 
 This is transformers' beam search (`GenerationMixin._beam_search`), with the same choices.
 That ranks (1 + stop ids) * k candidates of all beams; nothing is lost if a beam proposes
-no more than k + stop ids: at most so many of them can be among the k best, or among the k
-best that do not end.
+no more than k + stop ids: at most that many of them can be among the k best, or among the
+k best that do not end.
 
 All values are plain. The engine does not know beams: each is a request of its own in
 every round.
@@ -47,8 +47,8 @@ class BeamSearch:
     early_stopping: bool | str = False
 
     def __attrs_post_init__(self) -> None:
-        most = MAX_LENGTH_PENALTY
-        check_number(self.length_penalty, "length_penalty", -most, most)
+        limit = MAX_LENGTH_PENALTY
+        check_number(self.length_penalty, "length_penalty", -limit, limit)
         stopping: Any = self.early_stopping
         if not (isinstance(stopping, bool) or stopping == NEVER):
             raise ParameterError("early_stopping", f"must be true, false or {NEVER!r}")
@@ -81,7 +81,7 @@ class Candidates:
 
 
 @frozen
-class Child:
+class BeamCandidate:
     """A continuation: a beam and one more token."""
 
     parent: int  # the beam
@@ -105,90 +105,105 @@ class Search:
 
     logprobs: tuple[float, ...]  # of each beam's output
     # The candidates of each beam in this round, once they are known.
-    offers: tuple[Candidates | None, ...]
-    done: tuple[Hypothesis, ...] = ()  # the best, best first; never more than beams
+    candidates: tuple[Candidates | None, ...]
+    hypotheses: tuple[Hypothesis, ...] = ()  # the best, best first; never more than beams
 
 
 @frozen
-class Round:
-    """The facts of a round besides the candidates of its beams."""
+class RoundContext:
+    """What a round depends on besides the candidates of its beams."""
 
-    how: BeamSearch
+    params: BeamSearch
     stop_ids: Container[int]
     length: int  # of an output with one more token
-    most: int  # tokens that an output may have
+    max_tokens: int  # of an output
     output_of: Callable[[int], tuple[int, ...]] = field(repr=False)  # of a beam so far
 
 
 @frozen
-class Choice:
+class RoundResult:
     """The result of a round."""
 
-    children: tuple[Child, ...]  # the next beams, best first; none: the search is over
-    done: tuple[Hypothesis, ...]  # the hypotheses so far, best first
+    next_beams: tuple[BeamCandidate, ...]  # best first; none: the search is over
+    hypotheses: tuple[Hypothesis, ...]  # so far, best first
 
 
-def wanted(width: int, stop_ids: int) -> int:
+def num_candidates(width: int, stop_ids: int) -> int:
     """How many candidates each beam must propose."""
     return min(width + stop_ids, MAX_CANDIDATES)
 
 
-def choose(search: Search, this: Round) -> Choice:
+def choose_beams(search: Search, context: RoundContext) -> RoundResult:
     """The next beams and hypotheses of a search whose beams all have candidates."""
     width = len(search.logprobs)
-    ranked = _ranked(search)
-    full = this.length >= this.most
-    ended = [one for one in ranked[:width] if full or one.token in this.stop_ids]
-    done = _kept(search.done, [_hypothesis(one, this) for one in ended], width)
-    if full:
-        return Choice((), done)
-    children = [one for one in ranked if one.token not in this.stop_ids][:width]
-    if not children or _is_over(this, children[0], done, width):
-        return Choice((), done)
-    # There may be fewer if few tokens are proposed; the missing ones do not count.
-    children += [evolve(children[0], logprob=-inf)] * (width - len(children))
-    return Choice(tuple(children), done)
-
-
-def _ranked(search: Search) -> list[Child]:
-    """All continuations, the likeliest first; equals in the order of beams."""
-    every = [
-        Child(beam, token, before + logprob)
-        for beam, (before, offer) in enumerate(
-            zip(search.logprobs, search.offers, strict=True)
-        )
-        if offer is not None
-        for token, logprob in zip(offer.tokens, offer.logprobs, strict=True)
+    candidates = _rank_candidates(search)
+    is_last = context.length >= context.max_tokens
+    ended = [
+        candidate
+        for candidate in candidates[:width]
+        if is_last or candidate.token in context.stop_ids
     ]
-    return sorted(every, key=attrgetter("logprob"), reverse=True)  # stable
+    hypotheses = _best_hypotheses(
+        search.hypotheses, [_hypothesis(candidate, context) for candidate in ended], width
+    )
+    if is_last:
+        return RoundResult((), hypotheses)
+    next_beams = [
+        candidate for candidate in candidates if candidate.token not in context.stop_ids
+    ][:width]
+    if not next_beams or _is_over(context, next_beams[0], hypotheses, width):
+        return RoundResult((), hypotheses)
+    # There may be fewer if few tokens are proposed; the missing ones do not count.
+    next_beams += [evolve(next_beams[0], logprob=-inf)] * (width - len(next_beams))
+    return RoundResult(tuple(next_beams), hypotheses)
 
 
-def _hypothesis(one: Child, this: Round) -> Hypothesis:
+def _rank_candidates(search: Search) -> list[BeamCandidate]:
+    """All continuations, the likeliest first; equals in the order of beams."""
+    candidates = [
+        BeamCandidate(beam, token, before + logprob)
+        for beam, (before, proposed) in enumerate(
+            zip(search.logprobs, search.candidates, strict=True)
+        )
+        if proposed is not None
+        for token, logprob in zip(proposed.tokens, proposed.logprobs, strict=True)
+    ]
+    return sorted(candidates, key=attrgetter("logprob"), reverse=True)  # stable
+
+
+def _hypothesis(candidate: BeamCandidate, context: RoundContext) -> Hypothesis:
     return Hypothesis(
-        tokens=(*this.output_of(one.parent), one.token),
-        logprob=one.logprob,
-        score=one.logprob / this.length**this.how.length_penalty,
-        reason="stop" if one.token in this.stop_ids else "length",
+        tokens=(*context.output_of(candidate.parent), candidate.token),
+        logprob=candidate.logprob,
+        score=candidate.logprob / context.length**context.params.length_penalty,
+        reason="stop" if candidate.token in context.stop_ids else "length",
     )
 
 
-def _kept(
-    done: tuple[Hypothesis, ...], new: list[Hypothesis], width: int
+def _best_hypotheses(
+    hypotheses: tuple[Hypothesis, ...], new: list[Hypothesis], width: int
 ) -> tuple[Hypothesis, ...]:
     """The best hypotheses; of equals the earlier ones."""
-    return tuple(sorted((*done, *new), key=attrgetter("score"), reverse=True)[:width])
+    return tuple(
+        sorted((*hypotheses, *new), key=attrgetter("score"), reverse=True)[:width]
+    )
 
 
-def _is_over(this: Round, best: Child, done: tuple[Hypothesis, ...], width: int) -> bool:
+def _is_over(
+    context: RoundContext,
+    best: BeamCandidate,
+    hypotheses: tuple[Hypothesis, ...],
+    width: int,
+) -> bool:
     """Whether no beam is expected to beat the hypotheses done; `best` is the
     likeliest.
     """
-    if len(done) < width:
+    if len(hypotheses) < width:
         return False
-    how = this.how
-    if how.early_stopping is True:
+    params = context.params
+    if params.early_stopping is True:
         return True
-    hopeful = how.early_stopping == NEVER and how.length_penalty > 0
-    length = this.most if hopeful else this.length
-    hoped: float = best.logprob / length**how.length_penalty
-    return hoped <= done[-1].score
+    longer_is_better = params.early_stopping == NEVER and params.length_penalty > 0
+    length = context.max_tokens if longer_is_better else context.length
+    best_score: float = best.logprob / length**params.length_penalty
+    return best_score <= hypotheses[-1].score

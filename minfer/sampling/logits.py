@@ -9,7 +9,7 @@ device, for a prompt and an output:
     allowed_token_ids       every other id becomes -inf
     bad_words               the last token of a bad word becomes -inf, if the output ends
                             with the other tokens of the word
-    min_tokens              ids that end the output become -inf, until it has so many
+    min_tokens              ids that end the output become -inf, until it has as many
     logit_bias              is added
     repetition_penalty      x -> x / r, or x * r if x <= 0, for tokens of either
     frequency_penalty       x -> x - f * count in the output
@@ -49,54 +49,64 @@ def f32(x: float) -> float:
     return array("f", (x,))[0]
 
 
-def is_penalized(how: RowValues) -> bool:
+def is_penalized(sampling: RowValues) -> bool:
     """Whether logits depend on the tokens before."""
     return bool(
-        how.repetition_penalty != 1 or how.frequency_penalty or how.presence_penalty
+        sampling.repetition_penalty != 1
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
     )
 
 
-def is_shaped(how: Shaping) -> bool:
+def is_shaped(sampling: Shaping) -> bool:
     """Whether any logit may be changed."""
-    few = how.logit_bias or how.bad_words or (how.min_tokens and how.stop_ids)
-    return bool(few) or how.allowed_token_ids is not None or is_penalized(how)
+    hides = sampling.bad_words or (sampling.min_tokens and sampling.stop_ids)
+    changes_some = bool(sampling.logit_bias or hides)
+    restricts = sampling.allowed_token_ids is not None
+    return changes_some or restricts or is_penalized(sampling)
 
 
-def hidden(how: Shaping, output: Sequence[int]) -> Iterator[int]:
+def hidden_ids(sampling: Shaping, output: Sequence[int]) -> Iterator[int]:
     """The ids that are not allowed after `output`, besides those that are never
     allowed.
     """
-    if len(output) < how.min_tokens:
-        yield from how.stop_ids
-    for word in how.bad_words:
-        begun = len(word) - 1
-        if begun <= len(output) and tuple(output[len(output) - begun :]) == word[:-1]:
+    if len(output) < sampling.min_tokens:
+        yield from sampling.stop_ids
+    for word in sampling.bad_words:
+        num_before = len(word) - 1
+        if (
+            num_before <= len(output)
+            and tuple(output[len(output) - num_before :]) == word[:-1]
+        ):
             yield word[-1]
 
 
-def shaped(
-    logits: Sequence[float], how: Shaping, prompt: Sequence[int], output: Sequence[int]
+def shape_logits(
+    logits: Sequence[float],
+    sampling: Shaping,
+    prompt: Sequence[int],
+    output: Sequence[int],
 ) -> list[float]:
     """Logits [vocab] with all changes, for the token after prompt and output."""
-    made = [f32(logit) for logit in logits]
-    if how.allowed_token_ids is not None:
-        allowed = frozenset(how.allowed_token_ids)
-        made = [x if t in allowed else -math.inf for t, x in enumerate(made)]
-    for token in hidden(how, output):
-        if token < len(made):
-            made[token] = -math.inf
-    for token, bias in how.logit_bias:
-        made[token] = f32(made[token] + f32(bias))
-    if is_penalized(how):
+    values = [f32(logit) for logit in logits]
+    if sampling.allowed_token_ids is not None:
+        allowed = frozenset(sampling.allowed_token_ids)
+        values = [x if t in allowed else -math.inf for t, x in enumerate(values)]
+    for token in hidden_ids(sampling, output):
+        if token < len(values):
+            values[token] = -math.inf
+    for token, bias in sampling.logit_bias:
+        values[token] = f32(values[token] + f32(bias))
+    if is_penalized(sampling):
         counts = Counter(output)
         for token in counts.keys() | set(prompt):
-            made[token] = penalized(made[token], how, counts[token])
-    return made
+            values[token] = penalize(values[token], sampling, counts[token])
+    return values
 
 
-def penalized(x: float, how: RowValues, count: int) -> float:
+def penalize(x: float, sampling: RowValues, count: int) -> float:
     """The logit of a token of prompt or output, of which the output has `count`."""
-    factor = f32(how.repetition_penalty)
+    factor = f32(sampling.repetition_penalty)
     x = f32(x / factor) if x > 0 else f32(x * factor)
-    x = f32(x - f32(f32(how.frequency_penalty) * count))
-    return f32(x - f32(how.presence_penalty)) if count else x
+    x = f32(x - f32(f32(sampling.frequency_penalty) * count))
+    return f32(x - f32(sampling.presence_penalty)) if count else x

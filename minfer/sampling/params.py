@@ -145,7 +145,9 @@ class RowValues:
     )
 
 
-ROW_FIELDS: Final = {one.name: one.metadata["meaning"] for one in attrs.fields(RowValues)}
+ROW_FIELDS: Final = {
+    attribute.name: attribute.metadata["meaning"] for attribute in attrs.fields(RowValues)
+}
 # Fields that generation_config.json may set, and that the command line and HTTP take
 # unchanged.
 ADVISED: Final = tuple(name for name, meaning in ROW_FIELDS.items() if meaning.advised)
@@ -154,16 +156,16 @@ ADVISED: Final = tuple(name for name, meaning in ROW_FIELDS.items() if meaning.a
 _read_row: Final = attrgetter(*ROW_FIELDS)
 
 
-def row_values(said: RowValues) -> dict[str, Any]:
+def row_values(row: RowValues) -> dict[str, Any]:
     """The values of a row, by name."""
-    return dict(zip(ROW_FIELDS, _read_row(said), strict=True))
+    return dict(zip(ROW_FIELDS, _read_row(row), strict=True))
 
 
 def _check_row_value(value: Any, name: str, meaning: Meaning, default: Any) -> None:
     if value is None and default is None:
         return
-    whole = meaning.word == "int32"
-    check_number(value, name, meaning.low, meaning.high, whole=whole)
+    is_integer = meaning.word == "int32"
+    check_number(value, name, meaning.low, meaning.high, whole=is_integer)
     if meaning.above and value == meaning.low:
         raise ParameterError(name, f"must be above {meaning.low}; {meaning.otherwise}")
 
@@ -201,32 +203,36 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
     name = "logit_bias"
     pairs = value.items() if isinstance(value, Mapping) else value or ()
     try:
-        found = [(token, bias) for token, bias in pairs]
+        biases = [(token, bias) for token, bias in pairs]
     except (TypeError, ValueError):
         raise ParameterError(name, "must map token ids to numbers") from None
-    if len(found) > MAX_ADJUSTMENTS:
+    if len(biases) > MAX_ADJUSTMENTS:
         raise ParameterError(name, f"at most {MAX_ADJUSTMENTS} token ids")
-    for token, bias in found:
+    for token, bias in biases:
         check_number(token, name, 0, 2**31, whole=True)
         check_number(bias, name, -MAX_BIAS, MAX_BIAS)
-    if len({token for token, _ in found}) < len(found):
+    if len({token for token, _ in biases}) < len(biases):
         raise ParameterError(name, "a token id is in it twice")
-    return tuple(sorted((token, float(bias)) for token, bias in found))
+    return tuple(sorted((token, float(bias)) for token, bias in biases))
 
 
-def _check_texts(param: str, texts: tuple[Any, ...], most: int, longest: int) -> None:
-    if len(texts) > most:
-        why = f"must be at most {most} strings, not {len(texts)}"
-        raise ParameterError(param, why)
+def _check_texts(
+    param: str, texts: tuple[Any, ...], max_count: int, max_length: int
+) -> None:
+    if len(texts) > max_count:
+        message = f"must be at most {max_count} strings, not {len(texts)}"
+        raise ParameterError(param, message)
     for text in texts:
         if not isinstance(text, str):
             raise ParameterError(param, f"must be strings, not a {type(text).__name__}")
         if not text:
-            why = "must not be an empty string, which every text has; leave it out"
-            raise ParameterError(param, why)
-        if len(text) > longest:
-            why = f"must be strings of at most {longest} characters, not {len(text)}"
-            raise ParameterError(param, why)
+            message = "must not be an empty string, which every text has; leave it out"
+            raise ParameterError(param, message)
+        if len(text) > max_length:
+            message = (
+                f"must be strings of at most {max_length} characters, not {len(text)}"
+            )
+            raise ParameterError(param, message)
 
 
 @frozen(kw_only=True)
@@ -266,9 +272,11 @@ class SamplingParams(RowValues):
 
     def __attrs_post_init__(self) -> None:
         check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
-        for one in attrs.fields(RowValues):
-            meaning = one.metadata["meaning"]
-            _check_row_value(getattr(self, one.name), one.name, meaning, one.default)
+        for attribute in attrs.fields(RowValues):
+            meaning = attribute.metadata["meaning"]
+            _check_row_value(
+                getattr(self, attribute.name), attribute.name, meaning, attribute.default
+            )
         if self.seed is not None:
             check_whole(self.seed, "seed")
         if self.max_tokens is not None:
@@ -278,8 +286,8 @@ class SamplingParams(RowValues):
             check_number(self.prompt_logprobs, name, 0, MAX_LOGPROBS, whole=True)
         self._check_samples()
         self._check_stops()
-        said: Any = self.structured_outputs
-        if said is not None and not isinstance(said, StructuredOutputs):
+        structured: Any = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputs):
             raise ParameterError(
                 "structured_outputs", "must be StructuredOutputs, of exactly one kind"
             )
@@ -290,10 +298,10 @@ class SamplingParams(RowValues):
 
     def _check_lengths(self) -> None:
         check_number(self.min_tokens, "min_tokens", 0, 2**31, whole=True)
-        most = self.max_tokens
-        if most is not None and self.min_tokens > most:
-            why = f"must be at most max_tokens, which is {most}, not {self.min_tokens}"
-            raise ParameterError("min_tokens", why)
+        high, low = self.max_tokens, self.min_tokens
+        if high is not None and low > high:
+            message = f"must be at most max_tokens, which is {high}, not {low}"
+            raise ParameterError("min_tokens", message)
 
     @property
     def samples(self) -> int:
@@ -309,12 +317,12 @@ class SamplingParams(RowValues):
         if self.best_of is not None:
             check_number(self.best_of, "best_of", 1, MAX_SAMPLES, whole=True)
             if self.best_of < self.n:
-                why = f"must be at least n ({self.n}), not {self.best_of}"
-                raise ParameterError("best_of", why)
+                message = f"must be at least n ({self.n}), not {self.best_of}"
+                raise ParameterError("best_of", message)
         if self.max_tokens == 0 and self.samples > 1:
             param = "n" if self.n > 1 else "best_of"
-            why = "must be 1 where max_tokens is 0: samples would not differ"
-            raise ParameterError(param, why)
+            message = "must be 1 where max_tokens is 0: samples would not differ"
+            raise ParameterError(param, message)
 
     def _check_stops(self) -> None:
         _check_texts("stop", self.stop, MAX_STOPS, MAX_STOP_LENGTH)
@@ -323,9 +331,9 @@ class SamplingParams(RowValues):
         for token in self.stop_token_ids:
             check_number(token, "stop_token_ids", 0, 2**31, whole=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            said: Any = getattr(self, name)
-            if not isinstance(said, bool):
-                raise ParameterError(name, f"must be true or false, not {said!r}")
+            value: Any = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ParameterError(name, f"must be true or false, not {value!r}")
 
 
 def _check_allowed(ids: tuple[int, ...]) -> None:

@@ -54,7 +54,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.sampling.logits import Shaping, f32, shaped
+from minfer.sampling.logits import Shaping, f32, shape_logits
 from minfer.sampling.params import RowValues, SamplingParams, row_values
 
 # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
@@ -162,7 +162,7 @@ def lowest(min_p: float) -> float:
     return f32(math.log(share)) if share > 0 else -math.inf
 
 
-def kept(
+def filter_tokens(
     scaled: Sequence[float],
     top_k: int,
     top_p: float,
@@ -172,25 +172,26 @@ def kept(
     """The ids that min-p, top-k, top-p and then typical-p keep, rising; `scaled` are
     logits over temperature.
     """
-    most, falling = max(scaled), sorted(scaled, reverse=True)
-    edge = max(
-        most + lowest(min_p), falling[top_k - 1] if 0 < top_k < len(scaled) else -math.inf
+    largest, descending = max(scaled), sorted(scaled, reverse=True)
+    threshold = max(
+        largest + lowest(min_p),
+        descending[top_k - 1] if 0 < top_k < len(scaled) else -math.inf,
     )
-    ids = [t for t in range(len(scaled)) if scaled[t] >= edge]
+    ids = [t for t in range(len(scaled)) if scaled[t] >= threshold]
     if top_p < 1:
         ids.sort(key=lambda t: -scaled[t])  # stable: lower ids first among equals
         ids = sorted(_prefix(scaled, ids, top_p))
     if typical_p < 1:
-        far = _deviations(scaled, ids)
-        ids.sort(key=lambda t: far[t])
+        deviations = _deviations(scaled, ids)
+        ids.sort(key=lambda t: deviations[t])
         ids = sorted(_prefix(scaled, ids, typical_p))
     return ids
 
 
 def _prefix(scaled: Sequence[float], ids: list[int], share: float) -> list[int]:
     """The first of `ids` that hold at least this share of all their probability."""
-    most = max(scaled)
-    shares = [math.exp(scaled[t] - most) for t in ids]
+    largest = max(scaled)
+    shares = [math.exp(scaled[t] - largest) for t in ids]
     return ids[
         : bisect_left(list(accumulate(shares)), f32(share) * math.fsum(shares)) + 1
     ]
@@ -198,8 +199,8 @@ def _prefix(scaled: Sequence[float], ids: list[int], share: float) -> list[int]:
 
 def _deviations(scaled: Sequence[float], ids: list[int]) -> dict[int, float]:
     """How far the surprise at each id is from its expectation over all of them."""
-    most = max(scaled)
-    depth = {t: f32(most - scaled[t]) for t in ids}
+    largest = max(scaled)
+    depth = {t: f32(largest - scaled[t]) for t in ids}
     shares = {t: math.exp(-depth[t]) for t in ids if depth[t] < math.inf}
     total = math.fsum(shares.values())
     mean = f32(math.fsum(share * depth[t] for t, share in shares.items()) / total)
@@ -226,7 +227,9 @@ def scores(logits: Sequence[float], params: RowValues) -> dict[int, float]:
         return {list(logits).index(largest): 0.0}
     temperature = f32(params.temperature)
     scaled = [f32((logit - largest) / temperature) for logit in map(f32, logits)]
-    ids = kept(scaled, params.top_k, params.top_p, params.min_p, params.typical_p)
+    ids = filter_tokens(
+        scaled, params.top_k, params.top_p, params.min_p, params.typical_p
+    )
     return {t: scaled[t] for t in ids}
 
 
@@ -240,10 +243,14 @@ def pick(scored: Mapping[int, float], stream_: int, position: int) -> int:
 
 
 def next_token(
-    logits: Sequence[float], how: RowSampling, known: Sequence[int], prompt: int
+    logits: Sequence[float],
+    sampling: RowSampling,
+    tokens: Sequence[int],
+    num_prompt_tokens: int,
 ) -> int:
-    """The token after `known`, the first `prompt` of which are the prompt, from the
-    model's logits [vocab]. Raises NotFiniteError.
+    """The token after `tokens`, the first `num_prompt_tokens` of which are the prompt,
+    from the model's logits [vocab]. Raises NotFiniteError.
     """
-    made = shaped(logits, how, known[:prompt], known[prompt:])
-    return draw(made, how, how.seed, how.sample, len(known))
+    prompt, output = tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
+    values = shape_logits(logits, sampling, prompt, output)
+    return draw(values, sampling, sampling.seed, sampling.sample, len(tokens))

@@ -30,8 +30,8 @@ def _as_json(value: Any) -> Any:
 
 
 def _as_tuple(value: Any) -> Any:
-    listed = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-    return tuple(value) if listed else value
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    return tuple(value) if is_list else value
 
 
 @frozen(kw_only=True)
@@ -51,11 +51,11 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False  # between the tokens of JSON
 
     def __attrs_post_init__(self) -> None:
-        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
-        if len(given) != 1:
-            what = " and ".join(given) or "nothing"
+        kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(kinds) != 1:
+            names = " and ".join(kinds) or "nothing"
             raise ParameterError(
-                FIELD, f"must have one of {', '.join(KINDS)}; it has {what}"
+                FIELD, f"must have one of {', '.join(KINDS)}; it has {names}"
             )
         for name in ("json", "structural_tag"):
             _check_text(name, getattr(self, name), _SCHEMA)
@@ -66,8 +66,8 @@ class StructuredOutputs:
                 raise ParameterError(f"{FIELD}.{name}", "must be true or false")
         self._check_choice(self.choice)
         if len(self.text) > MAX_CONSTRAINT:
-            why = f"has {len(self.text)} characters, of at most {MAX_CONSTRAINT}"
-            raise ParameterError(self.param, f"{why}; make it smaller")
+            message = f"has {len(self.text)} characters, of at most {MAX_CONSTRAINT}"
+            raise ParameterError(self.param, f"{message}; make it smaller")
 
     @property
     def kind(self) -> str:
@@ -82,14 +82,14 @@ class StructuredOutputs:
     @property
     def text(self) -> str:
         """The constraint as one text."""
-        said = getattr(self, self.kind)
-        return "\n".join(said) if isinstance(said, tuple) else str(said)
+        constraint = getattr(self, self.kind)
+        return "\n".join(constraint) if isinstance(constraint, tuple) else str(constraint)
 
     def _check_choice(self, value: Any) -> None:
         if value is None:
             return
-        texts = type(value) is tuple and set(map(type, value)) == {str}
-        if not texts or not all(value):
+        is_texts = type(value) is tuple and set(map(type, value)) == {str}
+        if not is_texts or not all(value):
             raise ParameterError(
                 f"{FIELD}.choice", "must be a list of texts that are not empty"
             )
@@ -107,5 +107,5 @@ def _check_text(name: str, value: Any, kind: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            why = "has half of a surrogate pair, which is no character"
-            raise ParameterError(f"{FIELD}.{name}", why) from None
+            message = "has half of a surrogate pair, which is no character"
+            raise ParameterError(f"{FIELD}.{name}", message) from None

@@ -63,7 +63,7 @@ def _draft_forwards(plan: Plan) -> int:
 
 
 def _cost(**options: Any) -> Any:
-    return field(validator=number(0, of="cost model: "), **options)
+    return field(validator=number(0, prefix="cost model: "), **options)
 
 
 @frozen(kw_only=True)

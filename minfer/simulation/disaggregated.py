@@ -10,7 +10,7 @@ Theory. As in the server, the decode replica is chosen first, by its cached pref
 it lacks more than `direct` tokens of the prompt, a prefill replica computes the prompt
 and one token, and the request goes on at the decode replica with that token. The server
 sends blocks while the prompt is computed. What of that remains at the first token is
-modelled as loads from the keyed tier of `config`, one after the other on each decode
+modelled as loads from the external store of `config`, one after the other on each decode
 replica.
 """
 
@@ -21,7 +21,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, Finished, Submit
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.state import Turn
 from minfer.routing.messages import Placed, RequestEnded, RequestStarted, RouterEvent
 from minfer.routing.router import apply, route
@@ -59,16 +59,17 @@ class _FirstHalf:
         return evolve(
             self.request,
             output=output,
-            stored=len(keys),
-            sent_from=self.num_cached,
-            place=None,
+            kv_transfer=KvTransfer(
+                num_stored_blocks=len(keys), first_block=self.num_cached
+            ),
+            continuation=evolve(self.request.continuation, place=None),
         )
 
 
 @define
 class DisaggregatedSimulation(ReplicaSimulation):
     """Replicas `prefill`, and replicas `names`, which decode. `config`, `router` and
-    `state` are those of the decode replicas; `config` must have a keyed tier.
+    `state` are those of the decode replicas; `config` must have an external store.
     """
 
     prefill: tuple[str, ...] = field(kw_only=True)  # names of the replicas that prefill

@@ -324,7 +324,11 @@ def rekeyed(request: Request, old_size: int, size: int) -> Request:
     """A request for an engine with blocks of `size` tokens, no longer `old_size`: without
     keys, which that engine computes.
     """
-    return evolve(request, keys=(), stored=request.stored * old_size // size)
+    transfer = request.kv_transfer
+    if transfer is not None:
+        stored = transfer.num_stored_blocks * old_size // size
+        transfer = evolve(transfer, num_stored_blocks=stored)
+    return evolve(request, keys=(), kv_transfer=transfer)
 
 
 @frozen

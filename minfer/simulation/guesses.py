@@ -48,7 +48,7 @@ class DraftFacts:
 class Guesses:
     """Coins, and recorded facts. Raises ConfigError for an invalid rate."""
 
-    rate: float = field(default=DEFAULT_RATE, validator=number(0, of="acceptance "))
+    rate: float = field(default=DEFAULT_RATE, validator=number(0, prefix="acceptance "))
     facts: Mapping[SampleId, DraftFacts] = field(factory=dict)
     recorded_limit: int = 0  # the limit of the host's drafts when they were recorded
 

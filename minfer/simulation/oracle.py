@@ -18,7 +18,7 @@ from itertools import accumulate, chain, islice
 from attrs import define, evolve
 
 from minfer.blocks.keys import Key
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.records.config import CacheGroup
 from minfer.records.messages import (
     Executed,
@@ -30,15 +30,8 @@ from minfer.records.messages import (
     StoreBlocks,
     TransferCommand,
 )
-from minfer.records.plan import (
-    MEAN,
-    Draft,
-    NewRow,
-    Plan,
-    Pooled,
-    SampleDeferred,
-    Yields,
-)
+from minfer.records.plan import Draft, NewRow, Plan, Pooled, SampleDeferred, Yields
+from minfer.records.request import MEAN
 from minfer.records.sequence import SampleId
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling
@@ -113,7 +106,7 @@ class Oracle:
         self.windowed = any(group.window for group in groups)
         self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
         self.host: dict[int, list[int]] = {}  # likewise, of the host tier
-        # Likewise, of the keyed tier: its pages by content key.
+        # Likewise, of the external store: its pages by content key.
         self.outside: dict[Key, list[list[int]]] = {}
         self.moves: deque[TransferCommand] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}
@@ -181,9 +174,9 @@ class Oracle:
             self._undefine(command)
             return Lost(command.number, error)
         match command:
-            case Move(loads=loads, sources=sources, targets=targets):
+            case Move(kind=kind, sources=sources, targets=targets):
                 read, written = self.host, self.memory
-                if not loads:
+                if not kind.to_device:
                     read, written = written, read
                 for source, target in zip(sources, targets, strict=True):
                     written[target] = [*read.get(source, [])]
@@ -200,8 +193,8 @@ class Oracle:
         """Make the content of what a transfer writes undefined."""
         written, pages = self.memory, list[int]()
         match command:
-            case Move(loads=loads, targets=targets):
-                written, pages = self.memory if loads else self.host, [*targets]
+            case Move(kind=kind, targets=targets):
+                written, pages = self.memory if kind.to_device else self.host, [*targets]
             case FetchBlocks(pages=blocks):
                 pages = [page for block in blocks for page in block]
         for page in pages:
@@ -436,7 +429,7 @@ class Oracle:
         size, digests = self.block_size, list[int]()
         for g, group in enumerate(self.groups):
             low, sinks = outside(position, group.window, size), group.sink_blocks(size)
-            blocks = kept(range(position // size), 0, position // size, low, sinks)
+            blocks = unreleased(range(position // size), 0, position // size, low, sinks)
             block_digests = [self._read(row, g, block, size - 1) for block in blocks]
             digests.append(hash(tuple(block_digests)))
         return digests

@@ -122,8 +122,8 @@ class Simulated(Oracle):
         return failed
 
     def finish_move(self, index: int = 0, error: str = "") -> Moved | Lost:
-        """End a transfer that has begun. It has no memory to copy, and what the keyed
-        tier is believed to have is there.
+        """End a transfer that has begun. It has no memory to copy, and what the external
+        store is believed to have is there.
         """
         command = self.moves[index]
         del self.moves[index]

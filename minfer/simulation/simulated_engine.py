@@ -17,7 +17,6 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
     Execute,
-    FetchBlocks,
     Lost,
     Move,
     Moved,
@@ -27,6 +26,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Plan
 from minfer.records.state import EngineState, Turn, initial
+from minfer.records.tiers import Tier, TransferKind
 from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses, proposals
 from minfer.simulation.oracle import Oracle
@@ -68,30 +68,32 @@ class _SimulatedTransfers:
     """
 
     config: EngineConfig
-    busy: dict[tuple[bool, bool], float] = Factory(dict)  # until when
+    busy: dict[TransferKind, float] = Factory(dict)  # until when
     due: list[tuple[float, int, Moved | Lost]] = Factory(list)  # a heap
 
     def begin(self, command: TransferCommand, end: Moved | Lost, now: float) -> None:
         """Begin a transfer that will end so."""
         if isinstance(command, Move):
-            pages, way = len(command.targets), (False, command.loads)
+            pages = len(command.targets)
         else:
             pages = len(flattened(command.pages))
-            way = True, isinstance(command, FetchBlocks)
-        self.begin_pages(pages, way, end, now)
+        self.begin_pages(pages, command.kind, end, now)
 
     def begin_pages(
-        self, pages: int, way: tuple[bool, bool], end: Moved | Lost, now: float
+        self, pages: int, kind: TransferKind, end: Moved | Lost, now: float
     ) -> None:
-        """Begin a transfer of so many pages; `way`: whether it is of the keyed tier, and
-        whether it loads.
-        """
-        tier = self.config.keyed if way[0] else self.config.host
+        """Begin a transfer of `pages` pages."""
+        tier: Tier | None
+        match kind:
+            case TransferKind.STORE_TO_HOST | TransferKind.LOAD_FROM_HOST:
+                tier = self.config.host
+            case TransferKind.STORE_TO_EXTERNAL | TransferKind.FETCH_FROM_EXTERNAL:
+                tier = self.config.external_store
         if tier is None:
             return
         seconds = tier.load_seconds + pages * tier.page_seconds
-        self.busy[way] = max(now, self.busy.get(way, now)) + seconds
-        heappush(self.due, (self.busy[way], end.number, end))
+        self.busy[kind] = max(now, self.busy.get(kind, now)) + seconds
+        heappush(self.due, (self.busy[kind], end.number, end))
 
     @property
     def next(self) -> float:
@@ -131,10 +133,11 @@ class SimulatedEngine:
             self._device.launch(plan, self.free)
         self._transfers = _SimulatedTransfers(self.config)
         for one in self.state.tiers.transfers:
-            way = one.keyed, one.loads
-            read = () if one.loads else pages_of(self.state.blocks.prefix, one.keys)
+            read = (
+                () if one.kind.to_device else pages_of(self.state.blocks.prefix, one.keys)
+            )
             pages = len(one.targets or read)  # a store by keys has no targets
-            self._transfers.begin_pages(pages, way, Moved(one.number), self.free)
+            self._transfers.begin_pages(pages, one.kind, Moved(one.number), self.free)
         self._wake = self.free if self.state.requests else math.inf
 
     def due(self, arrival: float) -> float:

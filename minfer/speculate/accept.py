@@ -22,31 +22,33 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from minfer.sampling.logits import shaped
+from minfer.sampling.logits import shape_logits
 from minfer.sampling.reference_sampler import RowSampling, draw
 
 
 @frozen(kw_only=True)
-class Target:
+class TargetOutput:
     """The output of the target model for one row: after its known tokens, and after each
     draft.
     """
 
-    how: RowSampling
-    known: tuple[int, ...]  # tokens of prompt and output
-    prompt: int  # how many of them are prompt tokens
+    sampling: RowSampling
+    tokens: tuple[int, ...]  # known ones of prompt and output
+    num_prompt_tokens: int
     logits: tuple[Sequence[float], ...]  # [drafts + 1, vocab]
     masks: tuple[
         bytes, ...
     ] = ()  # for each of them, as in `minfer.records.plan.Mask`; or none
 
-    def shaped(self, accepted: Sequence[int]) -> list[float]:
+    def shape_logits(self, accepted: Sequence[int]) -> list[float]:
         """Logits [vocab] from which the token after the accepted drafts is sampled."""
-        place = len(accepted)
-        output = (*self.known[self.prompt :], *accepted)
-        said = self.logits[place]
-        allowed = masked(said, self.masks[place]) if self.masks else said
-        return shaped(allowed, self.how, self.known[: self.prompt], output)
+        index = len(accepted)
+        output = (*self.tokens[self.num_prompt_tokens :], *accepted)
+        logits = self.logits[index]
+        allowed = mask_logits(logits, self.masks[index]) if self.masks else logits
+        return shape_logits(
+            allowed, self.sampling, self.tokens[: self.num_prompt_tokens], output
+        )
 
 
 @frozen
@@ -62,7 +64,7 @@ class Verdict:
         return len(self.tokens) - 1
 
 
-def masked(logits: Sequence[float], bits: bytes) -> Sequence[float]:
+def mask_logits(logits: Sequence[float], bits: bytes) -> Sequence[float]:
     """Logits [vocab] with -inf for ids that a mask does not allow; no bits allow all."""
     if not bits:
         return logits
@@ -70,12 +72,12 @@ def masked(logits: Sequence[float], bits: bytes) -> Sequence[float]:
     return [x if allowed >> t & 1 else -math.inf for t, x in enumerate(logits)]
 
 
-def same_noise(target: Target, drafts: Sequence[int]) -> Verdict:
+def same_noise(target: TargetOutput, drafts: Sequence[int]) -> Verdict:
     """Accept drafts while they equal the target's samples. Raises NotFiniteError."""
-    how, tokens = target.how, list[int]()
+    sampling, tokens = target.sampling, list[int]()
     for draft in (*drafts, None):
-        logits, position = target.shaped(tokens), len(target.known) + len(tokens)
-        tokens.append(draw(logits, how, how.seed, how.sample, position))
+        logits, position = target.shape_logits(tokens), len(target.tokens) + len(tokens)
+        tokens.append(draw(logits, sampling, sampling.seed, sampling.sample, position))
         if tokens[-1] != draft:
             break
     return Verdict(tuple(tokens), len(drafts))

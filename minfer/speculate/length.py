@@ -36,17 +36,17 @@ from attrs import frozen
 
 from minfer.records.acceptance import Costs
 
-_HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
+_MIN_EXPECTED_TOKENS: Final = 0.01  # tokens that a draft must be expected to yield
 _DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # depths to try, up to the deepest
 
 
 @frozen
-class Promises:
+class ExpectedTokens:
     """The expected tokens of drafts, as a column over rows for each depth."""
 
     # Of each row, for its first draft, its first two, ...
     tokens: Sequence[Sequence[float]]
-    most: Sequence[int]  # drafts of each row for which any are expected
+    max_drafts: Sequence[int]  # of each row: those for which any are expected
 
     @property
     def deepest(self) -> int:
@@ -56,7 +56,7 @@ class Promises:
     @property
     def rows(self) -> int:
         """How many rows have any."""
-        return len(self.most) - self.most.count(0)
+        return len(self.max_drafts) - self.max_drafts.count(0)
 
     def likeliest(self, depth: int) -> list[int]:
         """The rows, those with the most expected tokens up to a depth first."""
@@ -95,46 +95,46 @@ class Lengths:
 
 def lengths(
     likelihoods: Sequence[float],
-    most: Sequence[int],
+    max_drafts: Sequence[int],
     costs: Costs,
-    others: int = 0,
+    other_inputs: int = 0,
     margin: float = 0.0,
     room: float = math.inf,
     *,
     prompts: bool = False,
 ) -> Lengths:
     """The numbers of drafts with the most expected tokens per second, in a step that has
-    `others` inputs besides one for each row; none, unless they are better by `margin`. At
-    most `room` drafts fit, if each row with drafts takes as many as the deepest.
-    `prompts`: some of these inputs are prefill tokens.
+    `other_inputs` inputs besides one for each row; none, unless they are better by
+    `margin`. At most `room` drafts fit, if each row with drafts takes as many as the
+    deepest. `prompts`: some of these inputs are prefill tokens.
 
     Each row has the likelihood of each of its drafts, if those before it are accepted,
     and the most drafts that it may have. Prefill tokens count as tokens, too: drafts must
     be worth slowing them down.
     """
-    load = len(most) + others
-    none = Lengths((0,) * len(most), float(load), costs.seconds(load))
-    promises = _promises(likelihoods, most)
-    best, bar = None, none.rate * (1 + margin)
-    for tried in _rectangles(promises, costs, load, room, prompts):
-        if tried.rate > bar:
-            best, bar = tried, tried.rate
+    load = len(max_drafts) + other_inputs
+    none = Lengths((0,) * len(max_drafts), float(load), costs.seconds(load))
+    expected = _expected_tokens(likelihoods, max_drafts)
+    best, best_rate = None, none.rate * (1 + margin)
+    for rectangle in _rectangles(expected, costs, load, room, prompts):
+        if rectangle.rate > best_rate:
+            best, best_rate = rectangle, rectangle.rate
     if best is None:
         return none
-    drafts = tuple(map(min, promises.most, repeat(best.depth)))
-    if best.count < promises.rows:
-        chosen = frozenset(promises.likeliest(best.depth)[: best.count])
+    drafts = tuple(map(min, expected.max_drafts, repeat(best.depth)))
+    if best.count < expected.rows:
+        chosen = frozenset(expected.likeliest(best.depth)[: best.count])
         drafts = tuple([n if row in chosen else 0 for row, n in enumerate(drafts)])
     return Lengths(drafts, best.tokens, best.seconds)
 
 
 def _rectangles(
-    promises: Promises, costs: Costs, load: int, room: float, prompts: bool
+    expected: ExpectedTokens, costs: Costs, load: int, room: float, prompts: bool
 ) -> Iterator[Rectangle]:
     """The rectangles worth trying, beside `load` inputs, which count as tokens, too."""
-    rows = promises.rows
-    for depth in _depths(promises.deepest):
-        best = sorted(promises.tokens[depth - 1], reverse=True)
+    rows = expected.rows
+    for depth in _depths(expected.deepest):
+        best = sorted(expected.tokens[depth - 1], reverse=True)
         sums = [*accumulate(best, initial=float(load))]
         for size, _ in costs.verify:
             count = min(int(min(size - load, room)) // depth, rows)
@@ -144,24 +144,31 @@ def _rectangles(
                 yield Rectangle(depth, count, sums[count], seconds)
 
 
-def _promises(likelihoods: Sequence[float], most: Sequence[int]) -> Promises:
-    """The expected tokens of each row's drafts, while they are above `_HARDLY`."""
-    columns, worth = list[list[float]](), [0] * len(most)
-    sums, likely = [0.0] * len(most), [1.0] * len(most)
-    deepest, least = max(most, default=0), min(most, default=0)
+def _expected_tokens(
+    likelihoods: Sequence[float], max_drafts: Sequence[int]
+) -> ExpectedTokens:
+    """The expected tokens of each row's drafts, while they are above
+    `_MIN_EXPECTED_TOKENS`.
+    """
+    columns, worth = list[list[float]](), [0] * len(max_drafts)
+    sums, likely = [0.0] * len(max_drafts), [1.0] * len(max_drafts)
+    deepest, shallowest = max(max_drafts, default=0), min(max_drafts, default=0)
     for depth in range(1, deepest + 1):
-        likely = [*map(mul, likely, likelihoods)]  # that so many drafts are accepted
-        if depth <= least and min(likely) >= _HARDLY:
-            worth = [depth] * len(most)
+        likely = [*map(mul, likely, likelihoods)]  # that `depth` drafts are accepted
+        if depth <= shallowest and min(likely) >= _MIN_EXPECTED_TOKENS:
+            worth = [depth] * len(max_drafts)
         else:
-            each = zip(likely, most, strict=True)
-            likely = [p if p >= _HARDLY and depth <= own else 0.0 for p, own in each]
+            bounds = zip(likely, max_drafts, strict=True)
+            likely = [
+                p if p >= _MIN_EXPECTED_TOKENS and depth <= max_depth else 0.0
+                for p, max_depth in bounds
+            ]
             worth = [depth if p else n for p, n in zip(likely, worth, strict=True)]
         if not any(likely):
             break
         sums = [*map(add, sums, likely)]
         columns.append(sums)
-    return Promises(columns, worth)
+    return ExpectedTokens(columns, worth)
 
 
 def _depths(deepest: int) -> list[int]:

@@ -40,21 +40,21 @@ class Proposer(Protocol):
         """Return the first state: an immutable value."""
         return None
 
-    def began(self, state: Any, who: SampleId, scope: Key, prompt: int) -> Any:
+    def began(self, state: Any, sample_id: SampleId, scope: Key, prompt: int) -> Any:
         """Add a sample, whose first `prompt` tokens must not be published to others.
 
         A sample that is known already starts again.
         """
         return state
 
-    def grew(self, state: Any, who: SampleId, tokens: tuple[int, ...]) -> Any:
+    def grew(self, state: Any, sample_id: SampleId, tokens: tuple[int, ...]) -> Any:
         """Add more tokens of a sample, in order, from its prompt's first on."""
         return state
 
-    def ended(self, state: Any, who: SampleId) -> Any:
+    def ended(self, state: Any, sample_id: SampleId) -> Any:
         """Remove a sample: no drafts of it will be requested any more."""
         return state
 
-    def propose(self, state: Any, who: SampleId, most: int) -> Proposal:
-        """Return at most `most` tokens that may follow the known ones of a sample."""
+    def propose(self, state: Any, sample_id: SampleId, max_drafts: int) -> Proposal:
+        """Return at most `max_drafts` tokens that may follow the known ones."""
         return Proposal()

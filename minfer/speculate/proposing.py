@@ -23,23 +23,27 @@ def keep_proposals(
     config: EngineConfig, state: EngineState, proposals: Sequence[Propose]
 ) -> Transition:
     """Keep the proposals of samples that may have drafts."""
-    kept, reasons = state.drafting.proposals.mutate(), list[Reason]()
+    by_sample, reasons = state.drafting.proposals.mutate(), list[Reason]()
     running, drafting = frozenset(state.running.ids), state.drafting
-    how = config.speculation
-    hosted = how is not None and how.drafter == HOST
-    for one in proposals:
-        why = _useless(config, running, one) if hosted else "the host drafts nothing here"
-        if why:
-            who = f"sample {one.sample} of {clip(repr(one.id))}"
-            reasons.append(Ignored("propose", f"{who}: {why}"))
+    spec_config = config.speculation
+    host_drafts = spec_config is not None and spec_config.drafter == HOST
+    for proposal in proposals:
+        cause = "the host drafts nothing here"
+        if host_drafts:
+            cause = _unusable_cause(config, running, proposal)
+        if cause:
+            sample = f"sample {proposal.sample} of {clip(repr(proposal.id))}"
+            reasons.append(Ignored("propose", f"{sample}: {cause}"))
         else:
-            kept[one.id, one.sample] = Proposed(one.known, one.tokens)
+            by_sample[proposal.id, proposal.sample] = Proposed(
+                proposal.known, proposal.tokens
+            )
     if len(reasons) < len(proposals):
-        state = evolve(state, drafting=evolve(drafting, proposals=kept.finish()))
+        state = evolve(state, drafting=evolve(drafting, proposals=by_sample.finish()))
     return Transition(state, (), tuple(reasons))
 
 
-def _useless(
+def _unusable_cause(
     config: EngineConfig, running: frozenset[SampleId], proposal: Propose
 ) -> str:
     """Why a proposal cannot be used, or nothing."""

@@ -28,7 +28,7 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from minfer.sampling.logits import f32, shaped
+from minfer.sampling.logits import f32, shape_logits
 from minfer.sampling.reference_sampler import (
     RowSampling,
     draw_key,
@@ -38,7 +38,7 @@ from minfer.sampling.reference_sampler import (
     stream,
     uniform,
 )
-from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.accept import TargetOutput, Verdict
 
 _DRAFT: Final = 1  # streams derived from a sample's own, which is the third
 _COIN: Final = 2
@@ -67,8 +67,10 @@ class Streams:
     @classmethod
     def of(cls, seed: int, sample: int) -> "Streams":
         """The streams of a sample: the last is the one it has without speculation."""
-        own = stream(seed, sample)
-        return cls(stream(own, _DRAFT), stream(own, _COIN), own)
+        target_stream = stream(seed, sample)
+        return cls(
+            stream(target_stream, _DRAFT), stream(target_stream, _COIN), target_stream
+        )
 
     def coin(self, position: int) -> float:
         """A number between 0 and 1, uniform."""
@@ -80,25 +82,26 @@ class Streams:
 
 
 @frozen
-class Drawn:
+class SampledDraft:
     """A draft, and the distribution that it was sampled from."""
 
     token: int
     chances: Chances
 
 
-def drawn(
+def sample_draft(
     logits: Sequence[float],
-    how: RowSampling,
-    known: Sequence[int],
-    prompt: int,
+    sampling: RowSampling,
+    tokens: Sequence[int],
+    num_prompt_tokens: int,
     streams: Streams,
-) -> Drawn:
-    """A draft after `known`, from a draft model's logits [vocab]. Raises
+) -> SampledDraft:
+    """A draft after `tokens`, from a draft model's logits [vocab]. Raises
     NotFiniteError.
     """
-    scored = scores(shaped(logits, how, known[:prompt], known[prompt:]), how)
-    return Drawn(pick(scored, streams.draft, len(known)), chances(scored))
+    prompt, output = tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
+    scored = scores(shape_logits(logits, sampling, prompt, output), sampling)
+    return SampledDraft(pick(scored, streams.draft, len(tokens)), chances(scored))
 
 
 def chances(scored: Mapping[int, float]) -> Chances:
@@ -117,14 +120,16 @@ def accepts(coin: float, p: float, q: float) -> bool:
 
 def residual(p: Chances, q: Chances) -> dict[int, float]:
     """Scores of the tokens that may replace a rejected draft."""
-    left = {t: f32(share - q.get(t, 0.0)) for t, share in p.items()}
+    remaining = {t: f32(share - q.get(t, 0.0)) for t, share in p.items()}
     # If nothing is left, the two are equal but for rounding, and the draft itself may be
     # sampled.
-    some = {t: share for t, share in left.items() if share > 0} or p
-    return {t: f32(math.log(share)) for t, share in some.items() if share > 0}
+    candidates = {t: share for t, share in remaining.items() if share > 0} or p
+    return {t: f32(math.log(share)) for t, share in candidates.items() if share > 0}
 
 
-def taken(draft: int, p: Chances, q: Chances, noise: Noise, position: int) -> int:
+def accept_or_replace(
+    draft: int, p: Chances, q: Chances, noise: Noise, position: int
+) -> int:
     """The token at a draft's place: the draft if its coin accepts it, or another."""
     if accepts(noise.coin(position), p.get(draft, 0.0), q[draft]):
         return draft
@@ -132,7 +137,7 @@ def taken(draft: int, p: Chances, q: Chances, noise: Noise, position: int) -> in
 
 
 def rejection(
-    target: Target,
+    target: TargetOutput,
     drafts: Sequence[int],
     proposed: Sequence[Chances],
     noise: Noise | None = None,
@@ -140,16 +145,16 @@ def rejection(
     """Accept drafts by coins; `proposed` are the distributions they were sampled from, or
     empty if they were not sampled. Raises NotFiniteError.
     """
-    how, tokens = target.how, list[int]()
-    noise = Streams.of(how.seed, how.sample) if noise is None else noise
-    certain = [{draft: 1.0} for draft in drafts]
-    for draft, q in zip(drafts, proposed or certain, strict=True):
-        position = len(target.known) + len(tokens)
-        p = chances(scores(target.shaped(tokens), how))
-        tokens.append(taken(draft, p, q, noise, position))
+    sampling, tokens = target.sampling, list[int]()
+    noise = Streams.of(sampling.seed, sampling.sample) if noise is None else noise
+    not_sampled = [{draft: 1.0} for draft in drafts]
+    for draft, q in zip(drafts, proposed or not_sampled, strict=True):
+        position = len(target.tokens) + len(tokens)
+        p = chances(scores(target.shape_logits(tokens), sampling))
+        tokens.append(accept_or_replace(draft, p, q, noise, position))
         # A replacement that equals the draft counts as accepted.
         if tokens[-1] != draft:
             return Verdict(tuple(tokens), len(drafts))
-    scored = scores(target.shaped(tokens), how)
-    tokens.append(noise.pick(scored, len(target.known) + len(tokens)))
+    scored = scores(target.shape_logits(tokens), sampling)
+    tokens.append(noise.pick(scored, len(target.tokens) + len(tokens)))
     return Verdict(tuple(tokens), len(drafts))

@@ -37,8 +37,8 @@ class DraftTally:
     @property
     def by_place(self) -> tuple[float, ...]:
         """The acceptance rate of each place."""
-        each = zip(self.accepted, self.proposed, strict=True)
-        return tuple(accepted / proposed for accepted, proposed in each)
+        pairs = zip(self.accepted, self.proposed, strict=True)
+        return tuple(accepted / proposed for accepted, proposed in pairs)
 
     @property
     def mean_length(self) -> float:
@@ -51,9 +51,9 @@ NO_DRAFTS: Final = DraftTally()
 
 def of_row(proposed: int, accepted: int) -> DraftTally:
     """The drafts of one row in one step."""
-    ones = tuple(int(place < accepted) for place in range(proposed))
-    return DraftTally(1, (1,) * proposed, ones)
+    by_place = tuple(int(place < accepted) for place in range(proposed))
+    return DraftTally(1, (1,) * proposed, by_place)
 
 
-def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
+def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(left, right, fillvalue=0)))

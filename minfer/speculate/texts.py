@@ -1,6 +1,6 @@
 """Texts that are searched for a match of the last tokens of a sample.
 
-Theory. As in LZ77 with hash chains (Ziv and Lempel 1977; zlib): each run of `least`
+Theory. As in LZ77 with hash chains (Ziv and Lempel 1977; zlib): each run of `gram_length`
 tokens, a gram, has a slot in a table, which holds the latest place after such a gram; and
 each place has the place that its slot held before. A search begins at the slot of the
 last tokens, follows a bounded chain of places back, and takes the longest match, the
@@ -52,7 +52,7 @@ class Match:
 class Texts:
     """Numbered texts, the oldest of which are dropped as others grow."""
 
-    least: int  # tokens of a gram
+    gram_length: int  # tokens
     capacity: int  # tokens of all texts
     texts: Map[int, Text] = Map()
     heads: Map[int, int] = Map()  # slot -> the latest address
@@ -60,7 +60,7 @@ class Texts:
     next: int = 0  # of the next text
     size: int = 0  # tokens
 
-    def begun(self) -> "Texts":
+    def with_new_text(self) -> "Texts":
         """The texts with one more, empty, whose number was `next`."""
         texts = self.texts.set(self.next, Text())
         return evolve(self, texts=texts, next=self.next + 1)
@@ -72,52 +72,52 @@ class Texts:
         old = self.texts.get(text)
         if old is None or len(old.tokens) + len(tokens) > self.capacity:
             return self
-        room = self._with_room(len(tokens))
-        if text not in room.texts:
-            return room
-        heads, links = room.heads.mutate(), list[int]()
-        least, start = self.least, len(old.tokens)
-        near = old.tokens[max(0, start - least + 1) :] + tokens
-        ahead = start - (len(near) - len(tokens))  # tokens of the text before these
-        for end in range(least, len(near) + 1):
-            slot = self._slot(near[end - least : end])
+        trimmed = self._with_room(len(tokens))
+        if text not in trimmed.texts:
+            return trimmed
+        heads, links = trimmed.heads.mutate(), list[int]()
+        gram_length, start = self.gram_length, len(old.tokens)
+        window = old.tokens[max(0, start - gram_length + 1) :] + tokens
+        num_before = start - (len(window) - len(tokens))  # tokens before the window
+        for end in range(gram_length, len(window) + 1):
+            slot = self._slot(window[end - gram_length : end])
             links.append(heads.get(slot, NOWHERE))
-            heads[slot] = text * _STRIDE + ahead + end
+            heads[slot] = text * _STRIDE + num_before + end
         grown = Text(
             old.tokens.extended(tokens, _RECENT),
             old.links.extended(tuple(links), _RECENT),
         )
         return evolve(
-            room,
-            texts=room.texts.set(text, grown),
+            trimmed,
+            texts=trimmed.texts.set(text, grown),
             heads=heads.finish(),
-            size=room.size + len(tokens),
+            size=trimmed.size + len(tokens),
         )
 
-    def found(self, last: tuple[int, ...], candidates: int) -> Match | None:
+    def find(self, last: tuple[int, ...], candidates: int) -> Match | None:
         """The longest match of the end of `last` that is followed by a token, of at most
         `candidates` places, the latest first.
         """
-        if len(last) < self.least:
+        if len(last) < self.gram_length:
             return None
         best: Match | None = None
-        address = self.heads.get(self._slot(last[-self.least :]), NOWHERE)
+        address = self.heads.get(self._slot(last[-self.gram_length :]), NOWHERE)
         for _ in range(candidates):
             number, place = divmod(address, _STRIDE)
             text = self.texts.get(number)  # None for NOWHERE
             if text is None:
                 break
-            length = _common(text.tokens, place, last, best.length if best else 0)
-            if length >= self.least and place < len(text.tokens):
+            length = _common_length(text.tokens, place, last, best.length if best else 0)
+            if length >= self.gram_length and place < len(text.tokens):
                 best = Match(number, place, length)
-            address = text.links[place - self.least]
+            address = text.links[place - self.gram_length]
         return best
 
-    def following(self, match: Match, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens after a match."""
-        return self.texts[match.text].tokens[match.place : match.place + most]
+    def tokens_after(self, match: Match, max_tokens: int) -> tuple[int, ...]:
+        """Up to `max_tokens` tokens after a match."""
+        return self.texts[match.text].tokens[match.place : match.place + max_tokens]
 
-    def last(self, text: int, count: int) -> tuple[int, ...]:
+    def last_tokens(self, text: int, count: int) -> tuple[int, ...]:
         """Up to `count` tokens at the end of a text."""
         tokens = self.texts[text].tokens
         return tokens[max(0, len(tokens) - count) :]
@@ -137,13 +137,15 @@ class Texts:
         return evolve(self, texts=texts, first=first, size=size)
 
 
-def _common(tokens: Log[int], place: int, last: tuple[int, ...], beaten: int) -> int:
+def _common_length(
+    tokens: Log[int], place: int, last: tuple[int, ...], best_length: int
+) -> int:
     """How many tokens before a place equal those at the end of `last`; 0 if they are not
-    more than `beaten`.
+    more than `best_length`.
     """
-    length, most = beaten + 1, min(place, len(last))
-    if length > most or tokens[place - length : place] != last[-length:]:
+    length, max_length = best_length + 1, min(place, len(last))
+    if length > max_length or tokens[place - length : place] != last[-length:]:
         return 0
-    while length < most and tokens[place - length - 1] == last[-length - 1]:
+    while length < max_length and tokens[place - length - 1] == last[-length - 1]:
         length += 1
     return length

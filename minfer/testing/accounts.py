@@ -27,9 +27,9 @@ class Seat:
     """A generation of a running sample, as plans and results show it."""
 
     account: "SampleAccount"
-    gen: int
+    run_id: int
     row: int  # device row
-    base: int  # tokens known when it began
+    num_known_at_admission: int  # tokens
     scheduled: int  # positions that are computed, or will be by plans in flight
     kv: int  # positions whose KV is computed
     tables: SeatTables  # by group: pages, as the device knows them
@@ -42,8 +42,8 @@ class SampleAccount:
 
     request: Request
     sample: int
-    known: tuple[int, ...]  # tokens: prompt and output
-    last: int  # index of the last token it may have
+    tokens: tuple[int, ...]  # of prompt and output
+    last_index: int  # of the last token it may have
     arrived: float  # seconds
     stage: Stage = Stage.NEW
     cached: int = 0  # prompt tokens from the cache at its first admission
@@ -60,7 +60,7 @@ class SampleAccount:
     @property
     def output(self) -> int:
         """Output tokens so far."""
-        return len(self.known) - len(self.request.prompt)
+        return len(self.tokens) - len(self.request.prompt)
 
 
 @frozen(eq=False)
@@ -86,24 +86,26 @@ class TurnReport:
     progress: bool = False  # a running sample has the results of a good step
 
 
-def account(
+def new_account(
     config: EngineConfig, request: Request, sample: int, now: float
 ) -> SampleAccount:
     """The account of a sample that was just submitted."""
-    last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
-    if request.ends_with_prompt:  # it never gets the token after its prompt
-        last = len(request.prompt)
-    return SampleAccount(request, sample, request.prompt + request.output, last, now)
+    last_index = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
+    if request.prompt_only is not None:  # it never gets the token after its prompt
+        last_index = len(request.prompt)
+    return SampleAccount(
+        request, sample, request.prompt + request.output, last_index, now
+    )
 
 
-def touched(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:
+def touched_pages(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:
     """The pages that a row may read or write in a plan that starts at `start`."""
-    found = set[int]()
+    pages = set[int]()
     for table, group in zip(seat.tables, config.groups, strict=False):
         low = outside(start, group.window, config.block_size)
         sinks = group.sink_blocks(config.block_size)
-        found.update(table[low * group.pages :], table[: sinks * group.pages])
-    return frozenset(found)
+        pages.update(table[low * group.pages :], table[: sinks * group.pages])
+    return frozenset(pages)
 
 
 def held_blocks(
@@ -113,13 +115,13 @@ def held_blocks(
     blocks below `low`, but for those of sink tokens, were released.
     """
     size = config.block_size
-    return [at for at in blocks if at >= low or at * size < group.sink_tokens]
+    return [block for block in blocks if block >= low or block * size < group.sink_tokens]
 
 
 def capacity(config: EngineConfig, tables: Iterable[Sized]) -> int:
     """How many positions all tables of a row have room for."""
-    each = zip(tables, config.groups, strict=True)
-    return config.block_size * min(len(table) // group.pages for table, group in each)
+    pairs = zip(tables, config.groups, strict=True)
+    return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 
 def tables_of(run: Running, i: int) -> SeatTables:

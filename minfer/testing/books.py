@@ -26,9 +26,9 @@ from minfer.testing.accounts import (
     SampleAccount,
     Seat,
     SeatTables,
-    account,
+    new_account,
     tables_of,
-    touched,
+    touched_pages,
 )
 from minfer.testing.invariants import InvariantError
 
@@ -37,7 +37,7 @@ _NO_REQUEST: Final = Request(id="", prompt=(), max_tokens=1)
 
 
 @frozen(eq=False)
-class Leaving:
+class FencedBlocks:
     """Blocks behind a fence: their sample, and the steps one of which opens the fence."""
 
     account: SampleAccount | None  # None: it was preempted, or is unknown
@@ -51,11 +51,11 @@ class Books:
     config: EngineConfig
     time: float = 0.0  # seconds
     accounts: dict[SampleId, SampleAccount] = field(factory=dict)
-    lives: dict[str, int] = field(factory=dict)  # request -> samples that have not ended
+    num_live: dict[str, int] = field(factory=dict)  # request -> its samples not ended
     seats: dict[int, Seat] = field(factory=dict)  # by generation
     flights: deque[PlanInFlight] = field(factory=deque)  # in order
-    leaving: list[Leaving] = field(factory=list)
-    left: list[Seat] = field(factory=list)  # seats that were left in this turn
+    fenced: list[FencedBlocks] = field(factory=list)
+    released_seats: list[Seat] = field(factory=list)  # in this turn
     # generation -> how far its prompt was computed by a step that ended in this turn
     filled: dict[int, int] = field(factory=dict)
     transfers: set[int] = field(factory=set)  # numbers of those in flight
@@ -68,129 +68,143 @@ class Books:
         books, run = cls(config, state.time), state.running
         faults = dict(state.faults)
         for seq in (*state.waiting, *run.seqs):
-            one = account(config, seq.request, seq.sample, seq.arrived)
-            one.known = seq.history
-            one.cached = seq.cached
-            one.faults = faults.get(seq.id, 0)
-            one.paused = seq.id in state.paused
-            one.proposed = state.drafting.proposals.get(seq.id)
-            one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
-            books.accounts[seq.id] = one
-            books.lives[seq.request.id] = books.lives.get(seq.request.id, 0) + 1
-        for i, gen in enumerate(run.run_ids):
-            one = books.accounts[run.ids[i]]
-            one.known = run.tokens(i, config.block_size)
-            one.stage = Stage.RUNNING
-            one.seat = Seat(
-                account=one,
-                gen=gen,
+            account = new_account(config, seq.request, seq.sample, seq.arrived)
+            account.tokens = seq.history
+            account.cached = seq.cached
+            account.faults = faults.get(seq.id, 0)
+            account.paused = seq.id in state.paused
+            account.proposed = state.drafting.proposals.get(seq.id)
+            account.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
+            books.accounts[seq.id] = account
+            books.num_live[seq.request.id] = books.num_live.get(seq.request.id, 0) + 1
+        for i, run_id in enumerate(run.run_ids):
+            account = books.accounts[run.ids[i]]
+            account.tokens = run.tokens(i, config.block_size)
+            account.stage = Stage.RUNNING
+            account.seat = Seat(
+                account=account,
+                run_id=run_id,
                 row=run.rows[i],
-                base=run.num_known_at_admission[i],
+                num_known_at_admission=run.num_known_at_admission[i],
                 scheduled=run.scheduled[i],
                 kv=committed(config, state, i),
                 tables=tables_of(run, i),
                 opened=run.scheduled[i] > run.starts[i],
             )
-            books.seats[gen] = one.seat
-        books.transfers = {one.number for one in state.tiers.transfers}
+            books.seats[run_id] = account.seat
+        books.transfers = {transfer.number for transfer in state.tiers.transfers}
         for plan in state.inflight:
             books.flights.append(books.flight(plan))
-        books.leaving = [
-            Leaving(None, frozenset((fence.until,))) for fence in state.fences
+        books.fenced = [
+            FencedBlocks(None, frozenset((fence.until,))) for fence in state.fences
         ]
         return books
 
     @property
     def running(self) -> list[SampleAccount]:
         """The accounts of running samples."""
-        return [one for one in self.accounts.values() if one.stage is Stage.RUNNING]
+        return [
+            account
+            for account in self.accounts.values()
+            if account.stage is Stage.RUNNING
+        ]
 
-    def move(self, one: SampleAccount, cause: Cause) -> None:
+    def move(self, account: SampleAccount, cause: Cause) -> None:
         """Move a sample by the table of its lifetime."""
-        target = TRANSITIONS.get((one.stage, cause))
-        if target is None:
-            raise InvariantError("lifetime", f"{one.id} is {one.stage}; then {cause}?")
-        self.moves[one.stage, cause] += 1
-        one.stage = target
+        next_stage = TRANSITIONS.get((account.stage, cause))
+        if next_stage is None:
+            raise InvariantError(
+                "lifetime", f"{account.id} is {account.stage}; then {cause}?"
+            )
+        self.moves[account.stage, cause] += 1
+        account.stage = next_stage
 
-    def close(self, one: SampleAccount, cause: Cause) -> None:
+    def close(self, account: SampleAccount, cause: Cause) -> None:
         """Close the account of a sample that has ended."""
-        self.move(one, cause)
-        self.leave(one)
-        del self.accounts[one.id]
-        self.lives[one.request.id] -= 1
-        if not self.lives[one.request.id]:
-            del self.lives[one.request.id]
+        self.move(account, cause)
+        self.release_seat(account)
+        del self.accounts[account.id]
+        self.num_live[account.request.id] -= 1
+        if not self.num_live[account.request.id]:
+            del self.num_live[account.request.id]
 
-    def leave(self, one: SampleAccount, steps: Sequence[int] = ()) -> None:
+    def release_seat(self, account: SampleAccount, steps: Sequence[int] = ()) -> None:
         """Release a seat; `steps` are further ones, one of which may be the fence's."""
-        if one.seat is None:
+        if account.seat is None:
             return
-        self.seats.pop(one.seat.gen, None)
-        self.left.append(one.seat)
-        one.seat = None
+        self.seats.pop(account.seat.run_id, None)
+        self.released_seats.append(account.seat)
+        account.seat = None
         if self.flights or steps:
             last = self.flights[-1].plan.step if self.flights else NEVER
-            self.leaving.append(Leaving(one, frozenset((last, *steps))))
-        elif one.stage is Stage.FENCED:
-            self.move(one, Cause.RELEASED)
+            self.fenced.append(FencedBlocks(account, frozenset((last, *steps))))
+        elif account.stage is Stage.FENCED:
+            self.move(account, Cause.RELEASED)
 
     def open_fences(self, step: int | None) -> None:
         """Open the fences of the plans up to `step`, or all."""
-        kept = []
-        for left in self.leaving:
-            if step is not None and max(left.steps) > step:
-                kept.append(left)
-            elif left.account is not None and left.account.stage is Stage.FENCED:
-                self.move(left.account, Cause.RELEASED)
-        self.leaving = kept
+        closed = []
+        for fence in self.fenced:
+            if step is not None and max(fence.steps) > step:
+                closed.append(fence)
+            elif fence.account is not None and fence.account.stage is Stage.FENCED:
+                self.move(fence.account, Cause.RELEASED)
+        self.fenced = closed
 
-    def restart(self, one: SampleAccount) -> None:
+    def restart(self, account: SampleAccount) -> None:
         """Restart a running sample in its row, from the KV that it has."""
-        old = one.seat
+        old = account.seat
         if old is None:
-            raise InvariantError("lifetime", f"{one.id} runs without a seat")
-        self.move(one, Cause.RESTARTED)
-        self.seats.pop(old.gen, None)
-        kv = 0 if one.request.begins_anew else old.kv  # all of it is recomputed
-        one.seat = Seat(
-            account=one,
-            gen=NOT_SEEN,
+            raise InvariantError("lifetime", f"{account.id} runs without a seat")
+        self.move(account, Cause.RESTARTED)
+        self.seats.pop(old.run_id, None)
+        kv = 0 if account.request.recomputes_prompt else old.kv  # all of it is recomputed
+        account.seat = Seat(
+            account=account,
+            run_id=NOT_SEEN,
             row=old.row,
-            base=len(one.known),
+            num_known_at_admission=len(account.tokens),
             scheduled=kv,
             kv=kv,
-            tables=self._kept_tables(one, old),
+            tables=self._kept_tables(account, old),
         )
 
-    def _kept_tables(self, one: SampleAccount, old: Seat) -> SeatTables:
+    def _kept_tables(self, account: SampleAccount, old: Seat) -> SeatTables:
         """The tables after a restart: blocks that were released behind a window would be
         missing if all is recomputed.
         """
-        if not (one.request.begins_anew and self.config.by_chunk):
+        if not (account.request.recomputes_prompt and self.config.by_chunk):
             return old.tables
-        each = zip(old.tables, self.config.groups, strict=True)
-        return tuple(() if group.window else table for table, group in each)
+        pairs = zip(old.tables, self.config.groups, strict=True)
+        return tuple(() if group.window else table for table, group in pairs)
 
-    def seen(self, seat: Seat, gen: int) -> None:
+    def set_run_id(self, seat: Seat, run_id: int) -> None:
         """Record the new generation of a restarted seat."""
-        if seat.gen == NOT_SEEN:
-            seat.gen = gen
-            self.seats[gen] = seat
+        if seat.run_id == NOT_SEEN:
+            seat.run_id = run_id
+            self.seats[run_id] = seat
 
     def flight(self, plan: Plan) -> PlanInFlight:
         """The record of a plan that was launched, with the seats of its rows."""
-        unknown = SampleAccount(_NO_REQUEST, sample=0, known=(), last=0, arrived=0.0)
+        unknown = SampleAccount(
+            _NO_REQUEST, sample=0, tokens=(), last_index=0, arrived=0.0
+        )
         seats = list[Seat]()
-        for gen in plan.run_ids:
-            seat = self.seats.get(gen)
+        for run_id in plan.run_ids:
+            seat = self.seats.get(run_id)
             if seat is None:
                 seat = Seat(
-                    unknown, gen, row=NOT_SEEN, base=0, scheduled=0, kv=0, tables=()
+                    unknown,
+                    run_id,
+                    row=NOT_SEEN,
+                    num_known_at_admission=0,
+                    scheduled=0,
+                    kv=0,
+                    tables=(),
                 )
             seats.append(seat)
         pages = [
-            touched(self.config, seat, start)
+            touched_pages(self.config, seat, start)
             for seat, start in zip(seats, plan.starts, strict=True)
         ]
         return PlanInFlight(plan, tuple(seats), tuple(pages))

@@ -27,13 +27,13 @@ class CachedContent:
 
 
 @define(eq=False)
-class Contents:
+class BlockContents:
     """The content of all published blocks."""
 
-    whole: bool  # the run was followed from its beginning
+    from_start: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
     # What was computed, of blocks that are in any tier, or on their way to one; with a
-    # keyed store, of all.
+    # external store, of all.
     computed: dict[Key, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
@@ -54,29 +54,35 @@ class Contents:
         for block in [block for block in blocks if block not in holds]:
             del blocks[block]
         if new:
-            self._learn(books, new)
-            computed = not new or not self.whole
+            self._add(books, new)
+            computed = not new or not self.from_start
             require(computed, "publish after write", f"{new} was not computed")
         self._compare(books, after)
         self._forget(books, after)
 
     def _forget(self, books: Books, after: EngineState) -> None:
-        """Forget what no tier has any more; with a keyed store nothing, as it keeps
+        """Forget what no tier has any more; with an external store nothing, as it keeps
         blocks that the engine has forgotten, and may report them again.
         """
-        if books.config.keyed is not None:
+        if books.config.external_store is not None:
             return
         host = after.tiers.host
-        kept = {key for one in after.tiers.transfers for key in one.keys}
-        kept.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
-        self.computed = {key: one for key, one in self.computed.items() if key in kept}
+        present = {key for transfer in after.tiers.transfers for key in transfer.keys}
+        present.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
+        self.computed = {
+            key: content for key, content in self.computed.items() if key in present
+        }
 
-    def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
+    def _add(self, books: Books, new: dict[Pages, Key]) -> None:
         """Find the tokens of new blocks; removes those it found from `new`."""
-        running = [one.seat for one in books.accounts.values() if one.seat is not None]
-        for seat in (*running, *books.left):
-            self._written(books, seat, new)
-        self.computed.update({one.key: one for one in self.blocks.values()})
+        running = [
+            account.seat
+            for account in books.accounts.values()
+            if account.seat is not None
+        ]
+        for seat in (*running, *books.released_seats):
+            self._add_computed(books, seat, new)
+        self.computed.update({content.key: content for content in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
         loaded = books.config.has_tiers
         for pages, key in [*new.items()]:
@@ -84,56 +90,58 @@ class Contents:
                 self.blocks[pages] = self.computed[key]
                 del new[pages]
 
-    def _written(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
+    def _add_computed(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
         """Learn what a sequence has computed into new blocks."""
         size, request = books.config.block_size, seat.account.request
-        root, known = request.root, seat.account.known
+        root, tokens = request.root, seat.account.tokens
         keys: Keys = ()
         for g, group in enumerate(books.config.groups):
             for k, pages in enumerate(bundled(seat, g, group)[: seat.kv // size]):
                 if pages not in new:
                     continue
                 # Outside a window the entries of a table may be blocks of others by now.
-                keys = keys or block_keys(root, known, size)
+                keys = keys or block_keys(root, tokens, size)
                 if new[pages] == group_key(keys[k], g):
-                    found = CachedContent(new.pop(pages), root, known[: (k + 1) * size])
-                    self.blocks[pages] = found
-            self._tail(seat, new, size, g, group)
+                    content = CachedContent(
+                        new.pop(pages), root, tokens[: (k + 1) * size]
+                    )
+                    self.blocks[pages] = content
+            self._add_tail(seat, new, size, g, group)
 
-    def _tail(
+    def _add_tail(
         self, seat: Seat, new: dict[Pages, Key], size: int, g: int, group: CacheGroup
     ) -> None:
         """Learn what a sequence has computed of the partial last block of its prompt."""
         request, full = seat.account.request, seat.kv // size
-        if request.tails is None or seat.kv != len(request.prompt):
+        if request.continuation.tail_keys is None or seat.kv != len(request.prompt):
             return
         pages = tuple(seat.tables[g][full * group.pages : (full + 1) * group.pages])
         keys = block_keys(request.root, request.prompt, size)
         _, key = tail_keys(request.root, keys, request.prompt, size)
         if key and new.get(pages) == group_key(key, g):
-            found = CachedContent(new.pop(pages), request.root, request.prompt)
-            self.blocks[pages] = found
+            content = CachedContent(new.pop(pages), request.root, request.prompt)
+            self.blocks[pages] = content
 
     def _compare(self, books: Books, after: EngineState) -> None:
         """Check that every reader of a block has the tokens of its content."""
         run, size = after.running, books.config.block_size
         for i, chain in enumerate(run.chains):
-            one = books.accounts[run.ids[i]]
+            account = books.accounts[run.ids[i]]
             for g, group in enumerate(books.config.groups):
                 sealed = range(chain.sealed[g])
                 for k in held_blocks(books.config, group, sealed, chain.low[g]):
-                    table, at = run.tables[i][g], k * group.pages
-                    found = self.blocks.get(table[at : at + group.pages])
-                    if found is None:
+                    table, start = run.tables[i][g], k * group.pages
+                    content = self.blocks.get(table[start : start + group.pages])
+                    if content is None:
                         continue
-                    mine = one.request.root, one.known[: (k + 1) * size]
-                    if (found.root, found.tokens) != mine:
+                    expected = account.request.root, account.tokens[: (k + 1) * size]
+                    if (content.root, content.tokens) != expected:
                         raise InvariantError(
-                            "shared content", f"{one.id} reads {found} at block {k}"
+                            "shared content", f"{account.id} reads {content} at block {k}"
                         )
 
 
 def bundled(seat: Seat, g: int, group: CacheGroup) -> list[Pages]:
     """The blocks of a row's table in group `g`."""
     table, pages = seat.tables[g], group.pages
-    return [table[at : at + pages] for at in range(0, len(table), pages)]
+    return [table[start : start + pages] for start in range(0, len(table), pages)]

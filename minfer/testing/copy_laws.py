@@ -13,7 +13,7 @@ from minfer.records.messages import Admitted
 from minfer.records.plan import Copy, Plan
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.testing.accounts import SampleAccount, Seat, SeatTables, touched
+from minfer.testing.accounts import SampleAccount, Seat, SeatTables, touched_pages
 from minfer.testing.books import Books
 from minfer.testing.invariants import require
 
@@ -21,77 +21,86 @@ from minfer.testing.invariants import require
 def check_copies(
     books: Books,
     plan: Plan,
-    here: Mapping[int, Seat],
+    seats: Mapping[int, Seat],
     newcomers: Mapping[SampleId, Admitted],
     after: EngineState,
 ) -> None:
     """Raise InvariantError unless a newcomer's copies are of a sibling's computed partial
     block, or of a published one, into a block of its own; or if there are other copies.
     """
-    left = list(plan.copies)
-    for at, seat in here.items():
-        got = newcomers.get(seat.account.id)
-        if got is not None and got.copied:
-            for copy in _copied(books, left, seat, got, plan.starts[at], after):
-                left.remove(copy)
-    require(not left, "copy", f"{left} of no planned row")
-    standing = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
-    targets = Counter(chain.from_iterable(standing))
+    remaining = list(plan.copies)
+    for index, seat in seats.items():
+        admission = newcomers.get(seat.account.id)
+        if admission is not None and admission.copied:
+            for copy in _copies_of(
+                books, remaining, seat, admission, plan.starts[index], after
+            ):
+                remaining.remove(copy)
+    require(not remaining, "copy", f"{remaining} of no planned row")
+    in_use = (
+        touched_pages(books.config, seat, seat.kv) for seat in _seats(books.running)
+    )
+    targets = Counter(chain.from_iterable(in_use))
     for copy in plan.copies:
         require(targets[copy.target] == 1, "copy", f"others have block {copy.target}")
 
 
-def _copied(
+def _copies_of(
     books: Books,
     copies: list[Copy],
     seat: Seat,
-    got: Admitted,
+    admission: Admitted,
     start: int,
     after: EngineState,
 ) -> list[Copy]:
     """Those of `copies` that are for a newcomer that starts at `start`: a page each."""
-    one, config = seat.account, books.config
-    ends = start == got.hit + got.copied == len(one.request.prompt) - 1
-    require(ends and got.copied < config.block_size, "copy", f"{got}: starts at {start}")
+    account, config = seat.account, books.config
+    at_end = start == admission.hit + admission.copied == len(account.request.prompt) - 1
+    require(
+        at_end and admission.copied < config.block_size,
+        "copy",
+        f"{admission}: starts at {start}",
+    )
     # the block in which it starts, whose first positions are copied
     block = start // config.block_size
     targets = _block_pages(config, seat.tables, block)
-    mine = [copy for copy in copies if copy.target in targets]
-    into = sorted(copy.target for copy in mine) == sorted(targets)
-    require(into, "copy", f"{one.id} has KV up to {start}, but from where?")
-    counts = all(copy.count == got.copied for copy in mine)
-    of = {copy.target: copy.source for copy in mine}
-    from_ = [of[page] for page in targets]
-    if one.request.tails is not None:
+    own = [copy for copy in copies if copy.target in targets]
+    covers = sorted(copy.target for copy in own) == sorted(targets)
+    require(covers, "copy", f"{account.id} has KV up to {start}, but from where?")
+    full = all(copy.count == admission.copied for copy in own)
+    source_of = {copy.target: copy.source for copy in own}
+    copied_pages = [source_of[page] for page in targets]
+    tails = account.request.continuation.tail_keys
+    if tails is not None:
         nodes = after.blocks.prefix.nodes
-        keys = [group_key(one.request.tails[0], g) for g in range(len(config.groups))]
+        keys = [group_key(tails[0], g) for g in range(len(config.groups))]
         # It may have been evicted since.
-        whole = all(key in nodes for key in keys)
-        found = not whole or [*pages_of(after.blocks.prefix, keys)] == from_
-        kept = got.hit == block * config.block_size and found
-        require(counts and kept, "copy", f"{mine}: not the tail of its prompt")
-        return mine
+        is_cached = all(key in nodes for key in keys)
+        is_tail = not is_cached or [*pages_of(after.blocks.prefix, keys)] == copied_pages
+        is_copy = admission.hit == block * config.block_size and is_tail
+        require(full and is_copy, "copy", f"{own}: not the tail of its prompt")
+        return own
     sources = [
-        _block_pages(config, other.tables, block)
-        for other in _seats(books.running)
-        if other is not seat
-        and other.account.request.id == one.request.id
-        and other.kv >= start
+        _block_pages(config, sibling.tables, block)
+        for sibling in _seats(books.running)
+        if sibling is not seat
+        and sibling.account.request.id == account.request.id
+        and sibling.kv >= start
     ]
-    same = from_ in sources and counts
-    require(same, "copy", f"{mine}: not the tail of a sibling's prompt")
-    return mine
+    of_sibling = copied_pages in sources and full
+    require(of_sibling, "copy", f"{own}: not the tail of a sibling's prompt")
+    return own
 
 
 def _block_pages(config: EngineConfig, tables: SeatTables, block: int) -> list[int]:
     """The pages of a block in all groups."""
-    each = zip(tables, config.groups, strict=True)
+    pairs = zip(tables, config.groups, strict=True)
     return [
         page
-        for table, group in each
+        for table, group in pairs
         for page in table[block * group.pages : (block + 1) * group.pages]
     ]
 
 
 def _seats(running: Iterable[SampleAccount]) -> list[Seat]:
-    return [one.seat for one in running if one.seat is not None]
+    return [account.seat for account in running if account.seat is not None]

@@ -28,16 +28,16 @@ def read_decisions(
     before: EngineState,
     turn: Transition,
     budgets: Sequence[int] | None,
-    held_back: Collection[str] | None = None,
+    deferred: Collection[str] | None = None,
 ) -> Planning:
     """Read the decisions of a turn. Raises InvariantError.
 
     `budgets`, if they were recorded, are the policy's answers for each plan, and
-    `held_back` the clients that it deferred.
+    `deferred` the clients that it deferred.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
-    planning = Planning(None if budgets is None else list(budgets), held_back)
-    planning.preempts = any(isinstance(one, Preempted) for one in turn.reasons)
+    planning = Planning(None if budgets is None else list(budgets), deferred)
+    planning.preempts = any(isinstance(reason, Preempted) for reason in turn.reasons)
     reader = _Reader(books, before, turn, plans, planning)
     for number, reason in enumerate(turn.reasons):
         if isinstance(reason, Admitted):
@@ -59,140 +59,170 @@ class _Reader:
     plans: deque[Plan]  # that have not been read
     planning: Planning
 
-    def _served(self, reason: Admitted | Preempted) -> SampleAccount:
-        one = self.books.accounts.get((reason.id, reason.sample))
-        if one is None:
+    def _account_of(self, reason: Admitted | Preempted) -> SampleAccount:
+        account = self.books.accounts.get((reason.id, reason.sample))
+        if account is None:
             raise InvariantError("reason", f"{reason} of a sample that is not served")
-        return one
+        return account
 
-    def admitted(self, got: Admitted) -> None:
+    def admitted(self, admission: Admitted) -> None:
         """Read an admission: the next plan opens the sample's row."""
-        one = self._served(got)
-        sits = one.paused or suspects(self.books.config, [one])
-        if sits and not any(one.id in _opened(plan) for plan in self.plans):
-            self._sits(one, got)
+        account = self._account_of(admission)
+        skips = account.paused or suspects(self.books.config, [account])
+        if skips and not any(account.id in _opened_rows(plan) for plan in self.plans):
+            self._admitted_unopened(account, admission)
             return
-        while self.plans and one.id not in _opened(self.plans[0]):
+        while self.plans and account.id not in _opened_rows(self.plans[0]):
             self.launch()
-        require(self.plans, "reason", f"{got}, but no plan opens its row")
+        require(self.plans, "reason", f"{admission}, but no plan opens its row")
         books, plan = self.books, self.plans[0]
-        self._check_admission(one, got)
-        one.cached = max(one.cached, got.cached)
-        self.planning.fresh |= one.stage is Stage.WAITING
-        books.move(one, Cause.ADMITTED)
-        at = _opened(plan)[one.id]
-        one.seat = Seat(
-            account=one,
-            gen=plan.run_ids[at],
-            row=plan.rows[at],
-            base=len(one.known),
-            scheduled=got.hit + got.copied,
-            kv=got.hit,
-            tables=next(opened.tables for opened in plan.opens if opened.index == at),
+        self._check_admission(account, admission)
+        account.cached = max(account.cached, admission.cached)
+        self.planning.has_new |= account.stage is Stage.WAITING
+        books.move(account, Cause.ADMITTED)
+        index = _opened_rows(plan)[account.id]
+        account.seat = Seat(
+            account=account,
+            run_id=plan.run_ids[index],
+            row=plan.rows[index],
+            num_known_at_admission=len(account.tokens),
+            scheduled=admission.hit + admission.copied,
+            kv=admission.hit,
+            tables=next(opened.tables for opened in plan.opens if opened.index == index),
         )
-        books.seats[one.seat.gen] = one.seat
-        self.planning.newcomers[one.id] = got
-        self.planning.admitted.append(one.id)
+        books.seats[account.seat.run_id] = account.seat
+        self.planning.newcomers[account.id] = admission
+        self.planning.admitted.append(account.id)
 
-    def _sits(self, one: SampleAccount, got: Admitted) -> None:
+    def _admitted_unopened(self, account: SampleAccount, admission: Admitted) -> None:
         """Read an admission that no plan shows yet: the state is trusted, until a plan
         opens the row.
         """
-        require(not got.copied, "reason", f"{got}, but no plan copies it")
-        self._check_admission(one, got)
-        one.cached = max(one.cached, got.cached)
-        self.books.move(one, Cause.ADMITTED)
+        require(not admission.copied, "reason", f"{admission}, but no plan copies it")
+        self._check_admission(account, admission)
+        account.cached = max(account.cached, admission.cached)
+        self.books.move(account, Cause.ADMITTED)
         run = self.turn.state.running
-        at = run.ids.index(one.id) if one.id in run.ids else None
-        one.seat = Seat(
-            account=one,
-            gen=NOT_SEEN,
-            row=NOT_SEEN if at is None else run.rows[at],
-            base=len(one.known),
-            scheduled=got.hit,
-            kv=got.hit,
-            tables=() if at is None else tables_of(run, at),
+        index = run.ids.index(account.id) if account.id in run.ids else None
+        account.seat = Seat(
+            account=account,
+            run_id=NOT_SEEN,
+            row=NOT_SEEN if index is None else run.rows[index],
+            num_known_at_admission=len(account.tokens),
+            scheduled=admission.hit,
+            kv=admission.hit,
+            tables=() if index is None else tables_of(run, index),
         )
-        self.planning.sitting.add(one.id)
-        self.planning.admitted.append(one.id)
+        self.planning.unopened.add(account.id)
+        self.planning.admitted.append(account.id)
 
-    def _check_admission(self, one: SampleAccount, got: Admitted) -> None:
+    def _check_admission(self, account: SampleAccount, admission: Admitted) -> None:
         """Check that the figures of an admission are true, as far as the books show."""
         size = self.books.config.block_size
-        waited = self.books.time - one.arrived
-        require(got.waited == waited, "reason", f"{got}: not its wait")
-        known = len(one.known)
-        require(got.known == known, "reason", f"{got}: {known} are known")
-        first = one.stage is Stage.WAITING and one.request.place is None
-        prompt = len(one.request.prompt) if first else 0
-        share = (min(got.hit, prompt), prompt)
-        require((got.cached, got.prompt) == share, "hit share", f"{got}, not {share}")
-        full = (known - 1) // size
-        right = got.hit % size == 0 and 0 <= got.hit <= full * size and got.copied >= 0
-        require(right, "reason", f"{got} cannot be")
-        whole = not (one.request.reads_cache or one.sample or one.output)
-        require(not (whole and got.hit), "reason", f"{got} was to compute its prompt")
+        waited = self.books.time - account.arrived
+        require(admission.waited == waited, "reason", f"{admission}: not its wait")
+        num_tokens = len(account.tokens)
+        require(
+            admission.known == num_tokens,
+            "reason",
+            f"{admission}: {num_tokens} are known",
+        )
+        first = account.stage is Stage.WAITING and not account.request.continues
+        prompt = len(account.request.prompt) if first else 0
+        share = (min(admission.hit, prompt), prompt)
+        require(
+            (admission.cached, admission.prompt) == share,
+            "hit share",
+            f"{admission}, not {share}",
+        )
+        full = (num_tokens - 1) // size
+        is_possible = (
+            admission.hit % size == 0
+            and 0 <= admission.hit <= full * size
+            and admission.copied >= 0
+        )
+        require(is_possible, "reason", f"{admission} cannot be")
+        computes_all = not (
+            account.request.reads_cache or account.sample or account.output
+        )
+        require(
+            not (computes_all and admission.hit),
+            "reason",
+            f"{admission} was to compute its prompt",
+        )
         missing = [r for r in self.turn.reasons if isinstance(r, Missed)]
-        missed = {(r.id, r.sample): r for r in missing}.get(one.id)
-        less = None if got.hit == full * size else Missed(*one.id, got.hit // size, full)
-        require(missed == less, "reason", f"{missed}, not {less}")
+        missed = {(r.id, r.sample): r for r in missing}.get(account.id)
+        expected = (
+            None
+            if admission.hit == full * size
+            else Missed(*account.id, admission.hit // size, full)
+        )
+        require(missed == expected, "reason", f"{missed}, not {expected}")
 
-    def preempted(self, why: Preempted, number: int) -> None:
+    def preempted(self, reason: Preempted, number: int) -> None:
         """Read a preemption, by reason `number` of the turn; the sample was in the plans
         that were made before.
         """
-        one = self._served(why)
+        account = self._account_of(reason)
         later = self.turn.reasons[number:]
-        again = sum(isinstance(r, Admitted) and (r.id, r.sample) == one.id for r in later)
-        while one.seat is not None and _planned(self.plans, one.seat, again):
+        num_admissions = sum(
+            isinstance(r, Admitted) and (r.id, r.sample) == account.id for r in later
+        )
+        while account.seat is not None and _planned(
+            self.plans, account.seat, num_admissions
+        ):
             self.launch()
         places = {
             seq.id: seq.place for seq in (*self.before.running.seqs, *self.before.waiting)
         }
-        running = [other.id for other in self.books.running]
-        if one.id == max(running, key=lambda name: places.get(name, ())):
-            self.planning.last_victims.add(one.id)
-        self.books.move(one, Cause.PREEMPTED)
-        if one.seat is not None:
-            known, kv = len(one.known), one.seat.kv
-            right = (why.known, why.computed) == (known, kv)
-            require(right, "reason", f"{why}: it knows {known}, and has KV of {kv}")
-        require(why.by in self.books.accounts, "reason", f"{why}: for an unknown sample")
-        its = self.books.accounts[why.by]
-        self.planning.fresh |= its.stage is Stage.WAITING
-        self.planning.preempted.append((one.id, why.by))
-        self.books.leave(one, [plan.step for plan in self.plans])
+        running = [running_account.id for running_account in self.books.running]
+        if account.id == max(running, key=lambda name: places.get(name, ())):
+            self.planning.last_victims.add(account.id)
+        self.books.move(account, Cause.PREEMPTED)
+        if account.seat is not None:
+            num_tokens, kv = len(account.tokens), account.seat.kv
+            is_true = (reason.known, reason.computed) == (num_tokens, kv)
+            require(
+                is_true, "reason", f"{reason}: it knows {num_tokens}, and has KV of {kv}"
+            )
+        require(
+            reason.by in self.books.accounts, "reason", f"{reason}: for an unknown sample"
+        )
+        preempting = self.books.accounts[reason.by]
+        self.planning.has_new |= preempting.stage is Stage.WAITING
+        self.planning.preempted.append((account.id, reason.by))
+        self.books.release_seat(account, [plan.step for plan in self.plans])
 
     def launch(self) -> None:
         """Read one more plan that goes to the device."""
         books, plan = self.books, self.plans.popleft()
-        for name, at in _opened(plan).items():
-            one = books.accounts.get(name)
-            seat = one.seat if one is not None else None
+        for name, index in _opened_rows(plan).items():
+            account = books.accounts.get(name)
+            seat = account.seat if account is not None else None
             if seat is None or seat.opened:
                 raise InvariantError("open", f"{name} is opened, and why?")
-            books.seen(seat, plan.run_ids[at])
+            books.set_run_id(seat, plan.run_ids[index])
         check_plan(books, plan, self.turn.state, self.planning)
         fills = {fill.index for fill in plan.fills}
-        for at, gen in enumerate(plan.run_ids):
-            books.seats[gen].scheduled += (
-                plan.num_scheduled_tokens[at]
-                if at in fills
-                else plan.max_sampled_tokens[at]
+        for index, run_id in enumerate(plan.run_ids):
+            books.seats[run_id].scheduled += (
+                plan.num_scheduled_tokens[index]
+                if index in fills
+                else plan.max_sampled_tokens[index]
             )
         books.flights.append(books.flight(plan))
-        self.planning.launched(plan)
+        self.planning.record(plan)
 
 
-def _opened(plan: Plan) -> dict[SampleId, int]:
+def _opened_rows(plan: Plan) -> dict[SampleId, int]:
     """The samples whose rows a plan opens, and their places in its columns."""
-    return {one.name: one.index for one in plan.opens}
+    return {row.name: row.index for row in plan.opens}
 
 
-def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:
+def _planned(plans: Iterable[Plan], seat: Seat, num_later: int) -> bool:
     """Whether a seat is in any of these plans, of which `requeue_rank` open its row for
     later ones.
     """
-    if seat.gen == NOT_SEEN:
-        return sum(seat.account.id in _opened(plan) for plan in plans) > again
-    return any(seat.gen in plan.run_ids for plan in plans)
+    if seat.run_id == NOT_SEEN:
+        return sum(seat.account.id in _opened_rows(plan) for plan in plans) > num_later
+    return any(seat.run_id in plan.run_ids for plan in plans)

@@ -34,31 +34,36 @@ from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Transition
-from minfer.testing.accounts import SampleAccount, TurnReport, account
+from minfer.testing.accounts import SampleAccount, TurnReport, new_account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.needs import pages_at_once
-from minfer.testing.result_laws import good
+from minfer.testing.result_laws import is_valid_result
 
 
 def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     """Whether a request may enter the waiting queue, behind `waiting` samples."""
     prompt, size = len(request.prompt), config.block_size
-    most = min(prompt + request.max_tokens, config.max_model_len)
-    whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
-    if request.pooling or not request.max_tokens:
-        most = prompt + 1
-        alone = request.n == 1 and not (request.output or request.needs_host_mask)
-        whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
-    whole = whole and (request.tails is None or request.max_tokens <= 1)
+    max_length = min(prompt + request.max_tokens, config.max_model_len)
+    fits_model = 1 <= prompt < config.max_model_len
+    if request.prompt_only is not None:
+        max_length = prompt + 1
+        fits_model = 1 <= prompt <= config.max_model_len
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
-    fits = pages_at_once(config, -(-(most - 1) // size)) <= config.num_blocks
-    room = prompt + len(request.output) < most
+    fits_cache = pages_at_once(config, -(-(max_length - 1) // size)) <= config.num_blocks
+    has_room = prompt + len(request.output) < max_length
     tokens = (*request.prompt, *request.output)
-    named = all(0 <= token < config.vocab_size for token in tokens)
-    taken = request.place is not None or request.taken
-    short = waiting + request.n <= config.max_waiting or taken
-    return whole and samples and fits and room and named and short
+    in_vocabulary = all(0 <= token < config.vocab_size for token in tokens)
+    may_exceed = request.continues or request.taken
+    queue_has_room = waiting + request.n <= config.max_waiting or may_exceed
+    return (
+        fits_model
+        and samples
+        and fits_cache
+        and has_room
+        and in_vocabulary
+        and queue_has_room
+    )
 
 
 def fold(books: Books, event: Event, report: TurnReport) -> None:
@@ -94,63 +99,73 @@ def _transfer(books: Books, event: Moved | Lost, report: TurnReport) -> None:
 
 
 def _submit(books: Books, request: Request, report: TurnReport) -> None:
-    if request.id in books.lives:
+    if request.id in books.num_live:
         report.ignored.append("submit")
         return
-    waiting = sum(one.stage is not Stage.RUNNING for one in books.accounts.values())
+    waiting = sum(
+        account.stage is not Stage.RUNNING for account in books.accounts.values()
+    )
     if not can_run(books.config, request, waiting):
         for sample in range(max(1, min(request.n, MAX_SAMPLES))):
-            refused = account(books.config, request, sample, books.time)
+            refused = new_account(books.config, request, sample, books.time)
             books.move(refused, Cause.REJECTED)
             report.finished.append(Finished(request.id, sample, "rejected", 0))
         return
-    books.lives[request.id] = request.n
+    books.num_live[request.id] = request.n
     for sample in range(request.n):
-        one = account(books.config, request, sample, books.time)
-        books.move(one, Cause.SUBMITTED)
-        books.accounts[one.id] = one
+        account = new_account(books.config, request, sample, books.time)
+        books.move(account, Cause.SUBMITTED)
+        books.accounts[account.id] = account
 
 
 def _cancel(books: Books, name: str, report: TurnReport) -> None:
-    its = [one for one in books.accounts.values() if one.request.id == name]
-    if not its:
+    accounts = [
+        account for account in books.accounts.values() if account.request.id == name
+    ]
+    if not accounts:
         report.ignored.append("cancel")
-    for one in its:
-        report.finished.append(_ended(one, "cancelled", one.output))
-        books.close(one, Cause.CANCELLED)
+    for account in accounts:
+        report.finished.append(_ended(account, "cancelled", account.output))
+        books.close(account, Cause.CANCELLED)
 
 
 def _finish(books: Books, event: Finish, report: TurnReport) -> None:
-    one = books.accounts.get((event.id, event.sample))
-    if one is None:
+    account = books.accounts.get((event.id, event.sample))
+    if account is None:
         report.ignored.append("finish")
         return
-    kept = max(0, min(event.length, one.output))
-    report.finished.append(_ended(one, event.reason, kept))
-    books.close(one, Cause.FINISHED)
+    length = max(0, min(event.length, account.output))
+    report.finished.append(_ended(account, event.reason, length))
+    books.close(account, Cause.FINISHED)
 
 
 def _pause(books: Books, event: Pause, report: TurnReport) -> None:
-    one = books.accounts.get((event.id, event.sample))
-    if one is None or not one.request.needs_host_mask:
+    account = books.accounts.get((event.id, event.sample))
+    if account is None or not account.request.needs_host_mask:
         report.ignored.append("pause")  # its sampling needs no mask
         return
-    one.paused = event.paused
+    account.paused = event.paused
 
 
 def _propose(books: Books, event: Propose, report: TurnReport) -> None:
-    one, how = books.accounts.get((event.id, event.sample)), books.config.speculation
-    by_host = how is not None and how.drafter == HOST
-    said = event.tokens and all(t < books.config.vocab_size for t in event.tokens)
-    if one is None or one.stage is not Stage.RUNNING or not by_host or not said:
+    account = books.accounts.get((event.id, event.sample))
+    spec_config = books.config.speculation
+    host_drafts = spec_config is not None and spec_config.drafter == HOST
+    is_usable = event.tokens and all(t < books.config.vocab_size for t in event.tokens)
+    if (
+        account is None
+        or account.stage is not Stage.RUNNING
+        or not host_drafts
+        or not is_usable
+    ):
         report.ignored.append("propose")
         return
-    one.proposed = Proposed(event.known, event.tokens)
+    account.proposed = Proposed(event.known, event.tokens)
 
 
-def _ended(one: SampleAccount, reason: str, length: int) -> Finished:
+def _ended(account: SampleAccount, reason: str, length: int) -> Finished:
     """The expected end of a sample, without the error."""
-    return Finished(*one.id, reason, length, cached=one.cached)
+    return Finished(*account.id, reason, length, cached=account.cached)
 
 
 # --- steps ------------------------------------------------------------------------------
@@ -161,10 +176,12 @@ def _step(books: Books, event: Executed | Failed, report: TurnReport) -> None:
     steps = [flight.plan.step for flight in books.flights]
     if type(event.step) is not int or event.step not in steps:
         report.ignored.append(type(event).__name__.lower())
-    elif isinstance(event, Executed) and good(books.config, books.flights[0].plan, event):
+    elif isinstance(event, Executed) and is_valid_result(
+        books.config, books.flights[0].plan, event
+    ):
         _commit(books, event, report)
     else:
-        _void(books, event.step, report)
+        _discard(books, event.step, report)
 
 
 def _commit(books: Books, event: Executed, report: TurnReport) -> None:
@@ -173,60 +190,70 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
     plan = flight.plan
     ends = list[tuple[SampleAccount, str]]()
     fills = {fill.index for fill in plan.fills}
-    for at, (seat, tokens) in enumerate(zip(flight.seats, event.yields, strict=True)):
-        one = seat.account
-        if one.seat is not seat:
+    for index, (seat, tokens) in enumerate(zip(flight.seats, event.yields, strict=True)):
+        account = seat.account
+        if account.seat is not seat:
             continue  # it left before its results came
         report.progress = True
-        one.faults = 0
-        books.move(one, Cause.ADVANCED)
-        if event.pooled and event.pooled[at]:
-            report.pooled[one.id] = report.pooled.get(one.id, b"") + event.pooled[at]
-        seat.scheduled -= plan.max_sampled_tokens[at] - len(tokens)
-        kept, why = _cut(one, tokens)
-        one.known += kept
-        if kept:
-            report.tokens[one.id] = report.tokens.get(one.id, ()) + kept
-        filled = plan.starts[at] + plan.num_scheduled_tokens[at]
-        seat.kv = filled if at in fills else len(one.known) - 1
-        if at in fills:
-            books.filled[seat.gen] = filled
-        if not one.request.max_tokens and filled == seat.base:
-            why = "length"
-        if why:
-            ends.append((one, why))
-    for one, why in ends:
-        report.finished.append(_ended(one, why, one.output))
-        books.close(one, Cause.COMPLETED)
+        account.faults = 0
+        books.move(account, Cause.ADVANCED)
+        if event.pooled and event.pooled[index]:
+            report.pooled[account.id] = (
+                report.pooled.get(account.id, b"") + event.pooled[index]
+            )
+        seat.scheduled -= plan.max_sampled_tokens[index] - len(tokens)
+        new_tokens, reason = _until_end(account, tokens)
+        account.tokens += new_tokens
+        if new_tokens:
+            report.tokens[account.id] = report.tokens.get(account.id, ()) + new_tokens
+        filled = plan.starts[index] + plan.num_scheduled_tokens[index]
+        seat.kv = filled if index in fills else len(account.tokens) - 1
+        if index in fills:
+            books.filled[seat.run_id] = filled
+        if not account.request.max_tokens and filled == seat.num_known_at_admission:
+            reason = "length"
+        if reason:
+            ends.append((account, reason))
+    for account, reason in ends:
+        report.finished.append(_ended(account, reason, account.output))
+        books.close(account, Cause.COMPLETED)
     books.open_fences(plan.step)
 
 
-def _cut(one: SampleAccount, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+def _until_end(
+    account: SampleAccount, tokens: tuple[int, ...]
+) -> tuple[tuple[int, ...], str]:
     """The new tokens that count, and the reason if they end the sample."""
-    room = one.last + 1 - len(one.known)
-    for at, token in enumerate(tokens[:room], 1):
-        if token in one.request.stop_ids:
-            return tokens[:at], "stop"
+    room = account.last_index + 1 - len(account.tokens)
+    for count, token in enumerate(tokens[:room], 1):
+        if token in account.request.stop_ids:
+            return tokens[:count], "stop"
     return tokens[:room], "length" if len(tokens) >= room else ""
 
 
-def _void(books: Books, step: int, report: TurnReport) -> None:
+def _discard(books: Books, step: int, report: TurnReport) -> None:
     """Discard a failed step and all in flight, and count a failure of its own rows."""
-    hurt: dict[SampleId, SampleAccount] = {}
+    restarted: dict[SampleId, SampleAccount] = {}
     for flight in books.flights:
         for seat in flight.seats:
             if seat.account.seat is seat:
-                hurt[seat.account.id] = seat.account
+                restarted[seat.account.id] = seat.account
                 seat.account.faults += flight.plan.step == step
-    report.discarded.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
-    for one in hurt.values():
-        books.restart(one)
+    report.discarded.append(
+        Discarded(step, "", plans=len(books.flights), rows=len(restarted))
+    )
+    for account in restarted.values():
+        books.restart(account)
     books.flights.clear()
     books.open_fences(None)
-    lost = [one for one in hurt.values() if one.faults >= books.config.max_failures]
-    for one in lost:
-        report.finished.append(_ended(one, "error", one.output))
-        books.close(one, Cause.FAILED)
+    failed = [
+        account
+        for account in restarted.values()
+        if account.faults >= books.config.max_failures
+    ]
+    for account in failed:
+        report.finished.append(_ended(account, "error", account.output))
+        books.close(account, Cause.FAILED)
 
 
 # --- outputs ----------------------------------------------------------------------------
@@ -236,17 +263,17 @@ def check_report(report: TurnReport, turn: Transition) -> None:
     """Raise InvariantError unless the outputs are those expected, in any order of
     samples.
     """
-    finished = _emitted(report, turn)
-    ends = [evolve(one, error="") for one in finished]
-    right = Counter(ends) == Counter(report.finished)
-    require(right, "lifetime", f"ended: {ends}, not {report.finished}")
-    for one in finished:
-        blamed = one.reason in ("rejected", "error")
-        require(not blamed or one.error, "lifetime", f"{one} does not say why")
-    _reasons(report, turn, finished)
+    finished = _check_emitted(report, turn)
+    ends = [evolve(end, error="") for end in finished]
+    is_expected = Counter(ends) == Counter(report.finished)
+    require(is_expected, "lifetime", f"ended: {ends}, not {report.finished}")
+    for end in finished:
+        needs_error = end.reason in ("rejected", "error")
+        require(not needs_error or end.error, "lifetime", f"{end} does not say why")
+    _check_reasons(report, turn, finished)
 
 
-def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
+def _check_emitted(report: TurnReport, turn: Transition) -> list[Finished]:
     """Check the emitted tokens; returns the emitted ends."""
     tokens: dict[SampleId, tuple[int, ...]] = {}
     pooled: dict[SampleId, bytes] = {}
@@ -259,29 +286,31 @@ def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
                 if new:
                     tokens[name] = tokens.get(name, ()) + new
             finished += command.finished
-            for name, said in _of_prompts(command).items():
-                pooled[name] = pooled.get(name, b"") + said
+            for name, value in _pooled_of(command).items():
+                pooled[name] = pooled.get(name, b"") + value
     if tokens != report.tokens:
         raise InvariantError("emit", f"{tokens}, not {report.tokens}")
     require(pooled == report.pooled, "emit", f"{pooled} pooled, not {report.pooled}")
     return finished
 
 
-def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
+def _pooled_of(emit: Emit) -> dict[SampleId, bytes]:
     """The emitted results of prompts, by sample."""
     if not emit.pooled:
         return {}
     same = len(emit.ids) == len(emit.pooled)
     require(same, "emit", "columns differ in length")
-    each = zip(emit.ids, emit.pooled, strict=True)
-    return {name: said for name, said in each if said}
+    pairs = zip(emit.ids, emit.pooled, strict=True)
+    return {name: value for name, value in pairs if value}
 
 
-def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> None:
+def _check_reasons(
+    report: TurnReport, turn: Transition, finished: list[Finished]
+) -> None:
     """Check that ends, failed steps and ignored events are also reported as reasons."""
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
-    right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
-    require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
+    expected = [Ended(end.id, end.sample, end.reason, end.error) for end in finished]
+    require(Counter(ended) == Counter(expected), "reason", f"{ended}, not {expected}")
     discarded = [evolve(r, error="") for r in turn.reasons if isinstance(r, Discarded)]
     require(
         discarded == report.discarded,
@@ -289,5 +318,7 @@ def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> 
         f"discarded {discarded}, not {report.discarded}",
     )
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
-    due = Counter(report.ignored)
-    require(ignored == due, "reason", f"ignored {ignored}, not {report.ignored}")
+    expected_ignored = Counter(report.ignored)
+    require(
+        ignored == expected_ignored, "reason", f"ignored {ignored}, not {report.ignored}"
+    )

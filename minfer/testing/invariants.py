@@ -17,6 +17,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
 from minfer.records.sequence import COLUMNS, Running
 from minfer.records.state import EngineState
+from minfer.records.tiers import TransferKind
 from minfer.testing.accounts import held_blocks
 from minfer.values.tickets import words_of
 
@@ -35,24 +36,24 @@ def require(holds: object, law: str, detail: object) -> None:
         raise InvariantError(law, detail)
 
 
-def holds(config: EngineConfig) -> bool:
+def may_defer(config: EngineConfig) -> bool:
     """Whether the policy may defer clients at all."""
-    asked = getattr(type(config.policy), "defer", None)
-    return asked is not Policy.defer
+    method = getattr(type(config.policy), "defer", None)
+    return method is not Policy.defer
 
 
 def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
-    _partition(config, state)
-    _forest(state.blocks.prefix, _holders(config, state))
+    _check_partition(config, state)
+    _check_forest(state.blocks.prefix, _holders(config, state))
     check_tiers(config, state)
-    _columns(config, state)
+    _check_columns(config, state)
     for i in range(len(state.running)):
-        _sequence(config, state, i)
-    _plans(config, state)
-    _requests(state)
+        _check_sequence(config, state, i)
+    _check_plans(config, state)
+    _check_requests(state)
     if not state.requests and not state.inflight:
-        _quiescence(state)
+        _check_quiescence(state)
 
 
 def free_pages(pool: Pool) -> list[int]:
@@ -66,15 +67,15 @@ def free_pages(pool: Pool) -> list[int]:
 
 def private_pages(config: EngineConfig, run: Running, i: int) -> list[int]:
     """Pages that only the sequence at `i` uses."""
-    own, found = run.chains[i], list[int]()
+    seq_chain, pages = run.chains[i], list[int]()
     for g, (group, table) in enumerate(zip(config.groups, run.tables[i], strict=True)):
-        blocks = range(own.sealed[g], -(-len(table) // group.pages))
-        for block in held_blocks(config, group, blocks, own.low[g]):
-            found += table[block * group.pages : (block + 1) * group.pages]
-    return found
+        blocks = range(seq_chain.sealed[g], -(-len(table) // group.pages))
+        for block in held_blocks(config, group, blocks, seq_chain.low[g]):
+            pages += table[block * group.pages : (block + 1) * group.pages]
+    return pages
 
 
-def _quiescence(state: EngineState) -> None:
+def _check_quiescence(state: EngineState) -> None:
     """Check that nothing is left of requests when all have ended.
 
     This follows from the other laws (conservation, fence, faults, refcount), which find
@@ -85,7 +86,7 @@ def _quiescence(state: EngineState) -> None:
     require(idle and not held, "quiescence", "something is left over")
 
 
-def _partition(config: EngineConfig, state: EngineState) -> None:
+def _check_partition(config: EngineConfig, state: EngineState) -> None:
     """Check that every page is free, private to one owner, or published; and in one
     place only.
     """
@@ -94,7 +95,11 @@ def _partition(config: EngineConfig, state: EngineState) -> None:
     free = free_pages(pool)
     private = [private_pages(config, run, i) for i in range(len(run))]
     private += [[*fence.private] for fence in state.fences]
-    private += [[*one.targets] for one in state.tiers.transfers if one.loads]
+    private += [
+        [*transfer.targets]
+        for transfer in state.tiers.transfers
+        if transfer.kind.to_device
+    ]
     published = [node.pages for node in every_node(state.blocks.prefix).values()]
     places = Counter([*free, *chain(*private), *chain(*published)])
     require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
@@ -109,16 +114,16 @@ def _partition(config: EngineConfig, state: EngineState) -> None:
 def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     """The published blocks of the device that something holds."""
     run, groups = state.running, range(len(config.groups))
-    found = [held_keys(config, own, g) for own in run.chains for g in groups]
-    found += [fence.published for fence in state.fences]
-    found += [
-        one.held_parents if one.loads else one.held_leaves
-        for one in state.tiers.transfers
+    held = [held_keys(config, seq_chain, g) for seq_chain in run.chains for g in groups]
+    held += [fence.published for fence in state.fences]
+    held += [
+        transfer.held_parents if transfer.kind.to_device else transfer.held_leaves
+        for transfer in state.tiers.transfers
     ]
-    return [*chain(*found)]
+    return [*chain(*held)]
 
 
-def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
+def _check_forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     """Check that published blocks form a forest with true counts, whose idle leaves can
     be evicted.
     """
@@ -127,24 +132,24 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users, held = Counter[Key](), Counter[Key]()
     for key in holders:
-        here = key == ROOT or key in nodes
-        require(here, "refcount", f"{key.hex()} is held but not cached")
+        is_cached = key == ROOT or key in nodes
+        require(is_cached, "refcount", f"{key.hex()} is held but not cached")
     if prefix.held is None:
         users = _users(nodes, holders)
     else:
         held.update(holders)
         require(dict(prefix.held) == held, "refcount", "holders are miscounted")
     for key, node in nodes.items():
-        right = node.children == parents[key]
-        require(right, "cache truth", "children are miscounted")
+        is_valid = node.children == parents[key]
+        require(is_valid, "cache truth", "children are miscounted")
         counted = node.users + prefix.pinned.get(key, 0) == users[key]
         require(counted, "refcount", "users are miscounted")
-        apart = key not in prefix.pinned or node.users > 0
-        require(apart, "refcount", "a pinned block without users")
+        has_users = key not in prefix.pinned or node.users > 0
+        require(has_users, "refcount", "a pinned block without users")
         listed = prefix.idle.get(node.last_use) == key
         is_leaf = not node.users and not node.children
-        right = listed == is_leaf or (key in held and is_leaf)
-        require(right, "evictable", "idle leaves are not as listed")
+        is_valid = listed == is_leaf or (key in held and is_leaf)
+        require(is_valid, "evictable", "idle leaves are not as listed")
     live = sum(len(nodes[key].pages) for key in users)
     require(prefix.live == live, "refcount", "live pages are miscounted")
     cached = sum(len(node.pages) for node in nodes.values())
@@ -154,8 +159,8 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
         "evictable",
         "tickets are not those of idle blocks",
     )
-    known = sum(prefix.idle.get(node.last_use) == key for key, node in nodes.items())
-    require(len(prefix.idle) == known, "evictable", "more is listed than is idle")
+    num_listed = sum(prefix.idle.get(node.last_use) == key for key, node in nodes.items())
+    require(len(prefix.idle) == num_listed, "evictable", "more is listed than is idle")
     for last_use in prefix.idle:
         require(0 <= last_use < prefix.next_use, "evictable", "a ticket is out of range")
 
@@ -177,11 +182,17 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     is a forest, and what is on its way is known.
     """
     tiers, host = state.tiers, state.tiers.host
-    given = (host is not None) == (config.host is not None)
-    keyed = bool(tiers.known or tiers.wanted or tiers.stores(keyed=True))
-    given = given and (not keyed or config.keyed is not None)
-    require(given, "tiers", "a tier that the configuration lacks, or none that it has")
-    numbers = [one.number for one in tiers.transfers]
+    is_configured = (host is not None) == (config.host is not None)
+    external = bool(
+        tiers.external_keys
+        or tiers.push_keys
+        or tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
+    )
+    is_configured = is_configured and (not external or config.external_store is not None)
+    require(
+        is_configured, "tiers", "a tier that the configuration lacks, or none that it has"
+    )
+    numbers = [transfer.number for transfer in tiers.transfers]
     ordered = numbers == sorted({*numbers}) and all(
         n < tiers.next_number for n in numbers
     )
@@ -192,39 +203,40 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "blocks for a request that has ended",
     )
     require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
-    for queue in (tiers.unstored, tiers.unsaved):
+    for queue in (tiers.host_queue, tiers.external_queue):
         counted = len([*queue]) == len(queue) <= config.num_blocks
         require(counted, "tiers", f"{len(queue)} blocks wait to be stored")
     for tier, stores in (
-        (config.host, tiers.stores(keyed=False)),
-        (config.keyed, tiers.stores(keyed=True)),
+        (config.host, tiers.transfers_of(TransferKind.STORE_TO_HOST)),
+        (config.external_store, tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)),
     ):
-        keys = [key for one in stores for key in one.keys]
+        keys = [key for transfer in stores for key in transfer.keys]
         require(len(keys) == len({*keys}), "tiers", "a block is stored twice")
         moving = len(pages_of(state.blocks.prefix, keys))
-        most = tier.storing if tier is not None else 0
-        require(moving <= most, "tiers", f"{moving} pages are being stored")
+        max_pages = tier.storing if tier is not None else 0
+        require(moving <= max_pages, "tiers", f"{moving} pages are being stored")
     if host is None or config.host is None:
         return
-    stores = tiers.stores(keyed=False)
+    stores = tiers.transfers_of(TransferKind.STORE_TO_HOST)
     pool, published = host.pool, every_node(host.prefix).values()
     free = free_pages(pool)
-    written = chain(*(one.targets for one in stores))
+    written = chain(*(transfer.targets for transfer in stores))
     places = Counter([*free, *written, *chain(*(node.pages for node in published))])
     one_place = max(places.values(), default=1) == 1
     require(one_place, "partition", "a page of the host tier is in two places")
-    whole = set(places) == set(range(config.host.pages))
-    require(whole, "partition", "a page of the host tier is lost")
+    is_complete = set(places) == set(range(config.host.pages))
+    require(is_complete, "partition", "a page of the host tier is lost")
     require(len(free) == pool.free, "partition", "free pages of the host tier")
     holders = [
-        one.held_leaves if one.loads else one.held_parents
-        for one in tiers.transfers
-        if not one.keyed
+        transfer.held_parents
+        for transfer in tiers.transfers_of(TransferKind.STORE_TO_HOST)
     ]
-    _forest(host.prefix, [*chain(*holders)])
+    loads = tiers.transfers_of(TransferKind.LOAD_FROM_HOST)
+    holders += [transfer.held_leaves for transfer in loads]
+    _check_forest(host.prefix, [*chain(*holders)])
 
 
-def _columns(config: EngineConfig, state: EngineState) -> None:
+def _check_columns(config: EngineConfig, state: EngineState) -> None:
     run = state.running
     lengths = {len(getattr(run, name)) for name in COLUMNS}
     require(len(lengths) == 1, "columns", lengths)
@@ -236,147 +248,177 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     require(
         rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared"
     )
-    past = {gen for gen in run.run_ids if gen < state.next_gen}
-    require(len(past) == len(run), "generations", "not unique, or from the future")
-    behind = any(
+    run_ids = {run_id for run_id in run.run_ids if run_id < state.next_run_id}
+    require(len(run_ids) == len(run), "generations", "not unique, or from the future")
+    in_prefill = any(
         start < base
         for start, base in zip(run.scheduled, run.num_known_at_admission, strict=True)
     )
     require(
-        state.filling or not behind, "filling", "inputs from the host are not looked for"
+        state.filling or not in_prefill,
+        "filling",
+        "inputs from the host are not looked for",
     )
-    bound = any(seq.request.needs_host_mask for seq in state.running.seqs)
+    needs_mask = any(seq.request.needs_host_mask for seq in state.running.seqs)
     require(
-        state.needs_host_mask or not bound,
+        state.needs_host_mask or not needs_mask,
         "needs_host_mask",
-        "who may not run ahead is not looked for",
+        "a sample that may not run ahead is not looked for",
     )
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     require(stops <= state.stops, "stops", "a stop id is not looked for")
 
 
-def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
+def _check_sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     """Check the sequence at `i`, column by column."""
     run, size = state.running, config.block_size
-    tokens, done = run.tokens(i, size), committed(config, state, i)
+    tokens, num_computed = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
-    _known(run, i, tokens)
-    last, scheduled = run.last_index[i], run.scheduled[i]
-    right = 0 <= done < run.known[i] <= last + 1
-    require(right, "coverage", f"{done} of {run.known[i]}")
-    require(done <= scheduled <= last, "coverage", "more is planned than may be")
-    holds = scheduled <= _capacity(config, run, i)
-    require(holds, "coverage", "more is planned than the table holds")
-    _windows(config, run, i, done)
-    _published(config, state, i, tokens, done)
-    _marks(config, run, i)
-    _ahead(state, i)
+    _check_tokens(run, i, tokens)
+    last_index, scheduled = run.last_index[i], run.scheduled[i]
+    is_valid = 0 <= num_computed < run.known[i] <= last_index + 1
+    require(is_valid, "coverage", f"{num_computed} of {run.known[i]}")
+    require(
+        num_computed <= scheduled <= last_index, "coverage", "more is planned than may be"
+    )
+    fits = scheduled <= _capacity(config, run, i)
+    require(fits, "coverage", "more is planned than the table holds")
+    _check_windows(config, run, i, num_computed)
+    _check_published(config, state, i, tokens, num_computed)
+    _check_marks(config, run, i)
+    _check_ahead(state, i)
 
 
-def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
+def _check_tokens(run: Running, i: int, tokens: tuple[int, ...]) -> None:
     """Check that its tokens are as many as counted, and begin with its history."""
-    past = run.seqs[i].history
+    history = run.seqs[i].history
     counted = len(tokens) == run.known[i] >= run.num_known_at_admission[i]
     require(counted, "coverage", "known tokens are miscounted")
-    after = len(past) <= run.num_known_at_admission[i]
-    require(after, "coverage", "a generation began before its history")
-    require(tokens[: len(past)] == past, "history", "known tokens were rewritten")
+    is_after = len(history) <= run.num_known_at_admission[i]
+    require(is_after, "coverage", "a generation began before its history")
+    require(tokens[: len(history)] == history, "history", "known tokens were rewritten")
 
 
-def _published(
-    config: EngineConfig, state: EngineState, i: int, tokens: tuple[int, ...], done: int
+def _check_published(
+    config: EngineConfig,
+    state: EngineState,
+    i: int,
+    tokens: tuple[int, ...],
+    num_computed: int,
 ) -> None:
     """Check that its published blocks are computed, and can be found under the keys of
-    its `tokens`, of which `done` have KV.
+    its `tokens`, of which `num_computed` have KV.
     """
     run, size, prefix = state.running, config.block_size, state.blocks.prefix
-    own, past = run.chains[i], len(run.seqs[i].history)
-    computed = max(own.sealed) * size <= done
-    require(computed, "publish after write", f"{own.sealed} blocks at {done}")
-    anew = run.seqs[i].request.begins_anew
+    seq_chain, num_history = run.chains[i], len(run.seqs[i].history)
+    computed = max(seq_chain.sealed) * size <= num_computed
+    require(
+        computed, "publish after write", f"{seq_chain.sealed} blocks at {num_computed}"
+    )
+    anew = run.seqs[i].request.recomputes_prompt
     held = [
-        held_blocks(config, group, range(own.sealed[g]), own.low[g])
+        held_blocks(config, group, range(seq_chain.sealed[g]), seq_chain.low[g])
         for g, group in enumerate(config.groups)
     ]
     require(not (anew and any(held)), "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
-    require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
-    require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
-    stands = ROOT
+    require(
+        keys[: len(seq_chain.keys)] == seq_chain.keys,
+        "keys",
+        "a key is not of its tokens",
+    )
+    require(
+        len(seq_chain.keys) >= num_history // size,
+        "keys",
+        "a key of the history is missing",
+    )
+    leaf = ROOT
     for g, group in enumerate(config.groups):
         table, pages = run.tables[i][g], group.pages
         for block in held[g]:
             node = node_of(prefix, group_key(keys[block], g))
-            mine = table[block * pages : (block + 1) * pages]
-            same = node is not None and node.pages == mine
-            require(same, "aliasing", f"{mine} is of another prefix")
-        if own.sealed[g] and not group.window:
-            stands = group_key(keys[own.sealed[g] - 1], g)
-    require(own.leaf == stands, "leaf", own.leaf.hex())
+            own_pages = table[block * pages : (block + 1) * pages]
+            same = node is not None and node.pages == own_pages
+            require(same, "aliasing", f"{own_pages} is of another prefix")
+        if seq_chain.sealed[g] and not group.window:
+            leaf = group_key(keys[seq_chain.sealed[g] - 1], g)
+    require(seq_chain.leaf == leaf, "leaf", seq_chain.leaf.hex())
 
 
-def _windows(config: EngineConfig, run: Running, i: int, done: int) -> None:
-    """Check that blocks are released behind windows alone, `done` positions having KV;
-    and that where blocks are taken chunk by chunk, it has not many more than it reads.
+def _check_windows(config: EngineConfig, run: Running, i: int, num_computed: int) -> None:
+    """Check that blocks are released behind windows alone, `num_computed` positions
+    having KV; and that where blocks are taken chunk by chunk, it has not many more than
+    it reads.
     """
-    own, size, every = run.chains[i], config.block_size, list[int]()
-    how = config.speculation
+    seq_chain, size, held_pages = run.chains[i], config.block_size, list[int]()
+    spec_config = config.speculation
     ahead = config.max_num_batched_tokens * 5 // 4
-    ahead = max(ahead, (1 + (how.drafts if how else 0)) * (config.depth + 1))
+    max_inputs = 1 + (spec_config.drafts if spec_config else 0)
+    ahead = max(ahead, max_inputs * (config.depth + 1))
     for g, group in enumerate(config.groups):
-        table, low, pages = run.tables[i][g], own.low[g], group.pages
-        sinks, most = group.sink_blocks(size), outside(done, group.window, size)
-        if own.sealed[g] >= sinks:  # else a sink block has a twin: none is published
-            most = min(most, own.sealed[g])
-        require(low <= most, "window", f"{low} given back at {done}")
-        every += (*table[: min(low, sinks) * pages], *table[low * pages :])
+        table, low, pages = run.tables[i][g], seq_chain.low[g], group.pages
+        sinks = group.sink_blocks(size)
+        max_low = outside(num_computed, group.window, size)
+        # Else a sink block has a twin: none is published.
+        if seq_chain.sealed[g] >= sinks:
+            max_low = min(max_low, seq_chain.sealed[g])
+        require(low <= max_low, "window", f"{low} released at {num_computed}")
+        held_pages += (*table[: min(low, sinks) * pages], *table[low * pages :])
         require(len(table) % pages == 0, "window", f"part of a block: {table}")
         if group.window and config.by_chunk:
-            behind = outside(done - 2 * size, group.window, size)
-            ends = done + ahead + 2 * size
-            right = behind <= low and len(table) // pages * size <= ends
-            require(right, "window", f"{low} to {len(table) // pages} held at {done}")
-    require(len(set(every)) == len(every), "self-alias", every)
+            min_low = outside(num_computed - 2 * size, group.window, size)
+            ends = num_computed + ahead + 2 * size
+            is_valid = min_low <= low and len(table) // pages * size <= ends
+            require(
+                is_valid,
+                "window",
+                f"{low} to {len(table) // pages} held at {num_computed}",
+            )
+    require(len(set(held_pages)) == len(held_pages), "self-alias", held_pages)
 
 
 def _capacity(config: EngineConfig, run: Running, i: int) -> int:
     """The positions that the tables of the sequence at `i` have room for."""
-    each = zip(run.tables[i], config.groups, strict=True)
-    return config.block_size * min(len(table) // group.pages for table, group in each)
+    pairs = zip(run.tables[i], config.groups, strict=True)
+    return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 
-def _marks(config: EngineConfig, run: Running, i: int) -> None:
+def _check_marks(config: EngineConfig, run: Running, i: int) -> None:
     """Check the marks that find due work by one comparison: they must never be too
     late.
     """
     size = config.block_size
-    grows = min(run.last_index[i], _capacity(config, run, i))
-    require(run.grow_at[i] <= grows, "grow_at", f"{run.grow_at[i]} is past {grows}")
-    sealable = max(len(run.chains[i].keys), run.num_known_at_admission[i] // size)
-    fills = min(run.last_index[i], (sealable + 1) * size) + 1
+    grow_limit = min(run.last_index[i], _capacity(config, run, i))
     require(
-        run.publish_at[i] <= fills, "publish_at", f"{run.publish_at[i]} is past {fills}"
+        run.grow_at[i] <= grow_limit, "grow_at", f"{run.grow_at[i]} is past {grow_limit}"
+    )
+    sealable = max(len(run.chains[i].keys), run.num_known_at_admission[i] // size)
+    publish_limit = min(run.last_index[i], (sealable + 1) * size) + 1
+    require(
+        run.publish_at[i] <= publish_limit,
+        "publish_at",
+        f"{run.publish_at[i]} is past {publish_limit}",
     )
 
 
-def _ahead(state: EngineState, i: int) -> None:
+def _check_ahead(state: EngineState, i: int) -> None:
     """Check that it is scheduled as far ahead of its known tokens as plans in flight take
     it.
     """
-    run, gen = state.running, state.running.run_ids[i]
-    its = [plan for plan in state.inflight if gen in plan.run_ids]
-    ahead = sum(plan.max_sampled_tokens[plan.run_ids.index(gen)] for plan in its)
+    run, run_id = state.running, state.running.run_ids[i]
+    plans = [plan for plan in state.inflight if run_id in plan.run_ids]
+    ahead = sum(plan.max_sampled_tokens[plan.run_ids.index(run_id)] for plan in plans)
     # it is never ahead: it only has its prompt
-    silent = not run.seqs[i].request.max_tokens
+    no_output = not run.seqs[i].request.max_tokens
     if run.scheduled[i] >= run.num_known_at_admission[i]:
-        right = run.scheduled[i] == run.known[i] - 1 + ahead + silent
-        require(right, "coverage", "tokens ahead miscounted")
+        is_valid = run.scheduled[i] == run.known[i] - 1 + ahead + no_output
+        require(is_valid, "coverage", "tokens ahead miscounted")
     else:
-        right = not ahead and run.known[i] == run.num_known_at_admission[i]
-        require(right, "coverage", "sampled while filled")
+        is_valid = not ahead and run.known[i] == run.num_known_at_admission[i]
+        require(is_valid, "coverage", "sampled while filled")
 
 
-def _plans(config: EngineConfig, state: EngineState) -> None:
+def _check_plans(config: EngineConfig, state: EngineState) -> None:
     require(len(state.inflight) <= config.depth, "depth", len(state.inflight))
     steps = [plan.step for plan in state.inflight]
     require(steps == sorted(set(steps)), "depth", "plans in flight are out of order")
@@ -385,8 +427,8 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
     )
     for plan in state.inflight:
         columns = {
-            len(c)
-            for c in (
+            len(column)
+            for column in (
                 plan.run_ids,
                 plan.rows,
                 plan.starts,
@@ -405,20 +447,24 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
         require(len(set(plan.rows)) == len(plan.rows), "plan", "a row is planned twice")
 
 
-def _requests(state: EngineState) -> None:
+def _check_requests(state: EngineState) -> None:
     """Check that every sample waits, runs or has ended: exactly one of these."""
-    here = [seq.id for seq in state.waiting] + list(state.running.ids)
-    require(len(set(here)) == len(here), "conservation", "a sample is in two places")
+    sample_ids = [seq.id for seq in state.waiting] + list(state.running.ids)
+    require(
+        len(set(sample_ids)) == len(sample_ids),
+        "conservation",
+        "a sample is in two places",
+    )
     require(
         len(state.waiting) == sum(1 for _ in state.waiting),
         "conservation",
-        "line miscounted",
+        "the queue is miscounted",
     )
-    counts = Counter(name for name, _ in here)
-    due = {name: live.samples - live.ended for name, live in state.requests.items()}
-    require(counts == due, "conservation", "a sample is lost")
+    counts = Counter(name for name, _ in sample_ids)
+    expected = {name: live.samples - live.ended for name, live in state.requests.items()}
+    require(counts == expected, "conservation", "a sample is lost")
     places = [seq.place for seq in state.waiting]
-    require(places == sorted(places), "order", "the line is not in order")
+    require(places == sorted(places), "order", "the queue is not in order")
     for seq in (*state.waiting, *state.running.seqs):
         live = state.requests[seq.request.id]
         require(
@@ -434,14 +480,16 @@ def _requests(state: EngineState) -> None:
         require(
             state.waiting.find(seq.place) is seq,
             "order",
-            f"{seq.id} is not found in line",
+            f"{seq.id} is not found in the queue",
         )
-    names = set(here)
-    bound = {
+    sample_set = set(sample_ids)
+    needs_mask = {
         seq.id
         for seq in (*state.waiting, *state.running.seqs)
         if seq.request.needs_host_mask
     }
-    require(state.paused <= bound, "paused", "who is not here, or is not bound")
+    require(
+        state.paused <= needs_mask, "paused", "a sample that has ended, or needs no mask"
+    )
     for name, count in state.faults:
-        require(name in names and count > 0, "faults", f"{count} of {name}")
+        require(name in sample_set and count > 0, "faults", f"{count} of {name}")

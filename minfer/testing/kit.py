@@ -81,7 +81,9 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
 
 def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
     """The arrival of request `number`, or the cancelling of one of the last before it."""
-    cancel = st.integers(max(0, number - 4), number).map(lambda one: Cancel(f"r{one}"))
+    cancel = st.integers(max(0, number - 4), number).map(
+        lambda target: Cancel(f"r{target}")
+    )
     return st.one_of(*[requests(f"r{number}").map(Submit)] * 3, cancel)
 
 
@@ -101,9 +103,9 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
     speculate, and some have several groups of layers.
     """
     groups = draw(st.sampled_from(GROUPS))
-    how = draw(_speculations)
-    if len(groups) > 1 and how is not None:  # no draft model
-        how = evolve(how, drafter=HOST)
+    spec_config = draw(_speculations)
+    if len(groups) > 1 and spec_config is not None:  # no draft model
+        spec_config = evolve(spec_config, drafter=HOST)
     return EngineConfig(
         policy=policy,
         num_blocks=draw(st.integers(6, 14)) * sum(group.pages for group in groups),
@@ -115,7 +117,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         depth=draw(st.integers(1, 3)),
         watermark=draw(st.sampled_from((0, 1))),
         groups=groups,
-        speculation=how,
+        speculation=spec_config,
     )
 
 
@@ -166,9 +168,9 @@ def check_policy(
     tried = _stories(policy, max_examples, overtakes, patience, hold)
     try:
         (tried if seed is None else hypothesis.seed(seed)(tried))()
-    except (PolicyError, FlakyFailure) as found:
+    except (PolicyError, FlakyFailure) as caught:
         # "Flaky" means that a policy's answers depend on more than its arguments.
-        error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
+        error: Any = caught if isinstance(caught, PolicyError) else caught.exceptions[0]
         if save is not None:
             _save(error, save)
         raise error from error.__cause__
@@ -191,14 +193,14 @@ def _stories(
     )
     @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
     def tried(
-        config: EngineConfig, pace: float, trace: Trace, mine: Request, every: int
+        config: EngineConfig, pace: float, trace: Trace, request: Request, interval: int
     ) -> None:
         trial = Trial(config, pace, overtakes, patience, hold)
         for gap, event in trace:
             trial.tell(event, gap)
-        if every:
-            mine = evolve(mine, stop_ids=frozenset(), output=())
-            trial.compete(mine, abs(every), short=every < 0)
+        if interval:
+            request = evolve(request, stop_ids=frozenset(), output=())
+            trial.compete(request, abs(interval), short=interval < 0)
         trial.finish()
 
     return tried
@@ -208,8 +210,8 @@ def _save(error: PolicyError, path: str) -> None:
     """Write the story of a failure as a journal; if that fails, the error says why."""
     try:
         journal = encode_journal(error.config, error.turns)
-    except CodecError as why:
-        error.add_note(f"no journal was saved: {why}")
+    except CodecError as codec_error:
+        error.add_note(f"no journal was saved: {codec_error}")
         return
     with open(path, "wb") as file:
         file.write(journal)

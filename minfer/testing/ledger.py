@@ -37,10 +37,10 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import TurnReport
 from minfer.testing.books import Books
-from minfer.testing.content_laws import Contents
+from minfer.testing.content_laws import BlockContents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_report, fold
-from minfer.testing.invariants import check, holds
+from minfer.testing.invariants import check, may_defer
 from minfer.testing.plan_laws import Planning
 from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
@@ -53,7 +53,7 @@ from minfer.testing.tier_laws import check_losses, check_transfers
 _OUTSIDE: Final = (Submit, Cancel, Finish, Pause, Failed)
 
 
-class Watched:
+class RecordingPolicy:
     """A policy that records its answers: the budget of each step, and the clients that it
     deferred.
     """
@@ -61,7 +61,7 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.budgets = list[int]()
-        self.held_back = set[str]()
+        self.deferred = set[str]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -78,7 +78,7 @@ class Watched:
         """The policy's own answer."""
         held, state = self.policy.defer(state, request, load, came)
         if held:
-            self.held_back.add(request.client)
+            self.deferred.add(request.client)
         return held, state
 
 
@@ -100,48 +100,50 @@ class Ledger:
     books: Books = Factory(
         lambda self: Books(self.config, self.state.time), takes_self=True
     )
-    contents: Contents = field(init=False)
+    contents: BlockContents = field(init=False)
     measure: Measure = field(factory=dict)  # work left of all samples
-    # the policy was overruled at some time
-    _overruled: bool = field(init=False, default=False)
+    # the policy was overridden at some time
+    _overridden: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        begun = self.state.next_step or self.state.requests
-        self.contents = Contents(whole=not begun)
+        has_begun = self.state.next_step or self.state.requests
+        self.contents = BlockContents(from_start=not has_begun)
 
     @classmethod
     def at(cls, config: EngineConfig, state: EngineState) -> "Ledger":
         """A ledger opened at `state`, which it trusts."""
         books = Books.at(config, state)
-        left = measure(books.accounts, state, passed=holds(config))
-        return cls(config, state, books, left)
+        work_left = measure(books.accounts, state, passed=may_defer(config))
+        return cls(config, state, books, work_left)
 
     def take(
         self,
         events: Sequence[Event],
         turn: Transition,
         budgets: Sequence[int] | None = None,
-        held_back: Collection[str] | None = None,
+        deferred: Collection[str] | None = None,
     ) -> None:
         """Check one turn. Raises InvariantError with the name of the broken law.
 
         `budgets`, if they were recorded, are the policy's answers for each plan, and
-        `held_back` the clients that it deferred.
+        `deferred` the clients that it deferred.
         """
         check(self.config, turn.state)
         before, report = self.state, TurnReport()
         check_sizes(self.config, before, turn.state)
-        self._overruled |= any(isinstance(one, PolicyOverride) for one in turn.reasons)
-        if not self._overruled:  # all its answers were used
+        self._overridden |= any(
+            isinstance(reason, PolicyOverride) for reason in turn.reasons
+        )
+        if not self._overridden:  # all its answers were used
             check_policy_state(self.config, turn.state)
-        self.books.left.clear()
+        self.books.released_seats.clear()
         self.books.filled.clear()
         for event in events:
             fold(self.books, event, report)
         check_report(report, turn)
         check_transfers(self.books, before, events, turn)
         check_losses(events, report.lost, turn)
-        planning = read_decisions(self.books, before, turn, budgets, held_back)
+        planning = read_decisions(self.books, before, turn, budgets, deferred)
         check_state(self.books, turn.state)
         check_publication(self.books, before, turn.state)
         check_queue(self.books, before, turn, planning)
@@ -150,20 +152,24 @@ class Ledger:
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         # Samples whose blocks have come are counted again.
         outside |= before.tiers.loading - turn.state.tiers.loading != frozenset()
-        self._progress(turn.state, planning, due=report.progress and not outside)
+        self._progress(turn.state, planning, expected=report.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
             check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
             self.contents.check(self.books, turn.state)
         self.state = turn.state
 
-    def _progress(self, after: EngineState, planning: Planning, *, due: bool) -> None:
+    def _progress(
+        self, after: EngineState, planning: Planning, *, expected: bool
+    ) -> None:
         """Check that less is left after a good step, if all victims were the last in
         rank.
         """
-        passed = holds(self.config)
-        left = measure(self.books.accounts, after, passed=passed)
-        usual = all(one in planning.last_victims for one, _ in planning.preempted)
-        anew = passed and planning.fresh
-        if due and usual and not anew:
-            check_progress(self.measure, left, planning.last_victims)
-        self.measure = left
+        may_pass = may_defer(self.config)
+        work_left = measure(self.books.accounts, after, passed=may_pass)
+        last_in_rank = all(
+            victim in planning.last_victims for victim, _ in planning.preempted
+        )
+        anew = may_pass and planning.has_new
+        if expected and last_in_rank and not anew:
+            check_progress(self.measure, work_left, planning.last_victims)
+        self.measure = work_left

@@ -10,12 +10,12 @@ from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 
 
-def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
+def pages_needed(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Pages that the admission of `seq` takes, of those that are available."""
-    size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size if _may_read(seq) else 0
+    size, num_tokens = config.block_size, len(seq.history)
+    full = (num_tokens - 1) // size if _may_read(seq) else 0
     hit = longest_hit(config, after, seq.keys, full)
-    pages = pages_at_once(config, -(-known // size))
+    pages = pages_at_once(config, -(-num_tokens // size))
     for g, group in enumerate(config.groups):
         reads = read_blocks(config, group, hit)
         saved = len(reads)
@@ -24,7 +24,9 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
             saved -= node is not None and not node.users
         pages -= saved * group.pages
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    next_block = known % size == 0 and known + 1 < ends and seq.request.max_tokens > 0
+    next_block = (
+        num_tokens % size == 0 and num_tokens + 1 < ends and seq.request.max_tokens > 0
+    )
     if not len(after.running):
         return pages
     return pages + max(
@@ -33,19 +35,22 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
 
 
 def pages_at_once(config: EngineConfig, blocks: int) -> int:
-    """Pages that a sequence of so many blocks holds at once at least: where a group has a
-    window, the most blocks that a query and those before it in the window lie in, and
+    """Pages that a sequence of this many blocks holds at once at least: where a group has
+    a window, the most blocks that a query and those before it in the window lie in, and
     those of its sink tokens.
     """
     total, size = 0, config.block_size
     for group in config.groups:
-        most = blocks
+        max_blocks = blocks
         if group.window:
             positions = range(group.window - 1, group.window - 1 + size)
-            spans = [at // size - (at - group.window + 1) // size + 1 for at in positions]
-            first = [at // size for at in range(group.sink_tokens)]
-            most = min(blocks, max(spans) + len({*first}))
-        total += most * group.pages
+            spans = [
+                position // size - (position - group.window + 1) // size + 1
+                for position in positions
+            ]
+            first = [position // size for position in range(group.sink_tokens)]
+            max_blocks = min(blocks, max(spans) + len({*first}))
+        total += max_blocks * group.pages
     return total
 
 
@@ -53,7 +58,9 @@ def read_blocks(config: EngineConfig, group: CacheGroup, hit: int) -> list[int]:
     """The blocks of a hit of `hit` blocks that the next query reads in a group."""
     size = config.block_size
     low = outside(hit * size, group.window, size)
-    return [at for at in range(hit) if at >= low or at * size < group.sink_tokens]
+    return [
+        block for block in range(hit) if block >= low or block * size < group.sink_tokens
+    ]
 
 
 def longest_hit(
@@ -78,5 +85,5 @@ def _may_read(seq: Sequence) -> bool:
     `reads_cache` false, before it has output.
     """
     request = seq.request
-    wanted = request.reads_cache or seq.sample > 0
-    return wanted or len(seq.history) > len(request.prompt)
+    may_share = request.reads_cache or seq.sample > 0
+    return may_share or len(seq.history) > len(request.prompt)

@@ -22,8 +22,8 @@ from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.skipped_rows import (
     is_paused,
-    most_ahead,
-    most_in_flight,
+    max_ahead,
+    max_in_flight,
     skips_step,
     suspects,
 )
@@ -35,19 +35,19 @@ class Planning:
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
-    held_back: Collection[str] | None = None  # clients deferred in this turn
+    deferred: Collection[str] | None = None  # clients deferred in this turn
     preempts: bool = False  # whether the turn preempts any sample, in any of its plans
     # admitted, by the next plan
     newcomers: dict[SampleId, Admitted] = field(factory=dict)
-    lately: set[SampleId] = field(factory=set)  # admitted by the last plan
+    last_admitted: set[SampleId] = field(factory=set)  # admitted by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     # of them those that no plan opens: the plan that admitted them is unknown
-    sitting: set[SampleId] = field(factory=set)
+    unopened: set[SampleId] = field(factory=set)
     # (victim, for which sample)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)
     last_victims: set[SampleId] = field(factory=set)  # victims that were the last running
     # whether a first admission happened, or a new sample caused a preemption
-    fresh: bool = False
+    has_new: bool = False
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     used: int = 0  # what the last of them takes of its budget
     # samples left out of a plan for want of a block
@@ -60,35 +60,35 @@ class Planning:
         answer: object = self.budgets[number]
         return min(answer, config.max_num_batched_tokens) if type(answer) is int else None
 
-    def launched(self, plan: Plan | None) -> None:
+    def record(self, plan: Plan | None) -> None:
         """Record a plan that has been read, or that none was made; the next one has
         newcomers of its own.
         """
         self.plans.append(plan)
-        self.lately = set(self.newcomers)
+        self.last_admitted = set(self.newcomers)
         self.newcomers.clear()
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
     """Raise InvariantError unless `plan` may be made now; learn what devices know."""
     config = books.config
-    here = _seated(books, plan, after)
-    _opens(plan, here)
-    _grows(plan, books.seats)
-    _rows(config, plan, here)
-    _decodes(plan, here)
-    _apart(config, plan, here)
-    _paused(config, plan, here)
+    seats = _seats_of(books, plan, after)
+    _check_opens(plan, seats)
+    _check_grows(plan, books.seats)
+    _check_rows(config, plan, seats)
+    _check_decodes(plan, seats)
+    _check_deferred(config, plan, seats)
+    _check_paused(config, plan, seats)
     budget = planning.budget(config, len(planning.plans))
     preempted = bool(planning.preempted)
-    planning.used = row_cost(config, plan, here)
-    check_drafts(books, plan, here, after, budget, preempted=preempted)
-    check_copies(books, plan, here, planning.newcomers, after)
-    _members(books, plan, here, after, planning)
-    _budget(config, plan, here, planning, after)
+    planning.used = row_cost(config, plan, seats)
+    check_drafts(books, plan, seats, after, budget, preempted=preempted)
+    check_copies(books, plan, seats, planning.newcomers, after)
+    _check_members(books, plan, seats, after, planning)
+    _check_budget(config, plan, seats, planning, after)
 
 
-def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
+def _seats_of(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
     """The seats of a plan's rows by place, each once and at its position; checks that the
     plan's number is that of a plan of this turn.
     """
@@ -99,166 +99,211 @@ def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
         plan.num_scheduled_tokens,
         plan.max_sampled_tokens,
     )
-    right = {len(column) for column in columns} == {len(plan.run_ids)}
-    require(right and plan.run_ids, "plan", "columns of different lengths")
-    seats = books.seats
-    here = {at: seats[gen] for at, gen in enumerate(plan.run_ids) if gen in seats}
-    require(len(here) == len(plan.run_ids), "plan", "a row without a sequence")
-    flying = [flight.plan.step for flight in books.flights]
-    new = plan.step < after.next_step and plan.step not in flying
-    require(new, "plan", "its number")
+    is_valid = {len(column) for column in columns} == {len(plan.run_ids)}
+    require(is_valid and plan.run_ids, "plan", "columns of different lengths")
+    by_run_id = books.seats
+    seats = {
+        index: by_run_id[run_id]
+        for index, run_id in enumerate(plan.run_ids)
+        if run_id in by_run_id
+    }
+    require(len(seats) == len(plan.run_ids), "plan", "a row without a sequence")
+    in_flight = [flight.plan.step for flight in books.flights]
+    is_new = plan.step < after.next_step and plan.step not in in_flight
+    require(is_new, "plan", "its number")
     require(
         len(set(plan.run_ids)) == len(plan.run_ids), "plan", "a sequence is planned twice"
     )
-    for at, seat in here.items():
-        require(plan.rows[at] == seat.row, "plan", "a sequence in the wrong row")
-    return here
+    for index, seat in seats.items():
+        require(plan.rows[index] == seat.row, "plan", "a sequence in the wrong row")
+    return seats
 
 
-def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
+def _check_opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a generation is opened by its first plan, and only there, with all that
     the device keeps.
     """
-    opens = {one.index: one for one in plan.opens}
+    opens = {new_row.index: new_row for new_row in plan.opens}
     require(len(opens) == len(plan.opens), "open", "a row is opened twice")
-    firsts = [at for at, seat in here.items() if not seat.opened]
+    firsts = [index for index, seat in seats.items() if not seat.opened]
     require(sorted(opens) == sorted(firsts), "open", f"{sorted(opens)}, not {firsts}")
-    for at, one in opens.items():
-        seat = here[at]
+    for index, new_row in opens.items():
+        seat = seats[index]
         account = seat.account
-        right = row_sampling(account.request, account.sample)
-        same = one.name == account.id and one.sampling == right
-        require(same, "open", f"row {plan.rows[at]} is opened for another sample")
-        known = one.known == tuple(account.known)
-        known = known and one.prompt == account.request.num_prompt_tokens
-        known = known and one.last_index == account.last
-        require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
-        pooled = one.pooling == account.request.pooling
-        require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
-        anew = not account.request.begins_anew or plan.starts[at] == 0
-        require(anew, "open", f"row {plan.rows[at]} does not compute its whole prompt")
-        for table, mine in zip(one.tables, seat.tables, strict=True):
-            kept = table[: len(mine)] == mine
-            require(kept, "device table", "a row is opened with a table that lost blocks")
-        seat.tables, seat.opened = one.tables, True
+        sampling = row_sampling(account.request, account.sample)
+        same = new_row.name == account.id and new_row.sampling == sampling
+        require(same, "open", f"row {plan.rows[index]} is opened for another sample")
+        same_tokens = new_row.known == tuple(account.tokens)
+        same_tokens = same_tokens and new_row.prompt == account.request.num_prompt_tokens
+        same_tokens = same_tokens and new_row.last_index == account.last_index
+        require(
+            same_tokens, "open", f"row {plan.rows[index]} is opened with other tokens"
+        )
+        same_pooling = new_row.pooling == account.request.pooling
+        require(
+            same_pooling,
+            "open",
+            f"row {plan.rows[index]} is pooled as {new_row.pooling!r}",
+        )
+        from_start = not account.request.recomputes_prompt or plan.starts[index] == 0
+        require(
+            from_start,
+            "open",
+            f"row {plan.rows[index]} does not compute its whole prompt",
+        )
+        for table, known_table in zip(new_row.tables, seat.tables, strict=True):
+            keeps_blocks = table[: len(known_table)] == known_table
+            require(
+                keeps_blocks,
+                "device table",
+                "a row is opened with a table that lost blocks",
+            )
+        seat.tables, seat.opened = new_row.tables, True
 
 
-def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
+def _check_grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that tables grow at their ends; an opened row gets its whole table."""
-    opened = {plan.rows[one.index] for one in plan.opens}
+    opened = {plan.rows[new_row.index] for new_row in plan.opens}
     by_row = {seat.row: seat for seat in seats.values()}
     for grow in plan.grows:
         seat = by_row.get(grow.row)
         if seat is None or grow.row in opened or not grow.blocks:
-            why = "of a row that is not there, or of nothing"
-            raise InvariantError("grow", f"{grow}: {why}")
+            detail = "of a row that is not there, or of nothing"
+            raise InvariantError("grow", f"{grow}: {detail}")
         tables = [*seat.tables]
-        ends = grow.at == len(tables[grow.group])
-        require(ends, "grow", f"{grow}: not at the end of {tables[grow.group]}")
+        at_end = grow.at == len(tables[grow.group])
+        require(at_end, "grow", f"{grow}: not at the end of {tables[grow.group]}")
         tables[grow.group] += grow.blocks
         seat.tables = tuple(tables)
 
 
-def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+def _check_rows(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that each row continues at its position, with the inputs that only the host
     knows.
     """
     fills = {fill.index: fill.tokens for fill in plan.fills}
     drafting = {draft.index for draft in plan.drafts}
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
-    for at, seat in here.items():
-        start = plan.starts[at]
-        count = plan.num_scheduled_tokens[at]
-        most = plan.max_sampled_tokens[at]
-        filled = fills.get(at)
+    for index, seat in seats.items():
+        start = plan.starts[index]
+        count = plan.num_scheduled_tokens[index]
+        max_sampled = plan.max_sampled_tokens[index]
+        filled = fills.get(index)
         require(
             start == seat.scheduled,
             "plan",
             f"a row starts at {start}, not {seat.scheduled}",
         )
-        by_host = start < seat.base
-        right = (filled is not None) == by_host
-        require(right, "feed", "host or device, not both")
+        by_host = start < seat.num_known_at_admission
+        is_valid = (filled is not None) == by_host
+        require(is_valid, "feed", "host or device, not both")
         if filled is not None:
-            _filled(seat, filled, start, count)
-            ends = start + count == seat.base and seat.account.request.max_tokens > 0
-            require(most == ends, "feed", "only the end of a prompt yields")
-        elif at in drafting:
-            require(1 < count == most, "feed", f"{count} inputs, {most} tokens")
+            _check_prefill(seat, filled, start, count)
+            ends = (
+                start + count == seat.num_known_at_admission
+                and seat.account.request.max_tokens > 0
+            )
+            require(max_sampled == ends, "feed", "only the end of a prompt yields")
+        elif index in drafting:
+            require(
+                1 < count == max_sampled, "feed", f"{count} inputs, {max_sampled} tokens"
+            )
         else:
-            require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
-        end = start + max(count, most)
-        fits = end <= min(seat.account.last, capacity(config, seat.tables))
+            require(
+                count == 1 <= max_sampled, "feed", f"{count} inputs, {max_sampled} tokens"
+            )
+        end = start + max(count, max_sampled)
+        fits = end <= min(seat.account.last_index, capacity(config, seat.tables))
         require(fits, "coverage", f"a row goes on to {end}, past its end or its table's")
 
 
-def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
+def _check_prefill(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
     """Check that prefill tokens are those of the sample's history."""
     end = start + count
-    right = filled == seat.account.known[start:end] and count > 0 and end <= seat.base
-    require(right, "feed", "not the history's inputs")
+    is_valid = (
+        filled == seat.account.tokens[start:end]
+        and count > 0
+        and end <= seat.num_known_at_admission
+    )
+    require(is_valid, "feed", "not the history's inputs")
 
 
-def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+def _check_deferred(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that rows in lockstep with the host run ahead of their known tokens at most
     as far as allowed, and that their sampling is deferred.
     """
-    bound = {
-        at: seat for at, seat in here.items() if seat.account.request.needs_host_mask
+    with_mask = {
+        index: seat
+        for index, seat in seats.items()
+        if seat.account.request.needs_host_mask
     }
-    for at, seat in bound.items():
-        start = plan.starts[at]
-        known = len(seat.account.known)
-        most = known + most_ahead(config)
-        require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
-    due = tuple(at for at in sorted(bound) if plan.max_sampled_tokens[at])
+    for index, seat in with_mask.items():
+        start = plan.starts[index]
+        num_known = len(seat.account.tokens)
+        limit = num_known + max_ahead(config)
+        require(
+            start < limit, "ahead", f"a row starts at {start}, knows {num_known} tokens"
+        )
+    expected = tuple(
+        index for index in sorted(with_mask) if plan.max_sampled_tokens[index]
+    )
     require(
-        plan.deferred == due, "apart", f"{plan.deferred} are sampled apart, not {due}"
+        plan.deferred == expected,
+        "apart",
+        f"{plan.deferred} have deferred sampling, not {expected}",
     )
 
 
-def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+def _check_paused(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a paused sample is only prefilled, and yields nothing."""
-    for at, seat in here.items():
-        one = seat.account
-        right = not one.paused or not (
-            plan.max_sampled_tokens[at] or is_paused(config, one, seat)
+    for index, seat in seats.items():
+        account = seat.account
+        is_valid = not account.paused or not (
+            plan.max_sampled_tokens[index] or is_paused(config, account, seat)
         )
-        require(right, "paused", f"{one.id} is in step {plan.step}")
+        require(is_valid, "paused", f"{account.id} is in step {plan.step}")
 
 
-def _decodes(plan: Plan, here: Mapping[int, Seat]) -> None:
+def _check_decodes(plan: Plan, seats: Mapping[int, Seat]) -> None:
     """Check that a decode row without drafts yields one token."""
     drafting = {draft.index for draft in plan.drafts}
-    for at, seat in here.items():
-        if plan.starts[at] >= seat.base and at not in drafting:
-            most = plan.max_sampled_tokens[at]
-            require(most == 1, "decode", f"{seat.account.id} may yield {most} tokens")
+    for index, seat in seats.items():
+        if plan.starts[index] >= seat.num_known_at_admission and index not in drafting:
+            max_sampled = plan.max_sampled_tokens[index]
+            require(
+                max_sampled == 1,
+                "decode",
+                f"{seat.account.id} may yield {max_sampled} tokens",
+            )
 
 
-def _members(
+def _check_members(
     books: Books,
     plan: Plan,
-    here: Mapping[int, Seat],
+    seats: Mapping[int, Seat],
     after: EngineState,
     planning: Planning,
 ) -> None:
     """Check that every sample that can run is in the plan."""
     running = books.running
-    members = {seat.account.id for seat in here.values()}
+    members = {seat.account.id for seat in seats.values()}
     # A suspect admitted by this plan runs alone from the next one on.
-    accused = {one.id for one in suspects(books.config, running)} - planning.sitting
-    if accused:
-        right = len(members) == 1 and members <= accused and not books.flights
-        require(right, "fault", f"{members} run, though {accused} should run alone")
+    suspect_ids = {
+        account.id for account in suspects(books.config, running)
+    } - planning.unopened
+    if suspect_ids:
+        is_valid = len(members) == 1 and members <= suspect_ids and not books.flights
+        require(
+            is_valid, "fault", f"{members} run, though {suspect_ids} should run alone"
+        )
         return
-    for one in running:
-        if one.id not in members | planning.sitting:
-            why = skips_step(books.config, one, after)
-            could = f"{one.id} could run, but is not in step {plan.step}"
-            require(why, "left out", could)
-            if why == "blocks":
-                planning.starved.append(one.id)
+    for account in running:
+        if account.id not in members | planning.unopened:
+            reason = skips_step(books.config, account, after)
+            detail = f"{account.id} could run, but is not in step {plan.step}"
+            require(reason, "left out", detail)
+            if reason == "blocks":
+                planning.starved.append(account.id)
 
 
 def _is_bounded(
@@ -268,23 +313,23 @@ def _is_bounded(
     flight as it may, or its tables end, and pages are not plenty, or were not before the
     turn `preempts`.
     """
-    if end >= most_in_flight(config, seat):
+    if end >= max_in_flight(config, seat):
         return True
-    others = len(after.running) - 1
-    each = zip(seat.tables, config.groups, strict=True)
+    num_others = len(after.running) - 1
+    pairs = zip(seat.tables, config.groups, strict=True)
     blocks = end // config.block_size
-    lacks = sum(
-        group.pages for table, group in each if len(table) <= blocks * group.pages
+    missing = sum(
+        group.pages for table, group in pairs if len(table) <= blocks * group.pages
     )
     block_pages = sum(group.pages for group in config.groups)
-    short = preempts or after.blocks.available < lacks + others * block_pages
+    short = preempts or after.blocks.available < missing + num_others * block_pages
     return config.by_chunk and end == capacity(config, seat.tables) and short
 
 
-def _budget(
+def _check_budget(
     config: EngineConfig,
     plan: Plan,
-    here: Mapping[int, Seat],
+    seats: Mapping[int, Seat],
     planning: Planning,
     after: EngineState,
 ) -> None:
@@ -299,18 +344,19 @@ def _budget(
     budget = planning.budget(config, len(planning.plans))
     if budget is None:
         return
-    few = 1 if planning.newcomers else len(plan.run_ids)
-    allowed = total <= max(budget, few)
+    min_tokens = 1 if planning.newcomers else len(plan.run_ids)
+    allowed = total <= max(budget, min_tokens)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
     # A prefill continues in the next step, for which too little of the budget is left.
     short = [
-        token_cost(config, one)
-        for at, one in here.items()
-        if plan.starts[at] + plan.num_scheduled_tokens[at] < one.base - one.account.paused
+        token_cost(config, seat)
+        for index, seat in seats.items()
+        if plan.starts[index] + plan.num_scheduled_tokens[index]
+        < seat.num_known_at_admission - seat.account.paused
         and not _is_bounded(
             config,
-            one,
-            plan.starts[at] + plan.num_scheduled_tokens[at],
+            seat,
+            plan.starts[index] + plan.num_scheduled_tokens[index],
             after,
             preempts=planning.preempts,
         )

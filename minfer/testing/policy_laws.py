@@ -21,41 +21,53 @@ _WITHOUT_STATE = (FirstCome, Priority, Ageing, Deadline, Shortest)
 
 def check_policy_state(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the policy's state fits the present samples."""
-    kind, own = type(config.policy), state.policy
+    kind, policy_state = type(config.policy), state.policy
     if kind in _WITHOUT_STATE:
-        require(own is None, "policy", f"{kind.__name__} keeps {own!r:.80}")
+        require(
+            policy_state is None, "policy", f"{kind.__name__} keeps {policy_state!r:.80}"
+        )
     if kind is Window:
-        right = 0 <= own.fresh <= len(state.waiting)
-        require(right, "policy", f"{own.fresh} have come, {len(state.waiting)} wait")
+        is_valid = 0 <= policy_state.fresh <= len(state.waiting)
+        require(
+            is_valid,
+            "policy",
+            f"{policy_state.fresh} have come, {len(state.waiting)} wait",
+        )
     if kind in (FairQueue, FairSeats):
-        _accounts(own, state)
+        _accounts(policy_state, state)
     if kind is FairSeats:
-        _seats(own, state)
+        _seats(policy_state, state)
 
 
-def _accounts(own: Accounts, state: EngineState) -> None:
+def _accounts(accounts: Accounts, state: EngineState) -> None:
     """Check that each account has the number of present samples of its client and
     class.
     """
-    live = {owner: one.live for owner, one in own.by_owner.items() if one.live}
-    here = Counter(_owner(seq) for seq in (*state.waiting, *state.running.seqs))
-    require(live == here, "policy", f"accounts of {live}; there are {dict(here)}")
-
-
-def _seats(own: Seats, state: EngineState) -> None:
-    """Check that samples that were admitted and have not ended hold a seat."""
-    back = [seq for seq in state.waiting if seq.preempted]
-    inside = Counter(_owner(seq) for seq in (*back, *state.running.seqs))
-    held = {
-        (level, client): many
-        for client, classes in own.held.items()
-        for level, many in classes.items()
+    live = {
+        owner: account.live
+        for owner, account in accounts.by_owner.items()
+        if account.live
     }
-    require(held == inside, "policy", f"seats of {held}; inside are {dict(inside)}")
+    present = Counter(_owner(seq) for seq in (*state.waiting, *state.running.seqs))
+    require(live == present, "policy", f"accounts of {live}; there are {dict(present)}")
+
+
+def _seats(seats: Seats, state: EngineState) -> None:
+    """Check that samples that were admitted and have not ended hold a seat."""
+    preempted = [seq for seq in state.waiting if seq.preempted]
+    admitted = Counter(_owner(seq) for seq in (*preempted, *state.running.seqs))
+    held = {
+        (level, client): count
+        for client, classes in seats.held.items()
+        for level, count in classes.items()
+    }
+    require(held == admitted, "policy", f"seats of {held}; inside are {dict(admitted)}")
     taken = Counter[int]()
-    for (level, _), many in inside.items():
-        taken[level] += many
-    require(dict(own.taken) == taken, "policy", f"{dict(own.taken)} taken, not {taken}")
+    for (level, _), count in admitted.items():
+        taken[level] += count
+    require(
+        dict(seats.taken) == taken, "policy", f"{dict(seats.taken)} taken, not {taken}"
+    )
 
 
 def _owner(seq: Sequence) -> tuple[int, str]:

@@ -34,9 +34,9 @@ from minfer.testing.accounts import SampleAccount
 from minfer.testing.invariants import InvariantError
 
 # tokens to come, positions not computed, distance from a plan
-Left = tuple[int, int, int]
-Measure = dict[SampleId, Left]  # in order of rank
-DONE: Left = (0, 0, 0)
+WorkLeft = tuple[int, int, int]
+Measure = dict[SampleId, WorkLeft]  # in order of rank
+NOTHING_LEFT: WorkLeft = (0, 0, 0)
 
 
 def measure(
@@ -48,22 +48,23 @@ def measure(
     """The work left of all open samples but those whose blocks are on their way; if
     newcomers may be `passed`, of all that have run.
     """
-    found, behind = list[tuple[SampleId, Left]](), 0
+    work_left, behind = list[tuple[SampleId, WorkLeft]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
     for seq in reversed(seqs):
-        one = accounts[seq.id]
-        if passed and one.stage is Stage.WAITING:
+        account = accounts[seq.id]
+        if passed and account.stage is Stage.WAITING:
             continue
-        if seq.request.id in state.tiers.loading and one.seat is None:
+        if seq.request.id in state.tiers.loading and account.seat is None:
             continue
-        tokens, known, seat = one.last + 1 - len(one.known), len(one.known), one.seat
+        num_tokens, seat = len(account.tokens), account.seat
+        tokens = account.last_index + 1 - num_tokens
         if seat is None:
-            found.append((seq.id, (tokens, known, 2 + behind)))
+            work_left.append((seq.id, (tokens, num_tokens, 2 + behind)))
         else:
-            left = known - seat.kv
-            found.append((seq.id, (tokens, left, int(seat.scheduled == seat.kv))))
+            left = num_tokens - seat.kv
+            work_left.append((seq.id, (tokens, left, int(seat.scheduled == seat.kv))))
             behind += 1
-    return dict(reversed(found))
+    return dict(reversed(work_left))
 
 
 def check_progress(
@@ -73,15 +74,15 @@ def check_progress(
 
     `last_victims` are the samples that were preempted in this turn.
     """
-    flying = False  # a sample before in rank is in flight, for the turns to come
-    for name, was in before.items():
-        now = after.get(name, DONE)
-        if now == was:
-            flying = flying or now[2] == 0
+    in_flight = False  # a sample before in rank is in flight, for the turns to come
+    for name, old in before.items():
+        new = after.get(name, NOTHING_LEFT)
+        if new == old:
+            in_flight = in_flight or new[2] == 0
         else:
-            if now > was and not (flying and name in last_victims):
+            if new > old and not (in_flight and name in last_victims):
                 raise InvariantError(
-                    "progress", f"of {name} {now} is left, and was {was}"
+                    "progress", f"of {name} {new} is left, and was {old}"
                 )
             return
     raise InvariantError("progress", "a good step, and nothing has changed")

@@ -23,8 +23,8 @@ from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Transition
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import may_wait_to_draft
-from minfer.testing.invariants import InvariantError, holds, require
-from minfer.testing.needs import needs
+from minfer.testing.invariants import InvariantError, may_defer, require
+from minfer.testing.needs import pages_needed
 from minfer.testing.plan_laws import Planning
 from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
@@ -39,22 +39,22 @@ def check_queue(
     order.
     """
     config, after = books.config, turn.state
-    _ranks(before, after)
-    _shortage(before, after, planning)
-    _order(config, before, after, planning)
-    _waits(config, turn)
+    _check_ranks(before, after)
+    _check_shortage(before, after, planning)
+    _check_order(config, before, after, planning)
+    _check_waits(config, turn)
     # Whether one more step could be planned.
     room = len(after.inflight) < config.depth and not may_wait_to_draft(books)
-    alone = bool(suspects(config, books.running))
-    if room and not alone:
-        _left_out(books, after, planning)
-    _starved(config, after, planning)
-    if (room or planning.plans) and after.waiting and not alone:
-        _first(books, turn, planning, tried=room)
-    _news(before, turn)
+    runs_alone = bool(suspects(config, books.running))
+    if room and not runs_alone:
+        _check_left_out(books, after, planning)
+    _check_starved(config, after, planning)
+    if (room or planning.plans) and after.waiting and not runs_alone:
+        _check_head(books, turn, planning, tried=room)
+    _check_reasons(before, turn)
 
 
-def _waits(config: EngineConfig, turn: Transition) -> None:
+def _check_waits(config: EngineConfig, turn: Transition) -> None:
     """Check that while there are requests something is in flight, or the engine waits for
     a time or for the host. The time is the policy's answer: the policy is called again.
     """
@@ -63,11 +63,11 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
     planned = any(isinstance(command, Execute) for command in turn.commands)
-    overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
-    if waits and not (planned or overruled):  # it was called in this state
-        due = config.policy.admit_from(after.policy, current_load(config, after))
-        right = waits[-1].time == due
-        require(right, "wake", f"at {waits[-1].time}; the policy said {due}")
+    overridden = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
+    if waits and not (planned or overridden):  # it was called in this state
+        expected = config.policy.admit_from(after.policy, current_load(config, after))
+        is_expected = waits[-1].time == expected
+        require(is_expected, "wake", f"at {waits[-1].time}; the policy said {expected}")
     # Paused samples keep their blocks and rows, for which others may have to wait.
     busy = waits or after.inflight or not after.requests or after.paused
     if after.tiers.transfers:
@@ -75,43 +75,47 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
     require(busy, "work conservation", "requests, but nothing in flight")
 
 
-def _are_loads(state: EngineState) -> bool:
+def _is_loading(state: EngineState) -> bool:
     """Whether pages are written by a load, which are available after it."""
-    return any(one.loads for one in state.tiers.transfers)
+    return any(transfer.kind.to_device for transfer in state.tiers.transfers)
 
 
-def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
+def _check_left_out(books: Books, after: EngineState, planning: Planning) -> None:
     """Check that no running sample could be in one more step."""
-    for one in books.running:
-        why = skips_step(books.config, one, after)
-        could = f"{one.id} could run, and one more step can be planned"
-        require(why, "left out", could)
-        if why == "blocks":
-            planning.starved.append(one.id)
+    for account in books.running:
+        reason = skips_step(books.config, account, after)
+        detail = f"{account.id} could run, and one more step can be planned"
+        require(reason, "left out", detail)
+        if reason == "blocks":
+            planning.starved.append(account.id)
 
 
-def _ranks(before: EngineState, after: EngineState) -> None:
+def _check_ranks(before: EngineState, after: EngineState) -> None:
     """Check that no sample lost its place by preemption or restart; it may only get
     better.
     """
     places = {seq.place[1:]: seq.place for seq in (*before.waiting, *before.running.seqs)}
     for seq in (*after.waiting, *after.running.seqs):
-        kept = seq.place <= places.get(seq.place[1:], seq.place)
-        require(kept, "order", f"{seq.id} lost its rank")
+        keeps_rank = seq.place <= places.get(seq.place[1:], seq.place)
+        require(keeps_rank, "order", f"{seq.id} lost its rank")
 
 
-def _shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
+def _check_shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
     """Check that no sample is preempted while blocks behind a fence are about to be
     freed.
     """
     coming = any(fence in before.fences for fence in after.fences)
-    loads = {one.number for one in before.tiers.transfers if one.loads}
-    coming = coming or any(one.number in loads for one in after.tiers.transfers)
-    right = not (planning.preempted and coming)
-    require(right, "preemption", "though blocks were coming")
+    load_numbers = {
+        transfer.number for transfer in before.tiers.transfers if transfer.kind.to_device
+    }
+    coming = coming or any(
+        transfer.number in load_numbers for transfer in after.tiers.transfers
+    )
+    is_valid = not (planning.preempted and coming)
+    require(is_valid, "preemption", "though blocks were coming")
 
 
-def _order(
+def _check_order(
     config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
 ) -> None:
     """Check that admitted samples rank before all that still wait, except preempted ones,
@@ -121,55 +125,68 @@ def _order(
     its work (`Policy.requeue_rank`), be admitted again at once, and be the first from
     then on.
     """
-    back = {victim for victim, _ in planning.preempted}
-    admitted = set(planning.admitted) - back
+    victims = {victim for victim, _ in planning.preempted}
+    admitted = set(planning.admitted) - victims
     loading = after.tiers.loading
-    line = [
+    queue = [
         seq
         for seq in after.waiting
-        if seq.id not in back and seq.request.id not in loading
+        if seq.id not in victims and seq.request.id not in loading
     ]
-    inside = [seq for seq in after.running.seqs if seq.id in admitted]
-    if line and inside and max(one.place for one in inside) > line[0].place:
-        passed = [(one, by) for one in line for by in inside if by.place > one.place]
-        wrong = [one.id for one, by in passed if not _may_pass(config, planning, one, by)]
+    admitted_seqs = [seq for seq in after.running.seqs if seq.id in admitted]
+    if (
+        queue
+        and admitted_seqs
+        and max(seq.place for seq in admitted_seqs) > queue[0].place
+    ):
+        pairs = [
+            (passed_seq, passing_seq)
+            for passed_seq in queue
+            for passing_seq in admitted_seqs
+            if passing_seq.place > passed_seq.place
+        ]
+        wrong = [
+            passed_seq.id
+            for passed_seq, passing_seq in pairs
+            if not _may_pass(config, planning, passed_seq, passing_seq)
+        ]
         require(not wrong, "order", f"samples were overtaken: {wrong[:3]}")
-    if before.running.seqs and back:
-        here = (*after.running.seqs, *after.waiting)
+    if before.running.seqs and victims:
+        seqs = (*after.running.seqs, *after.waiting)
         # the id of an ended sample may be in use again
-        left = {seq.place[1:] for seq in here}
-        were = [seq for seq in before.running.seqs if seq.place[1:] in left]
-        stayed = [seq for seq in here if seq.id not in back]
-        place, name = min((seq.place, seq.id) for seq in (*were, *stayed))
+        places = {seq.place[1:] for seq in seqs}
+        were_running = [seq for seq in before.running.seqs if seq.place[1:] in places]
+        stayed = [seq for seq in seqs if seq.id not in victims]
+        place, name = min((seq.place, seq.id) for seq in (*were_running, *stayed))
         ahead = [
             seq
             for seq in after.running.seqs
-            if seq.id in back and seq.id != name and seq.place < place
+            if seq.id in victims and seq.id != name and seq.place < place
         ]
-        right = ahead or name not in back
-        require(right, "order", "the first in rank was preempted")
+        is_valid = ahead or name not in victims
+        require(is_valid, "order", "the first in rank was preempted")
 
 
 def _may_pass(
-    config: EngineConfig, planning: Planning, one: Sequence, by: Sequence
+    config: EngineConfig, planning: Planning, passed: Sequence, passing: Sequence
 ) -> bool:
-    """Whether `by` may pass `one`: its client was deferred, and that of `by` not, or `by`
-    had run before.
+    """Whether `passing` may pass `passed`: the client of `passed` was deferred, and that
+    of `passing` not, or `passing` had run before.
     """
-    if planning.held_back is None:  # it may have been, if the policy ever defers
-        held = holds(config)
+    if planning.deferred is None:  # it may have been, if the policy ever defers
+        is_deferred = may_defer(config)
     else:
-        held = one.request.client in planning.held_back
-    other = by.request.client != one.request.client
-    return held and not one.ran_before and (other or by.ran_before)
+        is_deferred = passed.request.client in planning.deferred
+    other_client = passing.request.client != passed.request.client
+    return is_deferred and not passed.ran_before and (other_client or passing.ran_before)
 
 
-def _next(after: EngineState, most: int) -> Sequence | None:
+def _head(after: EngineState, max_loading: int) -> Sequence | None:
     """The head of the queue: the first sample whose client is not deferred, and whose
     blocks are not on their way; None: all are.
     """
     loading = after.tiers.loading
-    if len(loading) >= most:
+    if len(loading) >= max_loading:
         return None
     for seq in after.waiting:
         free = seq.ran_before or seq.request.client not in after.deferred_clients
@@ -178,7 +195,7 @@ def _next(after: EngineState, most: int) -> Sequence | None:
     return None
 
 
-def _shares(books: Books, turn: Transition, planning: Planning) -> None:
+def _check_deferred(books: Books, turn: Transition, planning: Planning) -> None:
     """Check that others run, or were just admitted, and that the policy, called once
     more, still defers each deferred client.
     """
@@ -191,44 +208,51 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     for seq in after.waiting:
         if not seq.ran_before and seq.request.client in after.deferred_clients:
             firsts.setdefault(seq.request.client, seq)
-    come = [clients.get(name) for name in planning.lately]
-    sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
+    last_clients = [clients.get(name) for name in planning.last_admitted]
+    # Admitted by the last plan, or before it.
+    unopened_clients = [clients.get(name) for name in planning.unopened]
     last = planning.plans[-1] if planning.plans else None
     before = after if last is None else evolve(after, next_step=last.step)
-    paused = last is None and _all_rest(books)
+    paused = last is None and _are_all_paused(books)
     for client, seq in firsts.items():
-        now, many = (
-            evolve(current_load(config, before), paused=paused),
-            come.count(client),
+        load = evolve(current_load(config, before), paused=paused)
+        count = last_clients.count(client)
+        counts = range(count, count + unopened_clients.count(client) + 1)
+        answers = (
+            config.policy.defer(after.policy, seq.request, load, n) for n in counts
         )
-        counts = range(many, many + sat.count(client) + 1)
-        each = (config.policy.defer(after.policy, seq.request, now, n) for n in counts)
-        held = any(answer for answer, _ in each)
-        require(held, "held", f"{seq.id} may be let in, and its client is held back")
+        is_deferred = any(answer for answer, _ in answers)
+        detail = f"{seq.id} may be admitted, and its client is deferred"
+        require(is_deferred, "held", detail)
 
 
-def _all_rest(books: Books) -> bool:
+def _are_all_paused(books: Books) -> bool:
     """Whether all running samples are paused and skip the step."""
-    every = ((one, one.seat) for one in books.running if one.seat is not None)
-    return all(one.paused and is_paused(books.config, one, seat) for one, seat in every)
+    seats = (
+        (account, account.seat) for account in books.running if account.seat is not None
+    )
+    return all(
+        account.paused and is_paused(books.config, account, seat)
+        for account, seat in seats
+    )
 
 
-def _starved(config: EngineConfig, after: EngineState, planning: Planning) -> None:
+def _check_starved(config: EngineConfig, after: EngineState, planning: Planning) -> None:
     """Check that a row waits for a block only while none is available, and one is
     coming.
     """
     starved = planning.starved
     if starved and not planning.preempted:
-        run = after.running
-        places = [run.ids.index(name) for name in starved if name in run.ids]
-        due = [_pages_of_next(config, after, i) for i in sorted(places)[:1]]
-        none = after.blocks.available < min(due, default=1)
-        require(none, "left out", f"{starved} could have a block")
-        alone = len(after.running) == 1
+        running = after.running
+        places = [running.ids.index(name) for name in starved if name in running.ids]
+        needed = [_pages_of_next(config, after, i) for i in sorted(places)[:1]]
+        none_available = after.blocks.available < min(needed, default=1)
+        require(none_available, "left out", f"{starved} could have a block")
+        runs_alone = len(after.running) == 1
         # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
-        coming = after.fences or alone or results or _leave_windows(config, after)
-        coming = coming or _are_loads(after)
+        coming = after.fences or runs_alone or results or _leave_windows(config, after)
+        coming = coming or _is_loading(after)
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
@@ -236,10 +260,12 @@ def _pages_of_next(config: EngineConfig, after: EngineState, i: int) -> int:
     """The pages of one more block in each group whose table ends where others do, or
     before.
     """
-    each = [*zip(after.running.tables[i], config.groups, strict=True)]
-    blocks = min(len(table) // group.pages for table, group in each)
-    lacks = (group.pages for table, group in each if len(table) == blocks * group.pages)
-    return sum(lacks)
+    pairs = [*zip(after.running.tables[i], config.groups, strict=True)]
+    blocks = min(len(table) // group.pages for table, group in pairs)
+    missing = (
+        group.pages for table, group in pairs if len(table) == blocks * group.pages
+    )
+    return sum(missing)
 
 
 def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
@@ -253,46 +279,50 @@ def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
     )
 
 
-def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
+def _check_head(
+    books: Books, turn: Transition, planning: Planning, *, tried: bool
+) -> None:
     """Check that the head of the queue could not be admitted, even by a preemption."""
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
-        planning.launched(None)
-    found, said = _next(after, config.max_num_seqs), after.blocked
-    seq = found or next(iter(after.waiting))
-    if said is not None and said.cause == "policy":  # it delays also who loads
+        planning.record(None)
+    head, blocked = _head(after, config.max_num_seqs), after.blocked
+    seq = head or next(iter(after.waiting))
+    if blocked is not None and blocked.cause == "policy":  # it delays loads, too
         seq = next(iter(after.waiting))
-    if said is None or said.place != seq.place:
-        raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
-    claim = said.cause
+    if blocked is None or blocked.place != seq.place:
+        raise InvariantError(
+            "held", f"{seq.id} is the head of the queue, and nothing blocks it"
+        )
+    claim = blocked.cause
     if claim == "policy":
         return  # that is up to the policy: see its promises
     if after.deferred_clients:
-        _shares(books, turn, planning)
+        _check_deferred(books, turn, planning)
     loads = bool(after.tiers.loading)
-    none = claim == ("loading" if loads else "share")
-    require(none == (found is None), "held", f"{seq.id} for {claim}")
-    if found is None:
+    none_free = claim == ("loading" if loads else "share")
+    require(none_free == (head is None), "held", f"{seq.id} for {claim}")
+    if head is None:
         return
     if claim == "budget":
-        _spent(config, seq, planning)
+        _check_budget(config, seq, planning)
         return
-    wants = needs(config, after, seq)
-    there = after.blocks.available - _held_for_copies(after, planning)
-    lately = planning.lately
-    causes = [_cause(config, after, seq, lately, short=wants > there)]
-    if planning.sitting:  # by the last plan, or before it
-        lately = lately | planning.sitting
-        causes.append(_cause(config, after, seq, lately, short=wants > there))
+    needed = pages_needed(config, after, seq)
+    available = after.blocks.available - _held_for_copies(after, planning)
+    last_admitted = planning.last_admitted
+    causes = [_cause(config, after, seq, last_admitted, short=needed > available)]
+    if planning.unopened:  # by the last plan, or before it
+        last_admitted = last_admitted | planning.unopened
+        causes.append(_cause(config, after, seq, last_admitted, short=needed > available))
     cause = claim if claim in causes else causes[0]
-    lacks = f"{seq.id} for {claim}, but it needs {wants} of {there} blocks"
-    require(cause, "held", lacks)
+    detail = f"{seq.id} for {claim}, but it needs {needed} of {available} blocks"
+    require(cause, "held", detail)
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
     if cause in ("blocks", "rows"):
-        _inversion(config, turn, seq, cause)
-    later = config.speculation is not None  # tables may grow
-    if not later and len(planning.plans) == 1:
-        _figures(turn, seq, wants, there)
+        _check_inversion(config, turn, seq, cause)
+    may_grow = config.speculation is not None  # tables may grow
+    if not may_grow and len(planning.plans) == 1:
+        _check_figures(turn, seq, needed, available)
 
 
 def _held_for_copies(after: EngineState, planning: Planning) -> int:
@@ -312,21 +342,21 @@ def _cause(
     config: EngineConfig,
     after: EngineState,
     seq: Sequence,
-    lately: Collection[SampleId],
+    last_admitted: Collection[SampleId],
     *,
     short: bool,
 ) -> str:
-    """What the head of the queue has to wait for, if anything; `lately` were admitted by
-    the last plan, and blocks are `short` or not.
+    """What the head of the queue has to wait for, if anything; `last_admitted` were
+    admitted by the last plan, and blocks are `short` or not.
     """
     if not after.free_rows:
         return "rows"
-    if _sibling(config, after, seq, lately):
+    if _waits_for_sibling(config, after, seq, last_admitted):
         return "sibling"
     return "blocks" if short else ""
 
 
-def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
+def _check_budget(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
     """Check that the last plan used up the budget for which the head of the queue
     waits.
     """
@@ -337,37 +367,42 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
     require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
 
 
-def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
+def _check_inversion(
+    config: EngineConfig, turn: Transition, seq: Sequence, cause: str
+) -> None:
     """Check that the head of the queue may not preempt the last running sample."""
     after = turn.state
-    if after.fences or _are_loads(after) or not after.running.seqs:
+    if after.fences or _is_loading(after) or not after.running.seqs:
         return
     last = after.running.seqs[-1]
-    overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
-    if seq.place < last.place and not overruled:
-        policy, mine, its = config.policy, seq.place[0], last.place[0]
-        gives = policy.may_preempt(after.policy, mine, its) is True
-        waits = f"{seq.id} waits for {cause}, and {last.id} runs"
-        require(not gives, "inversion", waits)
+    overridden = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
+    if seq.place < last.place and not overridden:
+        policy, waiting_rank, running_rank = config.policy, seq.place[0], last.place[0]
+        preempts = policy.may_preempt(after.policy, waiting_rank, running_rank) is True
+        detail = f"{seq.id} waits for {cause}, and {last.id} runs"
+        require(not preempts, "inversion", detail)
 
 
-def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
+def _check_figures(turn: Transition, seq: Sequence, needed: int, available: int) -> None:
     """Check the figures of the last `QueueBlocked`."""
-    for one in [r for r in turn.reasons if isinstance(r, QueueBlocked)][-1:]:
-        if (one.id, one.sample) == seq.id and one.cause == "blocks":
-            right = (one.needs, one.available) == (wants, there)
-            require(right, "reason", f"{one}: it needs {wants} of {there}")
+    for reason in [r for r in turn.reasons if isinstance(r, QueueBlocked)][-1:]:
+        if (reason.id, reason.sample) == seq.id and reason.cause == "blocks":
+            is_true = (reason.needs, reason.available) == (needed, available)
+            require(is_true, "reason", f"{reason}: it needs {needed} of {available}")
 
 
-def _sibling(
-    config: EngineConfig, after: EngineState, seq: Sequence, lately: Collection[SampleId]
+def _waits_for_sibling(
+    config: EngineConfig,
+    after: EngineState,
+    seq: Sequence,
+    last_admitted: Collection[SampleId],
 ) -> bool:
     """Whether a sample waits for the prompt's KV, which a sibling is computing."""
     if seq.request.n == 1 or len(seq.history) != len(seq.request.prompt):
         return False
     owner, run = seq.request.id, after.running
     siblings = [i for i, name in enumerate(run.ids) if name[0] == owner]
-    first = next((i for i in siblings if run.ids[i] not in lately), None)
+    first = next((i for i in siblings if run.ids[i] not in last_admitted), None)
     if first is None:
         return bool(siblings)
     return committed(config, after, first) < len(seq.history) - 1
@@ -377,11 +412,11 @@ def check_free_order(before: Pool, after: Pool) -> None:
     """Raise InvariantError unless free blocks are allocated in their order: in a turn
     that releases none, and if `spare` has enough, the first of them are.
     """
-    had, has = _free_order(before), _free_order(after)
-    taken = len(had) - len(has)
-    if set(has) <= set(had) and taken <= len(before.spare):
-        right = has == had[taken:]
-        require(right, "free order", f"{has[:9]} are left of {had[:9]}")
+    old_order, new_order = _free_order(before), _free_order(after)
+    num_taken = len(old_order) - len(new_order)
+    if set(new_order) <= set(old_order) and num_taken <= len(before.spare):
+        in_order = new_order == old_order[num_taken:]
+        require(in_order, "free order", f"{new_order[:9]} are left of {old_order[:9]}")
 
 
 def _free_order(pool: Pool) -> list[int]:
@@ -398,54 +433,60 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     were not held in it, so none of them may be older than an evicted one. A parent was
     last used when it or one of its cached descendants was.
     """
-    gone, kept = -1, after.next_use
-    were, nodes = every_node(before), every_node(after)
-    for key, last_use in _last_uses(before, were).items():
-        if not _same_block(were, nodes, key):
-            gone = max(gone, last_use)
+    last_evicted, first_kept = -1, after.next_use
+    old_nodes, nodes = every_node(before), every_node(after)
+    for key, last_use in _last_uses(before, old_nodes).items():
+        if not _is_same_block(old_nodes, nodes, key):
+            last_evicted = max(last_evicted, last_use)
     for last_use, key in before.idle.items():
-        if _same_block(were, nodes, key) and after.idle.get(last_use) == key:
-            kept = min(kept, last_use)
-    require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
+        if _is_same_block(old_nodes, nodes, key) and after.idle.get(last_use) == key:
+            first_kept = min(first_kept, last_use)
+    require(
+        last_evicted < first_kept,
+        "eviction",
+        f"last used at {last_evicted} is gone, at {first_kept} is kept",
+    )
     for last_use, key in after.idle.items():
-        if not _same_block(were, nodes, key):
+        if not _is_same_block(old_nodes, nodes, key):
             continue
-        if were[key].users and not were[key].children:
-            late = last_use >= before.next_use
+        if old_nodes[key].users and not old_nodes[key].children:
+            is_recent = last_use >= before.next_use
             pages = nodes[key].pages
-            old = f"block {pages} was in use, and has the old last use {last_use}"
-            require(late, "eviction", old)
+            detail = f"block {pages} was in use, and has the old last use {last_use}"
+            require(is_recent, "eviction", detail)
 
 
 def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
     """The last use of each idle block or of its cached descendants."""
-    found = dict[Key, int]()
+    last_uses = dict[Key, int]()
     for last_use, leaf in prefix.idle.items():
         latest, key = last_use, leaf
         while key in nodes and not nodes[key].users:
             latest = max(latest, nodes[key].last_use)
-            found[key] = max(found.get(key, -1), latest)
+            last_uses[key] = max(last_uses.get(key, -1), latest)
             key = nodes[key].parent
-    return found
+    return last_uses
 
 
-def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
+def _is_same_block(old_nodes: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
     """Whether the same block has this content as before."""
-    same = key in were and key in nodes
-    return same and were[key].pages == nodes[key].pages
+    in_both = key in old_nodes and key in nodes
+    return in_both and old_nodes[key].pages == nodes[key].pages
 
 
-def _news(before: EngineState, turn: Transition) -> None:
+def _check_reasons(before: EngineState, turn: Transition) -> None:
     """Check that `QueueBlocked` is reported when it changed, and truly."""
-    after, report = turn.state, [r for r in turn.reasons if isinstance(r, QueueBlocked)]
-    for one in report:
-        require(one.cause in _CAUSES, "reason", f"{one}: what cause is that?")
-        true = one.cause != "blocks" or one.needs > one.available
-        require(true, "reason", f"{one} is not held")
+    after, reasons = turn.state, [r for r in turn.reasons if isinstance(r, QueueBlocked)]
+    for reason in reasons:
+        require(reason.cause in _CAUSES, "reason", f"{reason}: what cause is that?")
+        is_true = reason.cause != "blocks" or reason.needs > reason.available
+        require(is_true, "reason", f"{reason} is not held")
     if after.blocked is not None and after.blocked != before.blocked:
         place, cause = after.blocked.place, after.blocked.cause
-        right = report and report[-1].cause == cause and place[2] == report[-1].sample
-        news = f"{after.blocked} is news, but the last word is {report[-1:]}"
-        require(right, "reason", news)
+        is_reported = (
+            reasons and reasons[-1].cause == cause and place[2] == reasons[-1].sample
+        )
+        detail = f"{after.blocked} is news, but the last word is {reasons[-1:]}"
+        require(is_reported, "reason", detail)
     plans = sum(isinstance(c, Execute) for c in turn.commands)
-    require(len(report) <= 1 + plans, "reason", f"{report}")
+    require(len(reasons) <= 1 + plans, "reason", f"{reasons}")

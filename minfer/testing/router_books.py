@@ -53,11 +53,13 @@ class ReplicaAccount:
 
     def waiting(self) -> dict[str, int]:
         """Prefill tokens of requests that have not started, by tenant."""
-        found: dict[str, int] = {}
-        for one in self.live.values():
-            if not one.started:
-                found[one.tenant] = found.get(one.tenant, 0) + one.prefill
-        return found
+        waiting: dict[str, int] = {}
+        for dispatched in self.live.values():
+            if not dispatched.started:
+                waiting[dispatched.tenant] = (
+                    waiting.get(dispatched.tenant, 0) + dispatched.prefill
+                )
+        return waiting
 
 
 @define
@@ -71,12 +73,14 @@ class RouterBooks:
     @property
     def open(self) -> list[str]:
         """The names of the replicas that take requests."""
-        return sorted(name for name, one in self.replicas.items() if not one.draining)
+        return sorted(
+            name for name, replica in self.replicas.items() if not replica.draining
+        )
 
     @property
     def live(self) -> list[str]:
         """The ids of all requests that have not ended."""
-        return sorted(name for one in self.replicas.values() for name in one.live)
+        return sorted(name for replica in self.replicas.values() for name in replica.live)
 
     def take(self, event: RouterEvent) -> None:
         """Take an event."""
@@ -86,89 +90,106 @@ class RouterBooks:
             case ReplicaLeft(name):
                 self.replicas.pop(name, None)
             case RequestEnded(name):
-                for one in self.replicas.values():
-                    one.live.pop(name, None)
+                for replica in self.replicas.values():
+                    replica.live.pop(name, None)
             case RequestStarted(name):
-                for one in self.replicas.values():
-                    if name in one.live:
-                        one.live[name].started = True
+                for replica in self.replicas.values():
+                    if name in replica.live:
+                        replica.live[name].started = True
             case _ if event.replica in self.replicas:
                 self._take(self.replicas[event.replica], event)
 
-    def _take(self, one: ReplicaAccount, event: RouterEvent) -> None:
+    def _take(self, replica: ReplicaAccount, event: RouterEvent) -> None:
         match event:
             case ReplicaDraining():
-                one.draining = True
+                replica.draining = True
             case CacheCleared():
-                one.keys.clear()
+                replica.keys.clear()
             case BlocksPublished(keys=keys):
-                one.keys |= set(keys)
+                replica.keys |= set(keys)
                 self.seen |= set(keys)
             case BlocksEvicted(keys=keys):
-                one.keys -= set(keys)
+                replica.keys -= set(keys)
             case Dispatched(name, request):
                 self.dispatch(name, request)
             case LoadReport():
-                one.sequences = event.waiting + event.running
-                one.prefill = event.prefill
-                for each in one.live.values():
-                    each.reported = True
+                replica.sequences = event.waiting + event.running
+                replica.prefill = event.prefill
+                for dispatched in replica.live.values():
+                    dispatched.reported = True
 
     def dispatch(self, name: str, request: RoutingRequest) -> None:
         """Add a request to a replica, from wherever it was."""
         self.take(RequestEnded(request.id))
-        one = self.replicas[name]
-        prefill = prefill_tokens(request.tokens, one.hit(request), self.block_size)
-        one.live[request.id] = DispatchAccount(request.tenant, prefill)
+        replica = self.replicas[name]
+        prefill = prefill_tokens(request.tokens, replica.hit(request), self.block_size)
+        replica.live[request.id] = DispatchAccount(request.tenant, prefill)
 
     def differences(self, state: RouterState) -> list[tuple[str, str]]:
         """How a state differs from the books: laws, and what is not so."""
-        found = []
+        differences = []
         names = sorted(self.replicas)
         if not names == [*state.names] == sorted(state.replicas):
-            found.append(("replicas", f"{state.names}, and should be {names}"))
-            return found
-        where = {one: name for name in names for one in self.replicas[name].live}
-        if dict(state.requests) != where:
-            found.append(("accounts", f"{dict(state.requests)} are live, not {where}"))
+            differences.append(("replicas", f"{state.names}, and should be {names}"))
+            return differences
+        replica_of = {
+            request_id: name for name in names for request_id in self.replicas[name].live
+        }
+        if dict(state.requests) != replica_of:
+            differences.append(
+                ("accounts", f"{dict(state.requests)} are live, not {replica_of}")
+            )
         for name in names:
-            found += self._replica(self.replicas[name], state.replicas[name])
-        return found + self._index(state)
+            differences += self._replica(self.replicas[name], state.replicas[name])
+        return differences + self._index(state)
 
-    def _replica(self, own: ReplicaAccount, one: Replica) -> list[tuple[str, str]]:
-        new = [each for each in own.live.values() if not each.reported]
-        waiting = own.waiting()
+    def _replica(
+        self, account: ReplicaAccount, replica: Replica
+    ) -> list[tuple[str, str]]:
+        unreported = [
+            dispatched for dispatched in account.live.values() if not dispatched.reported
+        ]
+        waiting = account.waiting()
         pairs = {
-            "draining": (one.draining, own.draining),
-            "live": (sorted(one.live), sorted(own.live)),
-            "requests": (one.requests, own.sequences + len(new)),
+            "draining": (replica.draining, account.draining),
+            "live": (sorted(replica.live), sorted(account.live)),
+            "requests": (replica.requests, account.sequences + len(unreported)),
             "backlog": (
-                one.backlog,
-                own.prefill + sum(each.prefill for each in new if not each.started),
+                replica.backlog,
+                account.prefill
+                + sum(
+                    dispatched.prefill
+                    for dispatched in unreported
+                    if not dispatched.started
+                ),
             ),
-            "waiting": (dict(one.waiting), waiting),
-            "waiting_tokens": (one.waiting_tokens, sum(waiting.values())),
+            "waiting": (dict(replica.waiting), waiting),
+            "waiting_tokens": (replica.waiting_tokens, sum(waiting.values())),
         }
         return [
-            ("accounts", f"{what} of {one.name!r} is {found}, not {right}")
-            for what, (found, right) in pairs.items()
-            if found != right
+            ("accounts", f"{name} of {replica.name!r} is {actual}, not {expected}")
+            for name, (actual, expected) in pairs.items()
+            if actual != expected
         ]
 
     def _index(self, state: RouterState) -> list[tuple[str, str]]:
         """Every key has the replicas that published and did not evict it; and the index
         keeps no others, but for those of replicas that left until they are swept out.
         """
-        found = []
+        differences = []
         for key in sorted(self.seen):
             slots = holders(state.index, key)
-            has = sorted(n for n in state.names if state.replicas[n].slot & slots)
-            right = sorted(name for name, one in self.replicas.items() if key in one.keys)
-            if has != right:
-                found.append(("index", f"{key.hex()} is at {has}, not at {right}"))
-        gone = state.index.leaving | state.index.left
+            actual = sorted(n for n in state.names if state.replicas[n].slot & slots)
+            expected = sorted(
+                name for name, replica in self.replicas.items() if key in replica.keys
+            )
+            if actual != expected:
+                differences.append(
+                    ("index", f"{key.hex()} is at {actual}, not at {expected}")
+                )
+        left = state.index.leaving | state.index.left
         for shard in state.index.shards.values():
             for key, slots in shard.items():
-                if not slots & (gone | holders(state.index, key)):
-                    found.append(("index", f"{key.hex()} is kept for no replica"))
-        return found
+                if not slots & (left | holders(state.index, key)):
+                    differences.append(("index", f"{key.hex()} is kept for no replica"))
+        return differences

@@ -30,8 +30,8 @@ from minfer.routing.messages import (
 )
 from minfer.testing.router_trial import RouterError, RouterTrial
 
-BLOCK: Final = 4  # tokens
-FLOOD: Final = 16  # equal requests for each replica
+BLOCK_SIZE: Final = 4  # tokens
+REQUESTS_PER_REPLICA: Final = 16  # equal requests for each replica
 PHASES: Final = (Phase.generate, Phase.shrink)
 
 Prompt = tuple[int, ...]  # one number for each block
@@ -48,18 +48,18 @@ def keys_of(prompt: Prompt) -> Keys:
 def routing_requests(ids: st.SearchStrategy[str]) -> st.SearchStrategy[RoutingRequest]:
     """Requests of all kinds; their prompts share prefixes."""
 
-    def made(name: str, prompt: Prompt, rest: int, more: dict[str, Any]) -> Any:
-        tokens = BLOCK * len(prompt) + rest
-        return RoutingRequest(name, keys_of(prompt), tokens, **more)
+    def build(name: str, prompt: Prompt, rest: int, fields: dict[str, Any]) -> Any:
+        tokens = BLOCK_SIZE * len(prompt) + rest
+        return RoutingRequest(name, keys_of(prompt), tokens, **fields)
 
-    more = st.fixed_dictionaries(
+    fields = st.fixed_dictionaries(
         {
             "tenant": st.sampled_from(("", "x", "y")),
             "session": st.sampled_from(("", "s", "t")),
             "output": st.sampled_from((None, 0, 9, 400)),
         }
     )
-    return st.builds(made, ids, _prompts, st.integers(0, BLOCK - 1), more)
+    return st.builds(build, ids, _prompts, st.integers(0, BLOCK_SIZE - 1), fields)
 
 
 _ids = st.integers(0, 6).map(lambda number: f"r{number}")
@@ -71,8 +71,12 @@ _events: st.SearchStrategy[RouterEvent] = st.one_of(
     _names.map(ReplicaDraining),
     _names.map(ReplicaLeft),
     _names.map(CacheCleared),
-    st.builds(lambda name, at: BlocksPublished(name, keys_of(at)), _names, _prefixes),
-    st.builds(lambda name, at: BlocksPublished(name, keys_of(at)), _names, _prefixes),
+    st.builds(
+        lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes
+    ),
+    st.builds(
+        lambda name, prefix: BlocksPublished(name, keys_of(prefix)), _names, _prefixes
+    ),
     st.builds(LoadReport, _names, _numbers, _numbers, _numbers, st.none() | _numbers),
     st.builds(Dispatched, _names, routing_requests(_ids)),
     _ids.map(RequestStarted),
@@ -95,17 +99,19 @@ def _evicted(trial: RouterTrial, number: int) -> BlocksEvicted | None:
     evicts no block before those.
     """
     replicas = trial.books.replicas
-    cached = sorted((name, key) for name, one in replicas.items() for key in one.keys)
+    cached = sorted(
+        (name, key) for name, replica in replicas.items() for key in replica.keys
+    )
     if not cached:
         return None
     name, key = cached[number % len(cached)]
-    found, todo = list[Key](), [key]
+    evicted, todo = list[Key](), [key]
     while todo:
         key = todo.pop()
         if key in replicas[name].keys:
-            found.append(key)
+            evicted.append(key)
             todo += [block_key(key, (follower,)) for follower in (0, 1)]
-    return BlocksEvicted(name, tuple(reversed(found)))
+    return BlocksEvicted(name, tuple(reversed(evicted)))
 
 
 def _take(trial: RouterTrial, step: Any) -> None:
@@ -116,8 +122,8 @@ def _take(trial: RouterTrial, step: Any) -> None:
         case int():
             _take(trial, _evicted(trial, step))
         case tuple():
-            for each in step:
-                trial.tell(each)
+            for event in step:
+                trial.tell(event)
         case None:
             pass
         case event:
@@ -145,9 +151,9 @@ def check_router(
     tried = _trials(policy, max_examples, spread)
     try:
         (tried if seed is None else hypothesis.seed(seed)(tried))()
-    except (RouterError, FlakyFailure) as found:
+    except (RouterError, FlakyFailure) as caught:
         # "Flaky" means that a policy's answers depend on more than its arguments.
-        error: Any = found if isinstance(found, RouterError) else found.exceptions[0]
+        error: Any = caught if isinstance(caught, RouterError) else caught.exceptions[0]
         raise error from error.__cause__
 
 
@@ -171,35 +177,37 @@ def _trials(policy: Any, max_examples: int, spread: float) -> Callable[[], None]
         st.sampled_from((None, None, True, False)),
     )
     def tried(
-        story: list[Any], mine: RoutingRequest, replicas: int, alike: bool | None
+        story: list[Any], request: RoutingRequest, replicas: int, alike: bool | None
     ) -> None:
-        trial = RouterTrial(policy, BLOCK)
+        trial = RouterTrial(policy, BLOCK_SIZE)
         for name in "abc":
             trial.tell(ReplicaJoined(name))
         for step in story:
             _take(trial, step)
-        trial.finish(mine)
+        trial.finish(request)
         if alike is not None:
-            _flood(policy, mine, replicas, alike, spread)
+            _flood(policy, request, replicas, alike, spread)
 
     return tried
 
 
 def _flood(
-    policy: Any, mine: RoutingRequest, replicas: int, alike: bool, spread: float
+    policy: Any, request: RoutingRequest, replicas: int, alike: bool, spread: float
 ) -> None:
     """Send many requests that are equal, or differ in all but their length, to replicas
     of which one has the prompt.
     """
-    trial = RouterTrial(policy, BLOCK)
+    trial = RouterTrial(policy, BLOCK_SIZE)
     for name in "abcd"[:replicas]:
         trial.tell(ReplicaJoined(name))
-    trial.tell(BlocksPublished("a", mine.keys))
-    made = []
-    for number in range(FLOOD * replicas):
-        keys, session = mine.keys, mine.session
+    trial.tell(BlocksPublished("a", request.keys))
+    requests = []
+    for number in range(REQUESTS_PER_REPLICA * replicas):
+        keys, session = request.keys, request.session
         if not alike:
             keys = block_keys(b"%d" % number, (0,) * len(keys), 1)
             session = session and f"{session}{number}"
-        made.append(RoutingRequest(f"{number}", keys, mine.tokens, mine.tenant, session))
-    trial.flood(made, spread)
+        requests.append(
+            RoutingRequest(f"{number}", keys, request.tokens, request.tenant, session)
+        )
+    trial.flood(requests, spread)

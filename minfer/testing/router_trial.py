@@ -61,28 +61,32 @@ class RouterTrial:
     _raised: Exception | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        watch: Any = SimpleNamespace(start=self.policy.start, choose=self._ask)
+        watch: Any = SimpleNamespace(start=self.policy.start, choose=self._call_policy)
         self.config = RouterConfig(watch, self.block_size)
         self.state = initial_router(self.config)
         self.books = RouterBooks(self.block_size)
 
-    def _ask(self, *args: Any) -> Any:
+    def _call_policy(self, *args: Any) -> Any:
         """Ask the policy twice, the second time with a deep copy of the arguments."""
         self._asked = args[2]
         try:
             twin = deepcopy(args)
             answer = self.policy.choose(*args)
-            kept, same, again = deepcopy(answer), args == twin, self.policy.choose(*twin)
+            copy, unchanged, repeated = (
+                deepcopy(answer),
+                args == twin,
+                self.policy.choose(*twin),
+            )
         except Exception as error:
             self._flaws.append(("never raises", f"choose raised {error!r}"))
             self._raised = self._raised or error
-            raise  # the router goes on without an answer: `_must` raises later
-        if not (same and answer == kept == again):
-            report = f"choose is {kept!r}, then {again!r}; or its arguments changed"
+            raise  # the router goes on without an answer: `_require` raises later
+        if not (unchanged and answer == copy == repeated):
+            report = f"choose is {copy!r}, then {repeated!r}; or its arguments changed"
             self._flaws.append(("purity", report))
         return answer
 
-    def _must(self, holds: bool, law: str, detail: str) -> None:
+    def _require(self, holds: bool, law: str, detail: str) -> None:
         self._flaws += [] if holds else [(law, detail)]
         for flaw in self._flaws:
             raise RouterError(*flaw, self.policy, self.story) from self._raised
@@ -94,76 +98,78 @@ class RouterTrial:
         self.state = apply(self.config, before, (event,)).state
         self.books.take(event)
         self._flaws += self.books.differences(self.state)
-        again = apply(self.config, before, (event,)).state
-        self._must(again == self.state, "determinism", "an event leads to two states")
+        repeated = apply(self.config, before, (event,)).state
+        self._require(
+            repeated == self.state, "determinism", "an event leads to two states"
+        )
 
     def route(self, request: RoutingRequest) -> Routed:
         """Route a request."""
         self.story.append(str(request))
         before = self.state
-        found = route(self.config, before, request)
-        self.story.append(f"  {found.reason}")
-        self.state = found.state
+        routed = route(self.config, before, request)
+        self.story.append(f"  {routed.reason}")
+        self.state = routed.state
         self.books.take(RequestEnded(request.id))
-        self._check(request, found)
-        if found.replica is not None:
-            self.books.dispatch(found.replica, request)
+        self._check(request, routed)
+        if routed.replica is not None:
+            self.books.dispatch(routed.replica, request)
         self._flaws += self.books.differences(self.state)
-        again = route(self.config, before, request) == found
-        self._must(again, "determinism", "a request is routed otherwise again")
-        return found
+        is_same = route(self.config, before, request) == routed
+        self._require(is_same, "determinism", "a request is routed otherwise again")
+        return routed
 
-    def _check(self, request: RoutingRequest, found: Routed) -> None:
+    def _check(self, request: RoutingRequest, routed: Routed) -> None:
         """Check a decision; the books do not have it yet."""
         names = self.books.open
         if names:
             self._check_candidates(request, names)
-        match found.reason:
+        match routed.reason:
             case Placed() as placed:
-                self._must(found.replica == placed.replica, "reason", "names differ")
-                self._must(found.replica in names, "eligible", f"of {names}")
-                self._must(not placed.override, "policy", f"it {placed.override}")
+                self._require(routed.replica == placed.replica, "reason", "names differ")
+                self._require(routed.replica in names, "eligible", f"of {names}")
+                self._require(not placed.override, "policy", f"it {placed.override}")
                 self._check_placed(request, placed)
             case Deferred() as deferred:
                 waits = [
                     self.books.replicas[name].waiting().get(request.tenant, 0)
                     for name in names
                 ]
-                self._must(sum(waits) > 0, "deferred", "none of its tenant waits")
-                right = Deferred(request.id, request.tenant, sum(waits))
-                self._must(deferred == right, "reason", f"not {right}")
+                self._require(sum(waits) > 0, "deferred", "none of its tenant waits")
+                expected = Deferred(request.id, request.tenant, sum(waits))
+                self._require(deferred == expected, "reason", f"not {expected}")
             case NoReplica() as none:
-                right_none = NoReplica(request.id, len(self.books.replicas))
-                self._must(not names, "eligible", f"there are {names}")
-                self._must(none == right_none, "reason", f"not {right_none}")
-            case other:
-                self._must(False, "reason", f"{other}")
-        self._must(names != [] or found.replica is None, "eligible", "there is none")
+                expected_none = NoReplica(request.id, len(self.books.replicas))
+                self._require(not names, "eligible", f"there are {names}")
+                self._require(none == expected_none, "reason", f"not {expected_none}")
+            case unknown:
+                self._require(False, "reason", f"{unknown}")
+        self._require(names != [] or routed.replica is None, "eligible", "there is none")
 
     def _check_candidates(self, request: RoutingRequest, names: list[str]) -> None:
         """Check what the policy was asked about."""
-        asked = [one.replica.name for one in self._asked]
-        self._must(asked == names, "eligible", f"candidates {asked}, not {names}")
-        for one in self._asked:
-            hit = self.books.replicas[one.replica.name].hit(request)
+        asked = [candidate.replica.name for candidate in self._asked]
+        self._require(asked == names, "eligible", f"candidates {asked}, not {names}")
+        for candidate in self._asked:
+            hit = self.books.replicas[candidate.replica.name].hit(request)
             prefill = prefill_tokens(request.tokens, hit, self.block_size)
-            right = (one.hit, one.prefill) == (hit, prefill)
-            self._must(right, "reason", f"{one} hits {hit} blocks")
+            is_true = (candidate.hit, candidate.prefill) == (hit, prefill)
+            self._require(is_true, "reason", f"{candidate} hits {hit} blocks")
 
     def _check_placed(self, request: RoutingRequest, placed: Placed) -> None:
         hit = self.books.replicas[placed.replica].hit(request)
         prefill = prefill_tokens(request.tokens, hit, self.block_size)
-        wants = (request.id, hit, len(request.keys), prefill)
-        has = (placed.id, placed.hit, placed.blocks, placed.prefill)
-        self._must(has == wants, "reason", f"{has}, not {wants}")
+        expected = (request.id, hit, len(request.keys), prefill)
+        actual = (placed.id, placed.hit, placed.blocks, placed.prefill)
+        self._require(actual == expected, "reason", f"{actual}, not {expected}")
 
     def finish(self, request: RoutingRequest) -> None:
         """Check that a request is placed once all others have started."""
         self.tell(ReplicaJoined("last"))
         for name in self.books.live:
             self.tell(RequestStarted(name))
-        found = self.route(request)
-        self._must(found.replica is not None, "deferred", "though none waits")
+        routed = self.route(request)
+        self._require(routed.replica is not None, "deferred", "though none waits")
 
     def flood(self, requests: list[RoutingRequest], spread: float) -> None:
         """Check that of these requests, of which none ends, no replica gets more than
@@ -172,10 +178,10 @@ class RouterTrial:
         config = RouterConfig(self.policy, self.block_size)
         counts, state = dict.fromkeys(self.books.open, 0), self.state
         for request in requests:
-            found = route(config, state, request)
-            state = found.state
-            if found.replica is not None:
-                counts[found.replica] += 1
-        most = spread * len(requests) / len(counts) + 1
-        report = f"{counts} of {len(requests)} requests; at most {most:g}"
-        self._must(max(counts.values()) <= most, "bounded load", report)
+            routed = route(config, state, request)
+            state = routed.state
+            if routed.replica is not None:
+                counts[routed.replica] += 1
+        limit = spread * len(requests) / len(counts) + 1
+        report = f"{counts} of {len(requests)} requests; at most {limit:g}"
+        self._require(max(counts.values()) <= limit, "bounded load", report)

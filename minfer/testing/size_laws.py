@@ -21,14 +21,16 @@ from minfer.values import thresholds
 TICKET_LEVELS: Final = 4  # words that one ticket may need
 
 
-def bounds(
+def size_limits(
     config: EngineConfig, before: EngineState, after: EngineState
 ) -> dict[str, int]:
     """The most entries that each collection of the state after a turn may have."""
     blocks, waiting = after.blocks, len(after.waiting)
     samples, rows = waiting + len(after.running), config.max_num_seqs
     host = config.host.pages if config.host is not None else 0
-    known = config.keyed.known if config.keyed is not None else 0
+    max_keys = (
+        config.external_store.max_known_keys if config.external_store is not None else 0
+    )
     return {
         "blocks.pool.spare": blocks.free,
         "blocks.pool.freed": sum(map(bool, blocks.pool.freed.values())),  # none is empty
@@ -36,7 +38,7 @@ def bounds(
         "blocks.prefix.idle": blocks.idle,
         "blocks.prefix.words": TICKET_LEVELS * len(blocks.prefix.idle),
         "blocks.prefix.pinned": sum(
-            len(one.held_leaves) for one in after.tiers.transfers
+            len(transfer.held_leaves) for transfer in after.tiers.transfers
         ),
         "free_rows": rows,
         "waiting.buckets": waiting,
@@ -53,43 +55,46 @@ def bounds(
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
         "tiers.transfers": 2 * config.num_blocks + host,
-        "tiers.unstored.runs": len(after.tiers.unstored),  # none is empty
-        "tiers.unsaved.runs": len(after.tiers.unsaved),
-        "tiers.known.young": known // 2,
-        "tiers.known.old": known // 2,
-        "tiers.wanted.young": known // 2,
-        "tiers.wanted.old": known // 2,
-        **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
+        "tiers.host_queue.runs": len(after.tiers.host_queue),  # none is empty
+        "tiers.external_queue.runs": len(after.tiers.external_queue),
+        "tiers.external_keys.young": max_keys // 2,
+        "tiers.external_keys.old": max_keys // 2,
+        "tiers.push_keys.young": max_keys // 2,
+        "tiers.push_keys.old": max_keys // 2,
+        **{
+            f"policy.{name}": limit
+            for name, limit in policy_limits(after, samples).items()
+        },
     }
 
 
 def _stop_ids(before: EngineState, after: EngineState) -> int:
     """A fixed number; beyond it, those of sequences that left are removed."""
-    usual = max(thresholds.STOP_IDS, len(before.stops))
-    if len(after.stops) <= usual:
-        return usual
-    here = (*after.running.seqs, *after.waiting)
-    return len(frozenset().union(*(seq.request.stop_ids for seq in here)))
+    limit = max(thresholds.STOP_IDS, len(before.stops))
+    if len(after.stops) <= limit:
+        return limit
+    seqs = (*after.running.seqs, *after.waiting)
+    return len(frozenset().union(*(seq.request.stop_ids for seq in seqs)))
 
 
-def of_policy(state: EngineState, samples: int) -> dict[str, int]:
-    """The bounds of the policy's own state, if it is a policy of minfer."""
-    own: Any = state.policy
-    found = dict[str, int]()
-    if isinstance(own, Shares):
-        found |= {"tags": own.limit}
-    if isinstance(own, Accounts):
-        found |= {"by_owner": own.limit, "times": len(own.by_owner)}
-    if isinstance(own, Seats):
-        found |= {"held": samples, "taken": samples, "beside": len(own.held)}
-    return found
+def policy_limits(state: EngineState, samples: int) -> dict[str, int]:
+    """The limits of the policy's own state, if it is a policy of minfer."""
+    policy_state: Any = state.policy
+    limits = dict[str, int]()
+    if isinstance(policy_state, Shares):
+        limits |= {"tags": policy_state.limit}
+    if isinstance(policy_state, Accounts):
+        limits |= {"by_owner": policy_state.limit, "times": len(policy_state.by_owner)}
+    if isinstance(policy_state, Seats):
+        limits |= {"held": samples, "taken": samples, "beside": len(policy_state.held)}
+    return limits
 
 
 def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -> None:
     """Raise InvariantError if a collection of a state is larger than it may be."""
-    for name, most in bounds(config, before, after).items():
+    for name, limit in size_limits(config, before, after).items():
         size = len(attrgetter(name)(after))
-        require(size <= most, "size", f"{name} has {size} entries, of at most {most}")
+        require(size <= limit, "size", f"{name} has {size} entries, of at most {limit}")
     for name, live in after.requests.items():
         size = len(live.moved)
         require(size <= live.samples, "size", f"{name} has {size} places of samples")
@@ -99,9 +104,13 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 def _tables(config: EngineConfig, after: EngineState) -> None:
     """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
-    for last, tables, chain in zip(run.last_index, run.tables, run.chains, strict=True):
-        most = -(-(last + 1) // size)
-        each = zip(tables, config.groups, strict=True)
-        blocks = max(-(-len(table) // group.pages) for table, group in each)
-        right = max(blocks, len(chain.keys), len(chain.chunks)) <= most
-        require(right, "size", f"a sequence of {last + 1} tokens has {blocks} blocks")
+    for last_index, tables, chain in zip(
+        run.last_index, run.tables, run.chains, strict=True
+    ):
+        max_blocks = -(-(last_index + 1) // size)
+        pairs = zip(tables, config.groups, strict=True)
+        blocks = max(-(-len(table) // group.pages) for table, group in pairs)
+        fits = max(blocks, len(chain.keys), len(chain.chunks)) <= max_blocks
+        require(
+            fits, "size", f"a sequence of {last_index + 1} tokens has {blocks} blocks"
+        )

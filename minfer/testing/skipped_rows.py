@@ -17,53 +17,60 @@ def suspects(
     one did not show the cause. Paused ones are left out: they do not run, so none waits
     for them.
     """
-    few = few_failures(config)
-    return [one for one in running if one.faults >= few and not one.paused]
+    threshold = failures_until_alone(config)
+    return [
+        account
+        for account in running
+        if account.faults >= threshold and not account.paused
+    ]
 
 
-def few_failures(config: EngineConfig) -> int:
+def failures_until_alone(config: EngineConfig) -> int:
     """Failed steps after which a sample runs alone."""
     return max(1, min(2, config.max_failures - 1))
 
 
-def most_ahead(config: EngineConfig) -> int:
+def max_ahead(config: EngineConfig) -> int:
     """How many tokens a sample in lockstep with the host may be ahead of its known
     ones.
     """
     return int(config.late_masks)
 
 
-def is_paused(config: EngineConfig, one: SampleAccount, seat: Seat) -> bool:
+def is_paused(config: EngineConfig, account: SampleAccount, seat: Seat) -> bool:
     """Whether nothing of a paused sample may be planned: only its yielding inputs are
     left, or it would have to run alone.
     """
-    return seat.scheduled >= seat.base - 1 or one.faults >= few_failures(config)
+    return (
+        seat.scheduled >= seat.num_known_at_admission - 1
+        or account.faults >= failures_until_alone(config)
+    )
 
 
-def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> str:
+def skips_step(config: EngineConfig, account: SampleAccount, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it waits for a
     token in flight, or for its mask), "window" (it has as many prefill tokens in flight
     as it may); nothing if it could run.
     """
-    seat = one.seat
-    if seat is None or seat.scheduled >= one.last:
+    seat = account.seat
+    if seat is None or seat.scheduled >= account.last_index:
         return "end"
-    if one.request.needs_host_mask and seat.scheduled >= len(one.known) + most_ahead(
-        config
-    ):
+    limit = len(account.tokens) + max_ahead(config)
+    if account.request.needs_host_mask and seat.scheduled >= limit:
         return "host"
-    if one.paused and is_paused(config, one, seat):
+    if account.paused and is_paused(config, account, seat):
         return "host"
-    if seat.scheduled < seat.base and seat.scheduled >= most_in_flight(config, seat):
+    in_prefill = seat.scheduled < seat.num_known_at_admission
+    if in_prefill and seat.scheduled >= max_in_flight(config, seat):
         return "window"
     run = after.running
     ends = capacity(config, seat.tables)
-    if not seat.opened and one.id in run.ids:  # its growth since is in no plan
-        ends = capacity(config, run.tables[run.ids.index(one.id)])
+    if not seat.opened and account.id in run.ids:  # its growth since is in no plan
+        ends = capacity(config, run.tables[run.ids.index(account.id)])
     return "blocks" if seat.scheduled >= ends else ""
 
 
-def most_in_flight(config: EngineConfig, seat: Seat) -> float:
+def max_in_flight(config: EngineConfig, seat: Seat) -> float:
     """How far a prompt may be planned: where blocks of a window are taken chunk by chunk,
     a budget and a quarter further than it has KV.
     """

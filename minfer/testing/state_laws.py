@@ -8,7 +8,7 @@ from minfer.lifecycle.transitions import Stage, waiting_stage
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState
 from minfer.testing.accounts import PlanInFlight, SampleAccount, Seat, tables_of
-from minfer.testing.books import NEVER, Books, Leaving
+from minfer.testing.books import NEVER, Books, FencedBlocks
 from minfer.testing.invariants import (
     InvariantError,
     free_pages,
@@ -23,79 +23,106 @@ def check_state(books: Books, after: EngineState) -> None:
     steps = [flight.plan for flight in books.flights]
     same = list(after.inflight) == steps
     require(same, "in flight", "not the plans that were made")
-    _line(books, after)
-    here = len(after.waiting) + len(after.running)
-    require(here == len(books.accounts), "lifetime", "a sample too many")
+    _check_queue(books, after)
+    num_samples = len(after.waiting) + len(after.running)
+    require(num_samples == len(books.accounts), "lifetime", "a sample too many")
     for i in range(len(after.running)):
-        _running(books, after, i)
-    faults = {name: one.faults for name, one in books.accounts.items() if one.faults}
+        _check_running(books, after, i)
+    faults = {
+        name: account.faults for name, account in books.accounts.items() if account.faults
+    }
     require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
-    paused = {name for name, one in books.accounts.items() if one.paused}
+    paused = {name for name, account in books.accounts.items() if account.paused}
     require(after.paused == paused, "paused", f"{set(after.paused)}, not {paused}")
     accounts, drafting = books.accounts, after.drafting
-    proposed = {name: one.proposed for name, one in accounts.items() if one.proposed}
+    proposed = {
+        name: account.proposed for name, account in accounts.items() if account.proposed
+    }
     require(dict(drafting.proposals) == proposed, "drafts", "what was proposed")
-    strangers = set(drafting.learnt) - accounts.keys()
-    require(not strangers, "drafts", f"{strangers} are remembered, and have ended")
-    how = books.config.speculation
-    needless = drafting.learnt and not (how is not None and how.adaptive)
+    ended = set(drafting.learnt) - accounts.keys()
+    require(not ended, "drafts", f"{ended} are remembered, and have ended")
+    spec_config = books.config.speculation
+    needless = drafting.learnt and not (spec_config is not None and spec_config.adaptive)
     require(not needless, "drafts", "records that no number of drafts depends on")
-    books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
+    books.fenced = _check_fences(books.fenced, [fence.until for fence in after.fences])
     check_flights(books.config, books.flights, after)
 
 
-def _line(books: Books, after: EngineState) -> None:
+def _check_queue(books: Books, after: EngineState) -> None:
     """Check that every sample that does not run is in the queue, as it arrived or was
     preempted.
     """
     waiting = {seq.id: seq for seq in after.waiting}
-    for name, one in books.accounts.items():
-        if one.stage is Stage.RUNNING:
+    for name, account in books.accounts.items():
+        if account.stage is Stage.RUNNING:
             continue
         seq = waiting.get(name)
         if seq is None:
-            raise InvariantError("lifetime", f"{name} is {one.stage}, but not in line")
+            raise InvariantError(
+                "lifetime", f"{name} is {account.stage}, but not in the queue"
+            )
         stage = waiting_stage(seq)
-        require(stage is one.stage, "lifetime", f"{name} is {one.stage}, not {stage}")
-        require(seq.history == one.known, "known", f"{name} knows {seq.history}")
+        require(
+            stage is account.stage, "lifetime", f"{name} is {account.stage}, not {stage}"
+        )
+        require(seq.history == account.tokens, "known", f"{name} knows {seq.history}")
         arrived = seq.arrived
-        require(arrived == one.arrived, "time", f"{name} arrived at {arrived}")
+        require(arrived == account.arrived, "time", f"{name} arrived at {arrived}")
 
 
-def _running(books: Books, after: EngineState, i: int) -> None:
+def _check_running(books: Books, after: EngineState, i: int) -> None:
     """Check that the sequence at `i` has the tokens, blocks and positions of the
     books.
     """
     run, config = after.running, books.config
-    one = books.accounts.get(run.ids[i])
-    if one is None or one.stage is not Stage.RUNNING or one.seat is None:
-        stage = None if one is None else one.stage
+    account = books.accounts.get(run.ids[i])
+    if account is None or account.stage is not Stage.RUNNING or account.seat is None:
+        stage = None if account is None else account.stage
         raise InvariantError("lifetime", f"{run.ids[i]} runs; it is {stage}")
-    _tokens(one, after, i, config.block_size)
-    seat, gen = one.seat, run.run_ids[i]
-    books.seen(seat, gen)
-    require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
-    require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
-    scheduled = run.scheduled[i]
-    right = (run.num_known_at_admission[i], scheduled) == (seat.base, seat.scheduled)
+    _check_tokens(account, after, i, config.block_size)
+    seat, run_id = account.seat, run.run_ids[i]
+    books.set_run_id(seat, run_id)
     require(
-        right, "coverage", f"{one.id} is scheduled to {scheduled}, not {seat.scheduled}"
+        run_id == seat.run_id, "generations", f"{account.id}: {run_id}, not {seat.run_id}"
+    )
+    require(run.rows[i] == seat.row, "rows", f"{account.id} is in row {run.rows[i]}")
+    scheduled = run.scheduled[i]
+    is_valid = (run.num_known_at_admission[i], scheduled) == (
+        seat.num_known_at_admission,
+        seat.scheduled,
+    )
+    require(
+        is_valid,
+        "coverage",
+        f"{account.id} is scheduled to {scheduled}, not {seat.scheduled}",
     )
     kv = committed(config, after, i)
-    require(kv == seat.kv, "committed", f"{one.id} has KV of {seat.kv}, not of {kv}")
-    for table, mine in zip(tables_of(run, i), seat.tables, strict=True):
+    require(kv == seat.kv, "committed", f"{account.id} has KV of {seat.kv}, not of {kv}")
+    for table, expected in zip(tables_of(run, i), seat.tables, strict=True):
         if seat.opened:
-            require(table == mine, "device table", f"{one.id}: {mine}, not {table}")
+            require(
+                table == expected,
+                "device table",
+                f"{account.id}: {expected}, not {table}",
+            )
         else:
-            kept = table[: len(mine)] == mine
-            require(kept, "device table", f"{one.id} lost blocks")
+            keeps_blocks = table[: len(expected)] == expected
+            require(keeps_blocks, "device table", f"{account.id} lost blocks")
 
 
-def _tokens(one: SampleAccount, after: EngineState, i: int, block_size: int) -> None:
+def _check_tokens(
+    account: SampleAccount, after: EngineState, i: int, block_size: int
+) -> None:
     """Check that the sequence at `i` has its sample's tokens, and may have as many."""
     tokens, last = after.running.tokens(i, block_size), after.running.last_index[i]
-    require(tokens == one.known, "known", f"{one.id} knows {tokens}, not {one.known}")
-    require(last == one.last, "known", f"{one.id} may have {last} + 1 tokens")
+    require(
+        tokens == account.tokens,
+        "known",
+        f"{account.id} knows {tokens}, not {account.tokens}",
+    )
+    require(
+        last == account.last_index, "known", f"{account.id} may have {last} + 1 tokens"
+    )
 
 
 def check_publication(books: Books, before: EngineState, after: EngineState) -> None:
@@ -104,36 +131,38 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     until a sequence left in this turn. With a window they may be released at any time.
     """
     groups = books.config.groups
-    if any(group.window for group in groups) or books.left:
+    if any(group.window for group in groups) or books.released_seats:
         return
     run, size = after.running, books.config.block_size
     cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
-    for i, gen in enumerate(run.run_ids):
-        own, due = run.chains[i], books.filled.get(gen, 0) // size
-        (sealed,) = own.sealed
-        if sealed >= due or run.seqs[i].request.begins_anew:
+    for i, run_id in enumerate(run.run_ids):
+        chain, num_due = run.chains[i], books.filled.get(run_id, 0) // size
+        (sealed,) = chain.sealed
+        if sealed >= num_due or run.seqs[i].request.recomputes_prompt:
             continue
-        twin = [*own.keys[sealed : sealed + 1]]
-        found = any(key in nodes for key in twin for nodes in cached)
-        short = f"{run.ids[i]} has published {sealed} of {due} blocks"
-        require(found, "publish in time", short)
+        twin = [*chain.keys[sealed : sealed + 1]]
+        is_cached = any(key in nodes for key in twin for nodes in cached)
+        detail = f"{run.ids[i]} has published {sealed} of {num_due} blocks"
+        require(is_cached, "publish in time", detail)
 
 
-def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
+def _check_fences(
+    fenced_blocks: list[FencedBlocks], untils: list[int]
+) -> list[FencedBlocks]:
     """Check that there is a fence for each sample that left with plans in flight, and no
     other.
     """
-    rest, kept = Counter(untils), []
-    for left in sorted(leaving, key=lambda each: len(each.steps)):
-        found = next((step for step in sorted(left.steps) if rest[step]), None)
-        if found is not None:
-            rest[found] -= 1
-            kept.append(Leaving(left.account, frozenset((found,))))
-        elif NEVER not in left.steps:
-            steps = sorted(left.steps)
+    unmatched, fenced = Counter(untils), []
+    for blocks in sorted(fenced_blocks, key=lambda blocks: len(blocks.steps)):
+        until = next((step for step in sorted(blocks.steps) if unmatched[step]), None)
+        if until is not None:
+            unmatched[until] -= 1
+            fenced.append(FencedBlocks(blocks.account, frozenset((until,))))
+        elif NEVER not in blocks.steps:
+            steps = sorted(blocks.steps)
             raise InvariantError("fence", f"none until {steps}; there are {untils}")
-    require(not any(rest.values()), "fence", f"without a plan: {untils}")
-    return kept
+    require(not any(unmatched.values()), "fence", f"without a plan: {untils}")
+    return fenced
 
 
 def check_flights(
@@ -144,35 +173,37 @@ def check_flights(
     """
     run, free = after.running, set(free_pages(after.blocks.pool))
     owner: dict[int, int] = {}  # page -> the generation that has it as its own
-    for i, gen in enumerate(run.run_ids):
-        owner.update(dict.fromkeys(private_pages(config, run, i), gen))
+    for i, run_id in enumerate(run.run_ids):
+        owner.update(dict.fromkeys(private_pages(config, run, i), run_id))
     for flight in flights:
         plan = flight.plan
-        for at, seat in enumerate(flight.seats):
-            gen, pages = plan.run_ids[at], flight.pages[at]
+        for index, seat in enumerate(flight.seats):
+            run_id, pages = plan.run_ids[index], flight.pages[index]
             if not free.isdisjoint(pages):
                 raise InvariantError("fence", f"{pages & free} are free, and in flight")
-            if not all(owner.get(page, gen) == gen for page in pages):
+            if not all(owner.get(page, run_id) == run_id for page in pages):
                 raise InvariantError("fence", f"blocks of step {plan.step} changed hands")
             if seat.account.seat is seat:
-                start = plan.starts[at]
+                start = plan.starts[index]
                 written = _written(
                     config,
                     seat,
                     start,
                     start
-                    + max(plan.num_scheduled_tokens[at], plan.max_sampled_tokens[at]),
+                    + max(
+                        plan.num_scheduled_tokens[index], plan.max_sampled_tokens[index]
+                    ),
                 )
-                if not all(owner.get(page) == gen for page in written):
+                if not all(owner.get(page) == run_id for page in written):
                     raise InvariantError("exclusive tail", f"others may read {written}")
 
 
 def _written(config: EngineConfig, seat: Seat, start: int, end: int) -> list[int]:
     """The pages of a row that hold positions from `start` to `end`."""
     first, last = start // config.block_size, -(-end // config.block_size)
-    each = zip(seat.tables, config.groups, strict=True)
+    pairs = zip(seat.tables, config.groups, strict=True)
     return [
         page
-        for table, group in each
+        for table, group in pairs
         for page in table[first * group.pages : last * group.pages]
     ]

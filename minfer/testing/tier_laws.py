@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from minfer.blocks.keys import group_keys
 from minfer.blocks.ownership import Blocks
-from minfer.blocks.prefix import Pages, PrefixIndex, flattened, live, node_of
-from minfer.blocks.window import kept, outside
+from minfer.blocks.prefix import Pages, PrefixIndex, flattened, is_live, node_of
+from minfer.blocks.window import outside, unreleased
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
@@ -23,7 +23,7 @@ from minfer.records.messages import (
     TransferCommand,
 )
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import Transfer
+from minfer.records.tiers import Transfer, TransferKind
 from minfer.testing.books import Books
 from minfer.testing.invariants import require
 
@@ -34,74 +34,90 @@ def check_transfers(
     """Raise InvariantError unless the transfers in flight are those before the turn,
     without those that its events ended, and with those that its commands begin.
     """
-    begun = [one for one in turn.commands if isinstance(one, TransferCommand)]
-    books.transfers |= {command.number for command in begun}
-    after = {one.number: one for one in turn.state.tiers.transfers}
+    commands = [
+        command for command in turn.commands if isinstance(command, TransferCommand)
+    ]
+    books.transfers |= {command.number for command in commands}
+    after = {transfer.number: transfer for transfer in turn.state.tiers.transfers}
     require(after.keys() == books.transfers, "tiers", "transfers that did not begin")
-    for command in begun:
+    for command in commands:
         transfer = after[command.number]
         if isinstance(command, Move):
-            _moves(command, transfer, turn.state)
+            _check_move(command, transfer, turn.state)
         else:
-            _by_key(command, transfer, turn.state)
-        if transfer.loads:
-            _loads(transfer, turn.state)
-    if not any(isinstance(one, Lost) for one in events):
-        done = [one.number for one in events if isinstance(one, Moved)]
-        ended = [one for one in before.tiers.transfers if one.number in done]
-        for one in ended:
-            if one.loads or not one.keyed:
-                _arrived(one, turn.state)
-        stored = [one for one in ended if one.keyed and not one.loads]
-        if books.config.keyed is not None and not books.config.keyed.sends:
-            _known(events, stored, turn.state)
-    transfers = [after[command.number] for command in begun]
-    _reasons(turn, transfers)
-    _keeps_hits(books.config, turn, [one for one in transfers if one.loads])
+            _check_external(command, transfer, turn.state)
+        if transfer.kind.to_device:
+            _check_load(transfer, turn.state)
+    if not any(isinstance(event, Lost) for event in events):
+        ended_numbers = [event.number for event in events if isinstance(event, Moved)]
+        ended = [
+            transfer
+            for transfer in before.tiers.transfers
+            if transfer.number in ended_numbers
+        ]
+        for transfer in ended:
+            if transfer.kind is not TransferKind.STORE_TO_EXTERNAL:
+                _check_arrived(transfer, turn.state)
+        stored = [
+            transfer
+            for transfer in ended
+            if transfer.kind is TransferKind.STORE_TO_EXTERNAL
+        ]
+        if (
+            books.config.external_store is not None
+            and not books.config.external_store.push_only
+        ):
+            _check_known(events, stored, turn.state)
+    transfers = [after[command.number] for command in commands]
+    _check_reasons(turn, transfers)
+    _check_hits_kept(
+        books.config,
+        turn,
+        [transfer for transfer in transfers if transfer.kind.to_device],
+    )
 
 
-def _contents(state: EngineState, *, device: bool) -> Blocks:
+def _blocks_of(state: EngineState, *, device: bool) -> Blocks:
     host = state.tiers.host
     require(device or host is not None, "tiers", "a transfer without a tier")
     return state.blocks if device or host is None else host
 
 
-def _moves(move: Move, transfer: Transfer, now: EngineState) -> None:
+def _check_move(move: Move, transfer: Transfer, now: EngineState) -> None:
     """Check that a transfer reads the blocks of its keys, each behind the one before, and
     writes nothing that has content.
     """
-    way = (move.loads, False) == (transfer.loads, transfer.keyed)
-    require(way, "tiers", "a transfer the other way")
+    require(move.kind is transfer.kind, "tiers", "a transfer the other way")
     right = move.targets == transfer.targets
     require(right and len(move.sources) == len(move.targets), "tiers", "other pages")
-    source = _contents(now, device=not move.loads).prefix
-    _reads(source, transfer, move.sources)
-    _writes_new(_contents(now, device=move.loads).prefix, transfer)
+    source = _blocks_of(now, device=not move.kind.to_device).prefix
+    _check_reads(source, transfer, move.sources)
+    _check_writes_new(_blocks_of(now, device=move.kind.to_device).prefix, transfer)
 
 
-def _by_key(
+def _check_external(
     command: StoreBlocks | FetchBlocks, transfer: Transfer, now: EngineState
 ) -> None:
     """Check that blocks of the device are stored under their own keys; or that those are
-    fetched that the keyed tier is believed to have, and the device has not.
+    fetched that the external store is believed to have, and the device has not.
     """
-    fetches = isinstance(command, FetchBlocks)
-    way = (fetches, True) == (transfer.loads, transfer.keyed)
-    require(way, "tiers", "a transfer the other way")
+    require(command.kind is transfer.kind, "tiers", "a transfer the other way")
     require(command.keys == transfer.keys, "tiers", "other blocks")
     if isinstance(command, StoreBlocks):
-        _reads(now.blocks.prefix, transfer, flattened(command.pages))
+        _check_reads(now.blocks.prefix, transfer, flattened(command.pages))
         return
     require(flattened(command.pages) == transfer.targets, "tiers", "other pages")
-    known = all(key in now.tiers.known for key in command.keys)
-    require(known, "tiers", "blocks that the keyed tier is not believed to have")
-    _writes_new(now.blocks.prefix, transfer)
+    is_believed = all(key in now.tiers.external_keys for key in command.keys)
+    require(
+        is_believed, "tiers", "blocks that the external store is not believed to have"
+    )
+    _check_writes_new(now.blocks.prefix, transfer)
 
 
-def _reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
+def _check_reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
     read = [node_of(source, key) for key in transfer.keys]
-    own = tuple(page for node in read if node is not None for page in node.pages)
-    require(own == pages, "tiers", f"{pages} are read, not {own}")
+    expected = tuple(page for node in read if node is not None for page in node.pages)
+    require(expected == pages, "tiers", f"{pages} are read, not {expected}")
     for path in transfer.paths:
         for key, parent in zip(path.keys, (path.parent, *path.keys), strict=False):
             node = node_of(source, key)
@@ -109,12 +125,12 @@ def _reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
             require(follows, "tiers", "a block is behind another one")
 
 
-def _writes_new(target: PrefixIndex, transfer: Transfer) -> None:
+def _check_writes_new(target: PrefixIndex, transfer: Transfer) -> None:
     twice = [key for key in transfer.keys if key in target.nodes]
     require(not twice, "tiers", "what is written is there already")
 
 
-def _loads(transfer: Transfer, now: EngineState) -> None:
+def _check_load(transfer: Transfer, now: EngineState) -> None:
     """Check that no plan in flight needs what a load writes, and that its sample
     waits.
     """
@@ -123,60 +139,76 @@ def _loads(transfer: Transfer, now: EngineState) -> None:
     require(free, "tiers", "a plan in flight copies from what is written")
     sample = transfer.sample
     waits = sample is not None and sample[0] in transfer.waiting
-    here = {seq.id for seq in now.waiting}
-    require(waits and sample in here, "tiers", "a load for a sample that does not wait")
+    waiting_ids = {seq.id for seq in now.waiting}
+    require(
+        waits and sample in waiting_ids, "tiers", "a load for a sample that does not wait"
+    )
 
 
-def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
-    """Check that the keyed tier is believed to have what was stored there: at least one
-    of the last blocks, as not all may be remembered. A request may say otherwise.
+def _check_known(
+    events: Iterable[Event], stored: Sequence[Transfer], now: EngineState
+) -> None:
+    """Check that the external store is believed to have what was stored there: at least
+    one of the last blocks, as not all may be remembered. A request may say otherwise.
     """
-    requests = [one.request for one in events if isinstance(one, Submit)]
-    if stored and not any(one.stored or one.push_to for one in requests):
-        known = any(one.keys[-1] in now.tiers.known for one in stored)
-        require(known, "tiers", "stored blocks are not known")
+    requests = [event.request for event in events if isinstance(event, Submit)]
+    if stored and not any(request.kv_transfer is not None for request in requests):
+        is_believed = any(
+            transfer.keys[-1] in now.tiers.external_keys for transfer in stored
+        )
+        require(is_believed, "tiers", "stored blocks are not known")
 
 
-def _arrived(transfer: Transfer, now: EngineState) -> None:
+def _check_arrived(transfer: Transfer, now: EngineState) -> None:
     """Check that its blocks are cached where they went, unless their parents are not, or
     they were evicted in the same turn.
     """
-    target = _contents(now, device=transfer.loads)
+    target = _blocks_of(now, device=transfer.kind.to_device)
     if target.available == 0 or target.idle == 0:
         return
     for path in transfer.paths:
-        known = [key in target.prefix.nodes for key in path.keys]
-        right = known == sorted(known, reverse=True)
-        require(right, "tiers", "a cached block whose parent is not")
+        is_cached = [key in target.prefix.nodes for key in path.keys]
+        in_order = is_cached == sorted(is_cached, reverse=True)
+        require(in_order, "tiers", "a cached block whose parent is not")
 
 
-def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
+def _check_reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
     """Check that each load has its reason, and each reason its figures."""
-    loads = [one.keyed for one in transfers if one.loads]
-    reasons = [one for one in turn.reasons if isinstance(one, Loading | Recomputing)]
-    begun = [one.keyed for one in reasons if isinstance(one, Loading)]
-    require(begun == loads, "tiers", f"{loads} loads begin, of which {begun} are said")
-    for one in reasons:
-        require(0 <= one.hit < one.blocks, "tiers", f"{one} gains nothing")
+    loads = [transfer.kind for transfer in transfers if transfer.kind.to_device]
+    reasons = [
+        reason for reason in turn.reasons if isinstance(reason, Loading | Recomputing)
+    ]
+    reported = [reason.kind for reason in reasons if isinstance(reason, Loading)]
+    require(
+        reported == loads,
+        "tiers",
+        f"{loads} loads begin, of which {reported} are reported",
+    )
+    for reason in reasons:
+        require(0 <= reason.hit < reason.blocks, "tiers", f"{reason} gains nothing")
 
 
-def _keeps_hits(
+def _check_hits_kept(
     config: EngineConfig, turn: Transition, loads: Sequence[Transfer]
 ) -> None:
     """Check that all blocks of the hit that a load is for are held, or on their way."""
-    reasons = [one for one in turn.reasons if isinstance(one, Loading)]
+    reasons = [reason for reason in turn.reasons if isinstance(reason, Loading)]
     waiting, size = {seq.id: seq for seq in turn.state.waiting}, config.block_size
     for reason, transfer in zip(reasons, loads, strict=True):
         keys, end = waiting[reason.id, reason.sample].keys, reason.blocks
         for g, group in enumerate(config.groups):
             low, sinks = outside(end * size, group.window, size), group.sink_blocks(size)
-            own = group_keys(kept(keys, 0, end, low, sinks), g)
-            rest = [key for key in own if key not in transfer.keys]
-            held = all(live(turn.state.blocks.prefix, key) for key in rest)
-            require(held, "tiers", f"a block of the hit of {reason.id} can be evicted")
+            read_keys = group_keys(unreleased(keys, 0, end, low, sinks), g)
+            cached_keys = [key for key in read_keys if key not in transfer.keys]
+            is_held = all(is_live(turn.state.blocks.prefix, key) for key in cached_keys)
+            require(is_held, "tiers", f"a block of the hit of {reason.id} can be evicted")
 
 
 def check_losses(events: Iterable[Event], lost: int, turn: Transition) -> None:
     """Raise InvariantError unless each of the lost transfers is reported."""
-    said = sum(isinstance(one, LostBlocks) for one in turn.reasons)
-    require(said == lost, "tiers", f"{lost} lost, {said} reported: {list(events)}")
+    num_reported = sum(isinstance(reason, LostBlocks) for reason in turn.reasons)
+    require(
+        num_reported == lost,
+        "tiers",
+        f"{lost} lost, {num_reported} reported: {list(events)}",
+    )

@@ -44,36 +44,40 @@ class PolicyError(AssertionError):
         self.config, self.turns = config, tuple(turns)
         story = [f"{law}: {self.detail}", f"under {config}, after"]
         for turn in turns:
-            at = f"  turn {turn.number}, {turn.transition.state.time:.4f} s: "
-            news = (event for event in turn.events if isinstance(event, Submit | Cancel))
-            for report in map(dump, (*news, *turn.transition.reasons)):
+            heading = f"  turn {turn.number}, {turn.transition.state.time:.4f} s: "
+            inputs = (
+                event for event in turn.events if isinstance(event, Submit | Cancel)
+            )
+            for report in map(dump, (*inputs, *turn.transition.reasons)):
                 fields = (
                     f"{key}={value}"
                     for key, value in report.pop("request", report).items()
                 )
-                story.append(at + " ".join(fields).removeprefix("is="))
+                story.append(heading + " ".join(fields).removeprefix("is="))
         super().__init__("\n".join(story))
 
 
-def _ordered(got: Any) -> bool:
-    return isinstance(got, tuple) and all(
-        isinstance(n, int | float) and not isnan(n) for n in got
+def _is_rank(rank: Any) -> bool:
+    return isinstance(rank, tuple) and all(
+        isinstance(n, int | float) and not isnan(n) for n in rank
     )
 
 
-_QUESTIONS: Final = [name for name in vars(Policy) if not name.startswith("_")]
+_METHODS: Final = [name for name in vars(Policy) if not name.startswith("_")]
 # what the protocol requires of an answer
-_RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "rank": lambda _, got: isinstance(got, tuple) and len(got) == 2 and _ordered(got[0]),
-    "requeue_rank": lambda args, got: _ordered(got) and got <= args[1],
-    "admit_from": lambda _, got: _ordered((got,)),
-    "victim": lambda args, got: type(got) is int and 0 < got < len(args[1]),
-    "may_preempt": lambda _, got: isinstance(got, bool),
-    "defer": lambda _, got: (
-        isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], bool)
+_IS_VALID: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "rank": lambda _, answer: (
+        isinstance(answer, tuple) and len(answer) == 2 and _is_rank(answer[0])
     ),
-    "budget": lambda _, got: type(got) is int and got >= 0,
-    "drafts": lambda _, got: type(got) is int and got >= 0,
+    "requeue_rank": lambda args, answer: _is_rank(answer) and answer <= args[1],
+    "admit_from": lambda _, answer: _is_rank((answer,)),
+    "victim": lambda args, answer: type(answer) is int and 0 < answer < len(args[1]),
+    "may_preempt": lambda _, answer: isinstance(answer, bool),
+    "defer": lambda _, answer: (
+        isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], bool)
+    ),
+    "budget": lambda _, answer: type(answer) is int and answer >= 0,
+    "drafts": lambda _, answer: type(answer) is int and answer >= 0,
 }
 
 
@@ -92,22 +96,23 @@ class Trial:
     state: EngineState = field(init=False)
     turns: list[Turn] = field(init=False, factory=list)
     _inbox: list[Event] = field(init=False, factory=list)  # events of the next turn
-    _watched: EngineConfig = field(init=False)  # `config`, with `_ask` for a policy
+    # `config`, with `_call_policy` for a policy
+    _watched: EngineConfig = field(init=False)
     # laws broken, and how
     _flaws: list[tuple[str, str]] = field(init=False, factory=list)
     _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
     _ledger: Ledger = field(init=False)
     _budgets: list[int] = field(init=False, factory=list)  # its answers in this turn
-    _held_back: set[str] = field(init=False, factory=set)  # clients deferred in this turn
-    _claims: int = field(init=False, default=0)  # requested tokens
-    _busy: int = field(init=False, default=0)  # turns with work
+    _deferred: set[str] = field(init=False, factory=set)  # clients deferred in this turn
+    _claimed_tokens: int = field(init=False, default=0)  # requested tokens
+    _busy_turns: int = field(init=False, default=0)  # turns with work
     # since when the policy makes all wait
-    _idle: float = field(init=False, default=inf)
+    _idle_since: float = field(init=False, default=inf)
 
     def __attrs_post_init__(self) -> None:
         watch: Any = SimpleNamespace(
-            **{name: partial(self._ask, name) for name in _QUESTIONS}
+            **{name: partial(self._call_policy, name) for name in _METHODS}
         )
         self._watched = evolve(self.config, policy=watch)
         self._oracle = Oracle(self.config.block_size, VOCAB, self.config.groups)
@@ -116,32 +121,32 @@ class Trial:
         # without events: so there is a turn to show, whatever happens next
         self.turn(0.0)
 
-    def _ask(self, name: str, *args: Any) -> Any:
+    def _call_policy(self, name: str, *args: Any) -> Any:
         """Call the policy twice, the second time with a deep copy of the arguments."""
         try:
             twin, ask = deepcopy(args), getattr(self.config.policy, name)
             answer = ask(*args)
-            kept, same, again = deepcopy(answer), args == twin, ask(*twin)
+            copy, unchanged, repeated = deepcopy(answer), args == twin, ask(*twin)
         except Exception as error:
             self._flaws.append(("never raises", f"{name}{args} raised {error!r}"))
             self._raised = self._raised or error
-            raise  # the engine goes on without an answer: `_must` raises later
+            raise  # the engine goes on without an answer: `_require` raises later
         if name == "budget":
             self._budgets.append(answer)
-        if name == "defer" and _RIGHT[name](args, answer) and answer[0]:
-            self._held_back.add(args[1].client)
-        report = f"{name}{args} is {kept!r}"
-        if not _RIGHT.get(name, lambda *_: True)(args, answer):
+        if name == "defer" and _IS_VALID[name](args, answer) and answer[0]:
+            self._deferred.add(args[1].client)
+        report = f"{name}{args} is {copy!r}"
+        if not _IS_VALID.get(name, lambda *_: True)(args, answer):
             self._flaws.append(
                 (name, f"{report}; the protocol: {getattr(Policy, name).__doc__}")
             )
-        if not (same and answer == kept == again):
+        if not (unchanged and answer == copy == repeated):
             self._flaws.append(
-                ("purity", f"{report}, then {again!r}; or its arguments changed")
+                ("purity", f"{report}, then {repeated!r}; or its arguments changed")
             )
         return answer
 
-    def _must(self, holds: bool, law: str, detail: str) -> None:
+    def _require(self, holds: bool, law: str, detail: str) -> None:
         self._flaws += [] if holds else [(law, detail)]
         for flaw in self._flaws:
             raise PolicyError(*flaw, self.config, self.turns) from self._raised
@@ -152,103 +157,115 @@ class Trial:
         while self.now < until:
             self.turn(until)
         self._inbox.append(event)
-        self._claims += _claim(event.request) if isinstance(event, Submit) else 0
+        if isinstance(event, Submit):
+            self._claimed_tokens += _num_tokens(event.request)
 
     def turn(self, until: float = inf) -> None:
         """Take a turn; the clock advances by `pace`, or if nothing runs to `until` at
         most.
         """
-        moved = self._step()
-        self._must(True, "", "")
-        wakes = [each.time for each in moved.commands if isinstance(each, WakeAt)]
-        self._stuck(idle=bool(wakes) and not self._oracle.plans)
+        transition = self._step()
+        self._require(True, "", "")
+        wakes = [
+            command.time for command in transition.commands if isinstance(command, WakeAt)
+        ]
+        self._check_deadlock(idle=bool(wakes) and not self._oracle.plans)
         # Not all the way to the policy's wake-up time: another event may come before.
         short = self.hold / 100
-        soon = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
+        wake_times = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
         if self._oracle.plans:
             self.now += self.pace
         else:
-            self.now = min(until, *(soon or [until]))
+            self.now = min(until, *(wake_times or [until]))
 
     def _step(self) -> Transition:
         """Let the engine decide a turn, and the ledger check it."""
         before = self.state
-        events = (Tick(self.now), *self._done(), *self._inbox)
+        events = (Tick(self.now), *self._results(), *self._inbox)
         self._inbox = []
         self._budgets.clear()
-        self._held_back.clear()
+        self._deferred.clear()
         try:
-            moved = step(self._watched, before, events)
-            self.turns.append(Turn(len(self.turns), before, events, moved))
-            self.state = moved.state
-            self._ledger.take(events, moved, self._budgets, self._held_back)
-            for each in moved.commands:
-                if isinstance(each, Execute):
-                    self._oracle.launch(each.plan)
+            transition = step(self._watched, before, events)
+            self.turns.append(Turn(len(self.turns), before, events, transition))
+            self.state = transition.state
+            self._ledger.take(events, transition, self._budgets, self._deferred)
+            for command in transition.commands:
+                if isinstance(command, Execute):
+                    self._oracle.launch(command.plan)
         except Exception as error:
             self._flaws.append((getattr(error, "law", "totality"), str(error)))
             raise PolicyError(*self._flaws[0], self.config, self.turns) from error
-        return moved
+        return transition
 
-    def _done(self) -> Iterator[Event]:
+    def _results(self) -> Iterator[Event]:
         """The results of the first step in flight, and the host's drafts after it."""
         if self._oracle.plans:
-            done = self._oracle.collect()
-            yield done
-            if isinstance(done, Executed):
-                yield from proposed(self._watched, self.state, done, self._oracle)
+            results = self._oracle.collect()
+            yield results
+            if isinstance(results, Executed):
+                yield from proposed(self._watched, self.state, results, self._oracle)
 
-    def _stuck(self, *, idle: bool) -> None:
+    def _check_deadlock(self, *, idle: bool) -> None:
         """Check that all requests end: within a number of turns, and without too long a
         pause.
         """
-        self._idle = min(self._idle, self.now) if idle else inf
-        self._busy += not idle
-        late = self.now - self._idle > self.hold or self._busy > 50 + 4 * self._claims
-        report = (
-            f"{self._busy} turns for {self._claims} tokens; idle from "
-            f"{self._idle:.2f} s on"
+        self._idle_since = min(self._idle_since, self.now) if idle else inf
+        self._busy_turns += not idle
+        is_stuck = (
+            self.now - self._idle_since > self.hold
+            or self._busy_turns > 50 + 4 * self._claimed_tokens
         )
-        self._must(not late, "no deadlock", report)
+        report = (
+            f"{self._busy_turns} turns for {self._claimed_tokens} tokens; idle from "
+            f"{self._idle_since:.2f} s on"
+        )
+        self._require(not is_stuck, "no deadlock", report)
 
-    def compete(self, mine: Request, every: int = 1, *, short: bool = False) -> None:
-        """Submit `mine` when all rows are taken, and its equals, or short ones, every so
-        many turns.
+    def compete(
+        self, request: Request, interval: int = 1, *, short: bool = False
+    ) -> None:
+        """Submit `request` when all rows are taken, and its equals, or short ones, every
+        `interval` turns.
 
         While it waits, at first or preempted, `overtakes` of them may be admitted (of
         those that come `patience` seconds later, if short), and one for each earlier
         claim like theirs.
         """
-        less = evolve(mine, prompt=mine.prompt[:1], n=1, max_tokens=1) if short else mine
-        here = {one.request for one in (*self.state.waiting, *self.state.running.seqs)}
-        here |= {event.request for event in self._inbox if isinstance(event, Submit)}
+        rival = request
+        if short:
+            rival = evolve(request, prompt=request.prompt[:1], n=1, max_tokens=1)
+        present = {seq.request for seq in (*self.state.waiting, *self.state.running.seqs)}
+        present |= {event.request for event in self._inbox if isinstance(event, Submit)}
         # Claimed but unused tokens may go to later requests: fair shares do that.
-        allowed = self.overtakes + sum(map(_claim, here)) // _claim(less)
+        allowed = self.overtakes + sum(map(_num_tokens, present)) // _num_tokens(rival)
         for number in range(self.config.max_num_seqs):
-            self.tell(Submit(evolve(mine, id=f"early{number}")))
+            self.tell(Submit(evolve(request, id=f"early{number}")))
         self.turn(self.now + self.pace)
-        self.tell(Submit(mine))
+        self.tell(Submit(request))
         # Short ones must come faster than they end.
         rows = self.config.max_num_seqs if short else 1
-        after = self.now + (self.patience if short else 0)
+        late_from = self.now + (self.patience if short else 0)
         passed = set[str]()
         for number in range(150):
-            if number % every == 0:
-                name = "late" if self.now >= after else "soon"
+            if number % interval == 0:
+                name = "late" if self.now >= late_from else "soon"
                 for row in range(rows):
-                    self.tell(Submit(evolve(less, id=f"{name}{number}.{row}")))
+                    self.tell(Submit(evolve(rival, id=f"{name}{number}.{row}")))
             self.turn(self.now + self.pace)
-            if any(one.request.id == mine.id for one in self.state.waiting):
+            if any(seq.request.id == request.id for seq in self.state.waiting):
                 reasons = self.turns[-1].transition.reasons
                 passed |= {
-                    r.id for r in reasons if isinstance(r, Admitted) and "late" in r.id
+                    reason.id
+                    for reason in reasons
+                    if isinstance(reason, Admitted) and "late" in reason.id
                 }
             report = (
-                f"{mine.id} waits while {len(passed)} who came later go first; "
+                f"{request.id} waits while {len(passed)} later ones go first; "
                 f"{allowed} may"
             )
-            self._must(len(passed) <= allowed, "bounded starvation", report)
-            if mine.id not in self.state.requests:
+            self._require(len(passed) <= allowed, "bounded starvation", report)
+            if request.id not in self.state.requests:
                 break
         for name in self.state.requests:
             self.tell(Cancel(name))
@@ -260,12 +277,12 @@ class Trial:
         while self.state.requests or self._oracle.plans or self._inbox:
             self.turn()
         freed = self.state.blocks.available == self.config.num_blocks
-        self._must(freed, "all is freed", "not so")
+        self._require(freed, "all is freed", "not so")
         for turn in reversed(self.turns):
             same = step(self._watched, turn.before, turn.events) == turn.transition
             report = f"turn {turn.number} is decided otherwise again"
-            self._must(same, "determinism", report)
+            self._require(same, "determinism", report)
 
 
-def _claim(request: Request) -> int:
+def _num_tokens(request: Request) -> int:
     return len(request.prompt) + request.n * request.max_tokens

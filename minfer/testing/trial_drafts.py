@@ -20,14 +20,14 @@ _ALL = Guesses(1.0)  # as many as possible
 
 
 def proposed(
-    config: EngineConfig, state: EngineState, done: Executed, oracle: Oracle
+    config: EngineConfig, state: EngineState, results: Executed, oracle: Oracle
 ) -> Iterator[Propose]:
     """The host's drafts after the results of the first step in flight, if the host
     drafts; the oracle has just run that step.
     """
     rows = dict(zip(state.running.ids, state.running.rows, strict=True))
-    for one in proposals(config, state, (done,), _ALL):
-        count = one.known % (len(one.tokens) + 1)
-        tokens = oracle.preview_drafts(rows[one.id, one.sample], count)
+    for proposal in proposals(config, state, (results,), _ALL):
+        count = proposal.known % (len(proposal.tokens) + 1)
+        tokens = oracle.preview_drafts(rows[proposal.id, proposal.sample], count)
         if tokens:
-            yield evolve(one, tokens=tokens)
+            yield evolve(proposal, tokens=tokens)

@@ -2,13 +2,14 @@
 again. What it held is released in both cases.
 """
 
+from minfer.blocks.keys import Key, Keys
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, flattened
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, LostBlocks, Moved, clip
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition, ignore, waiting_sample
-from minfer.records.tiers import KnownKeys, Tiers, Transfer
+from minfer.records.tiers import Tiers, Transfer, TransferKind
 from minfer.records.waiting import WaitingQueue
 from minfer.values.queue import Queue
 from minfer.values.record import evolve
@@ -19,67 +20,65 @@ def finish_transfer(
 ) -> Transition:
     """Apply the report of a transfer; one that is not in flight is ignored."""
     tiers, number = state.tiers, event.number if type(event.number) is int else None
-    found = [one for one in tiers.transfers if one.number == number]
-    if not found:
+    ended = [
+        in_progress for in_progress in tiers.transfers if in_progress.number == number
+    ]
+    if not ended:
         return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
-    [transfer], lost = found, isinstance(event, Lost)
-    device, host = state.blocks, tiers.host
-    if transfer.loads:
-        device = _write(device, transfer, lost=lost)
+    [transfer], lost = ended, isinstance(event, Lost)
+    if transfer.kind.to_device:
+        device = _write(state.blocks, transfer, lost=lost)
     else:
-        device = _release(device, transfer)
-    if host is not None and not transfer.keyed:
-        if transfer.loads:
-            host = _release(host, transfer)
-        else:
-            host = _write(host, transfer, lost=lost)
-    tiers = evolve(
-        tiers,
-        host=host,
-        known=_known(config, tiers.known, transfer, lost=lost),
-        transfers=tuple([one for one in tiers.transfers if one is not transfer]),
+        device = _release(state.blocks, transfer)
+    in_flight = tuple(
+        [in_progress for in_progress in tiers.transfers if in_progress is not transfer]
     )
-    if not transfer.loads:
-        after = _without_queue if lost else _with_wanted_again
-        tiers = after(config, tiers, transfer)
+    tiers = evolve(_after(config, tiers, transfer, lost=lost), transfers=in_flight)
     waiting = _stop_choosing(state, transfer.sample)
     state = evolve(state, blocks=device, waiting=waiting, tiers=tiers)
     if isinstance(event, Moved):
         return Transition(state)
-    lost_blocks = LostBlocks(len(transfer.keys), clip(event.error), transfer.keyed)
+    lost_blocks = LostBlocks(len(transfer.keys), clip(event.error), transfer.kind)
     return Transition(state, (), (lost_blocks,))
 
 
-def _with_wanted_again(config: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
-    """These tiers after a store that has ended: what a request wanted sent to another
-    engine, while it was on its way to one, is to be sent again.
+def _after(
+    config: EngineConfig, tiers: Tiers, transfer: Transfer, *, lost: bool
+) -> Tiers:
+    """What is in the tiers after a transfer, and what is still to be stored there."""
+    host = tiers.host
+    match transfer.kind:
+        case TransferKind.STORE_TO_HOST:
+            host = None if host is None else _write(host, transfer, lost=lost)
+            # What waits for a store that failed would fail, too, or have the lost blocks
+            # stored again and again. What is published from now on is stored.
+            queue = Queue[Key]() if lost else tiers.host_queue
+            return evolve(tiers, host=host, host_queue=queue)
+        case TransferKind.LOAD_FROM_HOST:
+            host = None if host is None else _release(host, transfer)
+            return evolve(tiers, host=host)
+        case TransferKind.STORE_TO_EXTERNAL if lost:
+            return evolve(tiers, external_queue=Queue())  # as above
+        case TransferKind.STORE_TO_EXTERNAL:
+            return _after_external_store(config, tiers, transfer.keys)
+        case TransferKind.FETCH_FROM_EXTERNAL:
+            keys = tiers.external_keys
+            keys = keys.discard(transfer.keys) if lost else keys
+            return evolve(tiers, external_keys=keys)
+
+
+def _after_external_store(config: EngineConfig, tiers: Tiers, keys: Keys) -> Tiers:
+    """These tiers after a store of blocks: those that a request wanted pushed meanwhile
+    are stored again.
     """
-    if not (transfer.keyed and tiers.wanted):
+    if config.external_store is None:
         return tiers
-    again = tuple([key for key in transfer.keys if key in tiers.wanted])
-    return evolve(tiers, unsaved=tiers.unsaved.extended(again, config.num_blocks))
-
-
-def _without_queue(_: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
-    """These tiers after a store that failed: what waits for it would fail, too, or have
-    the lost blocks stored again and again. What is published from now on is stored.
-    """
-    if transfer.keyed:
-        return evolve(tiers, unsaved=Queue())
-    return evolve(tiers, unstored=Queue())
-
-
-def _known(
-    config: EngineConfig, known: KnownKeys, transfer: Transfer, *, lost: bool
-) -> KnownKeys:
-    """What the keyed tier is believed to have after a transfer."""
-    if config.keyed is None or not transfer.keyed:
-        return known
-    if transfer.loads:
-        return known.discard(transfer.keys) if lost else known
-    if lost or config.keyed.sends:
-        return known
-    return known.add(transfer.keys, config.keyed.known)
+    external_keys = tiers.external_keys
+    if not config.external_store.push_only:
+        external_keys = external_keys.add(keys, config.external_store.max_known_keys)
+    repeated = tuple([key for key in keys if key in tiers.push_keys])
+    queue = tiers.external_queue.extended(repeated, config.num_blocks)
+    return evolve(tiers, external_keys=external_keys, external_queue=queue)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
@@ -88,7 +87,7 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
     for path in transfer.paths:
         broken = path.parent != ROOT and path.parent not in change.prefix.nodes
         if lost or broken:
-            change.pool.give(flattened(path.pages))
+            change.pool.release(flattened(path.pages))
             continue
         if change.prefix.held is not None:  # blocks are stored only if it lacks them
             change.prefix.add_idle(path.parent, path.keys, path.pages)
@@ -97,7 +96,7 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         if path.parent != ROOT:
             change.prefix.hold(path.parent)
         leaf, twins = change.prefix.publish(path.parent, path.keys, path.pages)
-        change.pool.give(flattened(twins))
+        change.pool.release(flattened(twins))
         change.prefix.release(leaf)
     for key in transfer.held_parents:
         change.prefix.release(key)
@@ -109,7 +108,7 @@ def _release(source: Blocks, transfer: Transfer) -> Blocks:
     store pins them.
     """
     change = Transaction(source)
-    release = change.prefix.release if transfer.loads else change.prefix.unpin
+    release = change.prefix.release if transfer.kind.to_device else change.prefix.unpin
     for key in transfer.held_leaves:
         release(key)
     return change.done()

@@ -1,5 +1,4 @@
-"""Stores blocks of the device in tiers as soon as they are published, so that the device
-can evict them at any time.
+"""Stores blocks of the device in tiers as soon as they are published.
 
 A block is stored behind its parent, as tiers keep the beginnings of prefixes: host memory
 evicts leaves first. If its parent was evicted there, or never stored, the parent is
@@ -17,14 +16,14 @@ from minfer.blocks.prefix import (
     Pages,
     PrefixIndex,
     bundles,
-    evictable,
+    count_evictable,
     flattened,
     pages_of,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move, StoreBlocks
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Tiers, Transfer
+from minfer.records.tiers import ChainRun, Tiers, Transfer, TransferKind
 from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
@@ -33,14 +32,14 @@ def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
     """Begin to store published blocks, as many as may be on their way at once."""
     tiers, prefix = state.tiers, state.blocks.prefix
     new = prefix.unstored or ()
-    if not (new or tiers.unstored or tiers.unsaved):
+    if not (new or tiers.host_queue or tiers.external_queue):
         return Transition(state)
     device = Transaction(state.blocks)
     if new:
         device.prefix.unstored = ()
     tiers, move = _store_in_host(config, prefix, device, tiers, new)
-    tiers, store = _store_by_key(config, prefix, device, tiers, new)
-    commands = tuple([one for one in (move, store) if one is not None])
+    tiers, store = _store_in_external(config, prefix, device, tiers, new)
+    commands = tuple([command for command in (move, store) if command is not None])
     return Transition(evolve(state, blocks=device.done(), tiers=tiers), commands)
 
 
@@ -67,30 +66,32 @@ class _Batch:
     def of(
         cls,
         prefix: PrefixIndex,
-        there: Container[Key],
+        contents: Container[Key],
         room: int,
         stores: list[Transfer],
     ) -> "_Batch":
         """An empty batch for a tier, to which these transfers are in flight."""
-        return cls(prefix, there, room, {key for one in stores for key in one.keys})
+        return cls(
+            prefix, contents, room, {key for transfer in stores for key in transfer.keys}
+        )
 
     def collect(self, queue: Queue[Key]) -> Queue[Key]:
         """Collect blocks as far as there is room; returns those of the queue that are
         left.
         """
-        for at, key in enumerate(queue):
+        for index, key in enumerate(queue):
             run = self._missing(key)
             if run is None:
                 continue
-            whole, size = len(run.keys), len(run.blocks[0])
-            fits = min(whole, self.room // size)
-            if fits < whole:
+            num_blocks, size = len(run.keys), len(run.blocks[0])
+            fits = min(num_blocks, self.room // size)
+            if fits < num_blocks:
                 run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
             if fits:
                 self._append(run)
                 self.room -= fits * size
-            if fits < whole:
-                return queue.without_first(at)
+            if fits < num_blocks:
+                return queue.without_first(index)
         return Queue()
 
     def _missing(self, key: Key) -> _Run | None:
@@ -141,20 +142,20 @@ def _store_in_host(
     if config.host is None or host is None:
         return tiers, None
     # Earlier ones than that were evicted since, or are stored with their children.
-    queue = tiers.unstored.extended(new, config.num_blocks)
+    queue = tiers.host_queue.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
-    stores, there = tiers.stores(keyed=False), host.prefix.nodes
-    room = config.host.storing - sum(len(one.targets) for one in stores)
-    batch = _Batch.of(prefix, there, room, stores)
-    rest, wanted = batch.collect(queue), room - batch.room
-    if host.free < wanted:
-        short = wanted - host.free
-        available = host.free + evictable(host.prefix, host.prefix.idle, short)
-        if available < wanted:
-            batch = _Batch.of(prefix, there, available, stores)
-            rest = batch.collect(queue)
-    tiers = evolve(tiers, unstored=rest)
+    stores, contents = tiers.transfers_of(TransferKind.STORE_TO_HOST), host.prefix.nodes
+    room = config.host.storing - sum(len(transfer.targets) for transfer in stores)
+    batch = _Batch.of(prefix, contents, room, stores)
+    remaining, needed = batch.collect(queue), room - batch.room
+    if host.free < needed:
+        short = needed - host.free
+        available = host.free + count_evictable(host.prefix, host.prefix.idle, short)
+        if available < needed:
+            batch = _Batch.of(prefix, contents, available, stores)
+            remaining = batch.collect(queue)
+    tiers = evolve(tiers, host_queue=remaining)
     return _begin(device, tiers, host, batch.runs)
 
 
@@ -162,35 +163,34 @@ def _begin(
     device: Transaction, tiers: Tiers, host: Blocks, runs: list[_Run]
 ) -> tuple[Tiers, Move | None]:
     """Begin a transfer of these runs to host memory, which has room for nearly all."""
-    tier, there = Transaction(host), host.prefix.nodes
-    held_parents = tuple([run.parent for run in runs if run.parent in there])
+    tier, contents = Transaction(host), host.prefix.nodes
+    held_parents = tuple([run.parent for run in runs if run.parent in contents])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
     sources, paths, missed = list[Pages](), list[ChainRun](), list[Key]()
     for run in runs:
         size = len(run.blocks[0])
-        taken = tier.take(len(run.blocks) * size)
-        if taken is None:  # the parent is held, and no longer makes room
+        allocated = tier.take(len(run.blocks) * size)
+        if allocated is None:  # the parent is held, and no longer makes room
             missed.append(run.keys[-1])
             continue
         device.prefix.pin(run.keys[-1])
         sources += run.blocks
-        pages = (*bundles(taken.pages, size),)
+        pages = (*bundles(allocated.pages, size),)
         paths.append(ChainRun(run.parent, tuple(run.keys), pages))
     if not paths:
         return tiers, None
     for key in missed:  # they were used now, as those that are stored
         device.prefix.hold(key)
         device.prefix.release(key)
-    tiers = tiers.with_transfer(
-        tier.done(), paths, held_parents, loads=False, keyed=False
-    )
+    kind = TransferKind.STORE_TO_HOST
+    tiers = tiers.with_transfer(tier.done(), paths, held_parents, kind)
     transfer = tiers.transfers[-1]
-    move = Move(transfer.number, False, flattened(sources), transfer.targets)
+    move = Move(transfer.number, kind, flattened(sources), transfer.targets)
     return tiers, move
 
 
-# --- the keyed tier ---------------------------------------------------------------------
+# --- the external store -----------------------------------------------------------------
 
 
 @frozen
@@ -203,7 +203,7 @@ class _Except(Container[Key]):
         return key not in self.some
 
 
-def _store_by_key(
+def _store_in_external(
     config: EngineConfig,
     prefix: PrefixIndex,
     device: Transaction,
@@ -211,28 +211,28 @@ def _store_by_key(
     new: Keys,
 ) -> tuple[Tiers, StoreBlocks | None]:
     """Begin to store the first blocks of the queue, to which `new` ones are added."""
-    if config.keyed is None:
+    if config.external_store is None:
         return tiers, None
-    sends = config.keyed.sends
-    if sends:
-        new = tuple([key for key in new if key in tiers.wanted])
-    queue = tiers.unsaved.extended(new, config.num_blocks)
+    push_only = config.external_store.push_only
+    if push_only:
+        new = tuple([key for key in new if key in tiers.push_keys])
+    queue = tiers.external_queue.extended(new, config.num_blocks)
     if not queue:
         return tiers, None
-    stores = tiers.stores(keyed=True)
-    moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    there = _Except(tiers.wanted) if sends else tiers.known
-    batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
-    tiers = evolve(tiers, unsaved=batch.collect(queue))
+    stores = tiers.transfers_of(TransferKind.STORE_TO_EXTERNAL)
+    moving = sum(len(pages_of(prefix, transfer.keys)) for transfer in stores)
+    contents = _Except(tiers.push_keys) if push_only else tiers.external_keys
+    batch = _Batch.of(prefix, contents, config.external_store.storing - moving, stores)
+    tiers = evolve(tiers, external_queue=batch.collect(queue))
     if not batch.runs:
         return tiers, None
     paths = list[ChainRun]()
     for run in batch.runs:
         device.prefix.pin(run.keys[-1])
         paths.append(ChainRun(run.parent, tuple(run.keys), ()))
-    tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
+    tiers = tiers.with_transfer(tiers.host, paths, (), StoreBlocks.kind)
     transfer = tiers.transfers[-1]
-    if sends:
-        tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))
+    if push_only:
+        tiers = evolve(tiers, push_keys=tiers.push_keys.discard(transfer.keys))
     pages = tuple([block for run in batch.runs for block in run.blocks])
     return tiers, StoreBlocks(transfer.number, transfer.keys, pages)

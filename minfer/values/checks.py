@@ -10,8 +10,8 @@ from typing import Any, Final
 from attrs import Attribute
 
 # Whole numbers are those that journals and drivers can hold.
-LEAST: Final = -(2**63)
-MOST: Final = 2**63 - 1
+MIN_INT64: Final = -(2**63)
+MAX_INT64: Final = 2**63 - 1
 LARGEST_TOKEN: Final = 2**32 - 1
 MAX_PRIORITY: Final = 2**53  # ranks are floats, in which larger ones would not differ
 
@@ -43,18 +43,18 @@ def check_number(
     if not is_number(value, whole=whole):
         # other values may not be printable
         plain = isinstance(value, str | float | bool)
-        given = repr(value) if plain else f"a {type(value).__name__}"
-        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
+        shown = repr(value) if plain else f"a {type(value).__name__}"
+        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {shown}")
     if not low <= value <= high:  # NaN is not
         # Python refuses to write out integers of thousands of digits.
         huge = isinstance(value, int) and value.bit_length() > 200
-        given = "a number that large" if huge else repr(value)
-        raise ParameterError(param, f"must be from {low} to {high}, not {given}")
+        shown = "a number that large" if huge else repr(value)
+        raise ParameterError(param, f"must be from {low} to {high}, not {shown}")
 
 
 def check_whole(value: Any, param: str) -> None:
     """Raise ParameterError unless `value` is a whole number that fits into 64 bits."""
-    check_number(value, param, LEAST, MOST, whole=True)
+    check_number(value, param, MIN_INT64, MAX_INT64, whole=True)
 
 
 def check_flag(value: Any, param: str) -> None:
@@ -73,34 +73,40 @@ def check_text(value: Any, param: str) -> None:
         raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
 
 
-def check_tokens(value: Any, param: str, most: int) -> None:
-    """Raise ParameterError unless `value` is a tuple of at most `most` token ids."""
-    if type(value) is not tuple or len(value) > most:
-        raise ParameterError(param, f"must be a tuple of at most {most} token ids")
+def check_tokens(value: Any, param: str, max_tokens: int) -> None:
+    """Raise ParameterError unless `value` is a tuple of at most `max_tokens` token
+    ids.
+    """
+    if type(value) is not tuple or len(value) > max_tokens:
+        raise ParameterError(param, f"must be a tuple of at most {max_tokens} token ids")
     for token in value:
         check_number(token, param, 0, LARGEST_TOKEN, whole=True)
 
 
-def number(low: float, high: float = MOST, *, above: bool = False, of: str = "") -> Any:
+def number(
+    low: float, high: float = MAX_INT64, *, above: bool = False, prefix: str = ""
+) -> Any:
     """A field's validator: a finite number from `low` or above it to `high`, an integer
-    if its type is int; None is allowed if it is the default.
+    if its type is int; None is allowed if it is the default. Errors begin with `prefix`.
     """
 
     def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
         if value is None and attribute.default is None:
             return
-        whole = attribute.type in (int, int | None)
+        is_integer = attribute.type in (int, int | None)
         if (
-            not is_number(value, whole=whole)
+            not is_number(value, whole=is_integer)
             or not low <= value <= high
             or (above and value == low)
         ):
-            want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
-            want += f" to {high}" if high < MOST else ""
+            expected = (
+                f"a {'whole ' * is_integer}number {'above' if above else 'from'} {low}"
+            )
+            expected += f" to {high}" if high < MAX_INT64 else ""
             # Python refuses to write out integers of thousands of digits.
-            huge = isinstance(value, int) and abs(value) > MOST
-            given = "one that large" if huge else f"{value!r:.80}"
-            raise ConfigError(f"{of}{attribute.name} must be {want}, not {given}")
+            huge = isinstance(value, int) and abs(value) > MAX_INT64
+            shown = "one that large" if huge else f"{value!r:.80}"
+            raise ConfigError(f"{prefix}{attribute.name} must be {expected}, not {shown}")
 
     return check
 

@@ -27,27 +27,27 @@ class Log(Generic[T]):
         return chain(self.old, self.recent)
 
     @overload
-    def __getitem__(self, at: int) -> T: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         old, recent = self.old, self.recent
         cut = len(old)
-        if isinstance(at, int):
-            place = at if at >= 0 else at + cut + len(recent)
-            return old[place] if place < cut else recent[place - cut]
-        start, stop, _ = at.indices(cut + len(recent))  # steps are not used here
+        if isinstance(index, int):
+            position = index if index >= 0 else index + cut + len(recent)
+            return old[position] if position < cut else recent[position - cut]
+        start, stop, _ = index.indices(cut + len(recent))  # steps are not used here
         if start >= cut:
             return recent[start - cut : max(0, stop - cut)]
         return old[start:stop] + recent[: max(0, stop - cut)]
 
-    def extended(self, more: tuple[T, ...], recent_entries: int) -> "Log[T]":
-        """The log with `more` entries; once there are `recent_entries` recent ones, they
+    def extended(self, entries: tuple[T, ...], recent_entries: int) -> "Log[T]":
+        """The log with more `entries`; once there are `recent_entries` recent ones, they
         join the old.
         """
         if len(self.recent) < recent_entries:
-            return Log(self.old, self.recent + more)
-        return Log(self.old + self.recent, more)
+            return Log(self.old, self.recent + entries)
+        return Log(self.old + self.recent, entries)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Log | tuple) and tuple(self) == tuple(other)

@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.values.pmap import Map
 
 T = TypeVar("T")
-RUN: Final = 64  # entries of a last run, from which on a new one is begun
+RUN_ENTRIES: Final = 64  # entries of a last run, from which on a new one is begun
 
 
 @frozen
@@ -34,23 +34,23 @@ class Queue(Generic[T]):
             run = self.runs[number]
             yield from islice(run, self.gone, None) if number == self.first else run
 
-    def extended(self, more: tuple[T, ...], most: int) -> "Queue[T]":
-        """The queue with `more` at its end, of which the last `most` entries are kept."""
-        if not more:
+    def extended(self, entries: tuple[T, ...], max_size: int) -> "Queue[T]":
+        """The queue with `entries` at its end; its last `max_size` are kept."""
+        if not entries:
             return self
         last = self.first + len(self.runs) - 1
         run = self.runs.get(last, ())
-        at, run = (last, run) if 0 < len(run) < RUN else (last + 1, ())
-        size = self.size + len(more)
-        longer = Queue(self.runs.set(at, run + more), self.first, self.gone, size)
-        return longer.without_first(max(0, size - most))
+        number, run = (last, run) if 0 < len(run) < RUN_ENTRIES else (last + 1, ())
+        size = self.size + len(entries)
+        longer = Queue(self.runs.set(number, run + entries), self.first, self.gone, size)
+        return longer.without_first(max(0, size - max_size))
 
     def without_first(self, count: int) -> "Queue[T]":
         """The queue without its first `count` entries, of which it has as many."""
         if not count:
             return self
-        runs, first, gone = self.runs, self.first, self.gone + count
-        while runs and gone >= len(runs[first]):
-            gone -= len(runs[first])
+        runs, first, dropped = self.runs, self.first, self.gone + count
+        while runs and dropped >= len(runs[first]):
+            dropped -= len(runs[first])
             runs, first = runs.delete(first), first + 1
-        return Queue(runs, first, gone, self.size - count)
+        return Queue(runs, first, dropped, self.size - count)

@@ -28,9 +28,9 @@ else:
         """Whether the records of a class are their `__dict__`, and making one neither
         checks nor converts anything.
         """
-        checked = any(a.validator or a.converter for a in attrs.fields(cls))
-        late = hasattr(cls, "__attrs_post_init__")
-        return "__slots__" not in vars(cls) and not checked and not late
+        has_checks = any(a.validator or a.converter for a in attrs.fields(cls))
+        has_post_init = hasattr(cls, "__attrs_post_init__")
+        return "__slots__" not in vars(cls) and not has_checks and not has_post_init
 
     def evolve(record: T, **changes: Any) -> T:
         """`record` with some fields changed; its class must take its fields, at least

@@ -8,14 +8,14 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    "blocks/window.py | kept | comparison | start < sinks -> start <= sinks": (
+    "blocks/window.py | unreleased | comparison | start < sinks -> start <= sinks": (
         "A shortcut: from the end of the sink blocks on, what is kept of them is nothing."
     ),
     "records/sequence.py | _place_among | offset | 0 -> -1": (
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
-        "planning/schedule.py | _admit | condition | if work.state.running.run_ids is not "
+        "planning/schedule.py | _admit | condition | if builder.state.running.run_ids is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
     (
@@ -23,22 +23,22 @@ EQUIVALENT: Final[dict[str, str]] = {
         "queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting) -> "
         "queue_is_full(request.n, len(state.waiting) + coming, config.max_waiting)"
     ): "The two numbers are only added, and a sum has no order.",
-    "records/state.py | place_is_taken | slice | at:at + 1 -> at:": (
+    "records/state.py | place_is_taken | slice | index:index + 1 -> index:": (
         "Places are in order and each is there once: none behind that one is equal."
     ),
     "planning/schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
-    "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
+    "sampling/logits.py | penalize | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
-    "sampling/reference_sampler.py | next_token | slice | :prompt -> :prompt + 1": (
+    "sampling/reference_sampler.py | next_token | slice | :num_prompt_tokens -> :num_prompt_tokens + 1": (
         "The prompt is looked up for the tokens that are penalized at all, as those of "
         "the output are: that one is the output's first."
     ),
     (
-        "planning/admit.py | _shortage | comparison | pages_if_uncached(config, seq, alone=alone) <= room "
-        "-> pages_if_uncached(config, seq, alone=alone) < room"
+        "planning/admit.py | _shortage | comparison | pages_if_uncached(config, seq, runs_alone=runs_alone) <= room "
+        "-> pages_if_uncached(config, seq, runs_alone=runs_alone) < room"
     ): (
         "A shortcut: what is needed is never more than what would be needed with nothing "
         "cached, so that the exact number, then asked for, says the same."
@@ -89,15 +89,15 @@ EQUIVALENT: Final[dict[str, str]] = {
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "planning/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
-        "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
-        "more for i, more in extra.items()})"
+        "planning/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - count for i, "
+        "count in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
+        "count for i, count in extra.items()})"
     ): (
         "Who is cut leaves in this turn, and keys are given only to blocks below what "
         "is known: the tokens beyond are never looked at."
     ),
     (
-        "planning/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
+        "planning/commit.py | _endings | swap | run.known[i] - len(sampled) -> len(sampled) - "
         "run.known[i]"
     ): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that "
@@ -116,10 +116,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Submit) -> for event in events"
     ): ("For the type checker: only events of one kind are folded together."),
     (
-        "planning/grow.py | _take | condition | taken.pages if taken else () -> taken.pages"
+        "planning/grow.py | _take | condition | allocated.pages if allocated else () -> allocated.pages"
     ): ("For the type checker: the caller has counted that there are as many."),
     (
-        "lifecycle/committed.py | all_committed | condition | reversed(state.inflight) if rest "
+        "lifecycle/committed.py | all_committed | condition | reversed(state.inflight) if not_yielded "
         "else () -> reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
     "lifecycle/ending.py | end_samples | condition | if waiting -> if True": (
@@ -174,24 +174,24 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     (
         "records/sequence.py | positions | condition | list(compress(range(len(run)), "
-        "map(gens.__contains__, run.run_ids))) if gens else [] -> "
-        "list(compress(range(len(run)), map(gens.__contains__, run.run_ids)))"
+        "map(run_ids.__contains__, run.run_ids))) if run_ids else [] -> "
+        "list(compress(range(len(run)), map(run_ids.__contains__, run.run_ids)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
     (
         "speculate/length.py | _depths | bound | sorted({min(depth, deepest) for depth "
         "in (*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
         "(*_DEPTHS, deepest)} - {0}"
     ): "Sets of small numbers happen to be in order; of depths that tie, the first wins.",
-    "records/acceptance.py | Acceptance.updated | comparison | count <= how.most -> count < "
-    "how.most": ("Scaled to as many as there are, they stay the same."),
+    "records/acceptance.py | Acceptance.updated | comparison | count <= learning.most -> count < "
+    "learning.most": ("Scaled to as many as there are, they stay the same."),
     (
-        "speculate/length.py | _promises | comparison | min(likely) >= _HARDLY -> "
-        "min(likely) > _HARDLY"
+        "speculate/length.py | _expected_tokens | comparison | min(likely) >= _MIN_EXPECTED_TOKENS -> "
+        "min(likely) > _MIN_EXPECTED_TOKENS"
     ): "A shortcut: where nothing is cut off, both ways find the same.",
     "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
         "With none the rate is that of no drafts at most, which is no better."
     ),
-    "speculate/lookup.py | Lookup._shown | offset | 1 -> 2 | 1": (
+    "speculate/lookup.py | Lookup._publish | offset | 1 -> 2 | 1": (
         "A clock: that it goes on is all that is asked of it."
     ),
     "speculate/tally.py | DraftTally.plus | swap | _sum(self.proposed, other.proposed) -> "
@@ -202,8 +202,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     "_sum(other.accepted, self.accepted)": (
         "Of two numbers, which is added to which is the same."
     ),
-    "speculate/tally.py | _sum | swap | zip_longest(one, other, fillvalue=0) -> "
-    "zip_longest(other, one, fillvalue=0)": (
+    "speculate/tally.py | _sum | swap | zip_longest(left, right, fillvalue=0) -> "
+    "zip_longest(right, left, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
     "planning/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
@@ -212,12 +212,12 @@ EQUIVALENT: Final[dict[str, str]] = {
     "planning/plan_drafts.py | _assign | condition | if not drafters -> if False": (
         "A shortcut: without drafts each row yields one token, which is what none means."
     ),
-    "planning/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
+    "planning/plan_drafts.py | _bounded | comparison | max_drafts < spec_config.drafts -> max_drafts <= spec_config.drafts": (
         "A shortcut: nobody has more than how.drafts drafts."
     ),
     (
         "planning/plan_drafts.py | waits_for_results | condition | not "
-        "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
+        "state.drafting.proposals or 0 < spec_config.rows < rows -> 0 < spec_config.rows < rows"
     ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
     (
         "speculate/proposing.py | keep_proposals | bound | "
@@ -252,7 +252,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "lifecycle/publish.py | _publish | offset | 0 -> -1": (
         "Where the number is not computed no group has a window, and nobody looks at it."
     ),
-    "planning/schedule.py | _find_skipped_rows | condition | if work.state.needs_host_mask -> if True": (
+    "planning/schedule.py | _find_skipped_rows | condition | if builder.state.needs_host_mask -> if True": (
         "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
     ),
     (
@@ -263,9 +263,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: looked up by generation, the names are the same."
     ),
     (
-        "sampling/logits.py | hidden | condition | begun <= len(output) and "
-        "tuple(output[len(output) - begun:]) == word[:-1] -> "
-        "tuple(output[len(output) - begun:]) == word[:-1]"
+        "sampling/logits.py | hidden_ids | condition | num_before <= len(output) and "
+        "tuple(output[len(output) - num_before:]) == word[:-1] -> "
+        "tuple(output[len(output) - num_before:]) == word[:-1]"
     ): "No part of a shorter output is equal to a longer word.",
     "values/tickets.py | add | condition | if word -> if False": (
         "A shortcut: above a word that has bits, the bits are there."

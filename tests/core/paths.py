@@ -25,6 +25,7 @@ from minfer.records.messages import (
 )
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Transition
+from minfer.records.tiers import TransferKind
 from minfer.values import thresholds
 
 LARGE = (
@@ -67,10 +68,7 @@ EXECUTING = (
     "device drafts",
     "drafts sampled apart",
     "proposals",
-    "stores",
-    "loads",
-    "saves",
-    "fetches",
+    *TransferKind,
     "moved",
     "lost",
     "sampled apart",

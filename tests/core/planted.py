@@ -94,14 +94,16 @@ BUGS: Final = (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
             "tables = _take_tables("
-            "config, change, hit, known, most, len(state.running) + others)"
+            "config, change, hit, num_known, max_tokens, "
+            "len(state.running) + num_newcomers)"
         ),
         (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
             "tables = _take_tables("
-            "config, change, hit, known, most, len(state.running) + others)\n"
+            "config, change, hit, num_known, max_tokens, "
+            "len(state.running) + num_newcomers)\n"
             "change.prefix.hold(hit.leaf)"
         ),
     ),
@@ -110,7 +112,7 @@ BUGS: Final = (
         "v#41400: prompt blocks are findable once planned, not once computed",
         "planning/commit.py",
         "_publishable",
-        "upto[i] = done[run.run_ids[i]]",
+        "upto[i] = computed[run.run_ids[i]]",
         "upto[i] = min(run.scheduled[i], run.num_known_at_admission[i]) // size",
     ),
     Bug(
@@ -126,8 +128,8 @@ BUGS: Final = (
         "v#38624: the token just sampled has no KV yet, its block is published",
         "planning/commit.py",
         "_publishable",
-        "{i: (run.known[i] - 1) // size for i in some}",
-        "{i: run.known[i] // size for i in some}",
+        "{i: (run.known[i] - 1) // size for i in deferrable}",
+        "{i: run.known[i] // size for i in deferrable}",
     ),
     Bug(
         "fork reads a tail not yet computed",
@@ -153,7 +155,7 @@ BUGS: Final = (
         "lifecycle/retire.py",
         "free_fenced_blocks",
         "free_blocks(change, fence)",
-        "change.pool.give(fence.private)",
+        "change.pool.release(fence.private)",
     ),
     Bug(
         "double free",
@@ -190,16 +192,16 @@ BUGS: Final = (
         "computed",
         "planning/admit.py",
         "_allocate",
-        "full = (known - 1) // size",
-        "full = known // size",
+        "full = (num_known - 1) // size",
+        "full = num_known // size",
     ),
     Bug(
         "salt left out of the key",
         "CVE-2025-46570, v#44701: tenants and adapters share blocks",
         "blocks/keys.py",
         "extend_keys",
-        "parent = out[-1] if out else root",
-        'parent = out[-1] if out else b""',
+        "parent = extended[-1] if extended else root",
+        'parent = extended[-1] if extended else b""',
     ),
     Bug(
         "parent left out of the key",
@@ -214,8 +216,8 @@ BUGS: Final = (
         "v#3574, s#11462: what was sampled past the stop token reaches the client",
         "planning/commit.py",
         "_drop_after_ends",
-        "kept[i] = new[i][: ends[i][0]]",
-        "kept[i] = new[i]",
+        "yields[i] = new[i][: ends[i][0]]",
+        "yields[i] = new[i]",
     ),
     Bug(
         "results of a stale generation",
@@ -245,9 +247,9 @@ BUGS: Final = (
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
         "planning/schedule.py",
         "_share_tokens",
-        "run.run_ids[i] not in work.skipped",
+        "run.run_ids[i] not in builder.skipped",
         (
-            "run.run_ids[i] not in work.skipped and run.num_known_at_admission[i] "
+            "run.run_ids[i] not in builder.skipped and run.num_known_at_admission[i] "
             "- run.scheduled[i] > 1"
         ),
     ),
@@ -256,8 +258,8 @@ BUGS: Final = (
         "v#46283: blocks are freed while a step in flight still writes to them",
         "lifecycle/retire.py",
         "retire",
-        "until is None",
-        "until is None or blocks[1]",
+        "last_step is None",
+        "last_step is None or blocks[1]",
     ),
     Bug(
         "fence opens a step early",
@@ -265,8 +267,8 @@ BUGS: Final = (
         "first is done",
         "lifecycle/retire.py",
         "retire",
-        "until = state.inflight[-1].step if state.inflight else None",
-        "until = state.inflight[0].step if state.inflight else None",
+        "last_step = state.inflight[-1].step if state.inflight else None",
+        "last_step = state.inflight[0].step if state.inflight else None",
     ),
     Bug(
         "neighbour's seed",
@@ -339,15 +341,15 @@ BUGS: Final = (
         "findable",
         "blocks/prefix.py",
         "PrefixChange.release",
-        ("if not children:\n    self._listed(leaf, last_use)"),
-        "self._listed(leaf, last_use)",
+        ("if not children:\n    self._list_idle(leaf, last_use)"),
+        "self._list_idle(leaf, last_use)",
     ),
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
         "blocks/prefix.py",
         "PrefixChange.hold",
-        ("if not children:\n    self._unlisted(last_use)"),
+        ("if not children:\n    self._unlist_idle(last_use)"),
         "",
     ),
     Bug(
@@ -379,7 +381,7 @@ BUGS: Final = (
         "v#50265: only the failed step is taken back, not those planned on top of it",
         "planning/discard.py",
         "discard",
-        "touched = {gen for plan in state.inflight for gen in plan.run_ids}",
+        "touched = {run_id for plan in state.inflight for run_id in plan.run_ids}",
         "touched = blamed",
     ),
     Bug(
@@ -390,7 +392,8 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: run_id for run_id, i in "
+            "enumerate(spots, state.next_run_id)},\n"
             "    starts=starts,\n"
             "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    scheduled=starts,\n"
@@ -403,7 +406,8 @@ BUGS: Final = (
         (
             "run = edited(\n"
             "    run,\n"
-            "    run_ids={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    run_ids={i: run_id for run_id, i in "
+            "enumerate(spots, state.next_run_id)},\n"
             "    starts=starts,\n"
             "    num_known_at_admission={i: run.known[i] for i in spots},\n"
             "    publish_at={\n"
@@ -426,7 +430,7 @@ BUGS: Final = (
         "budgets: running rows are not counted against that of tokens",
         "planning/schedule.py",
         "_share_tokens",
-        "budget - (len(run) - len(work.skipped))",
+        "budget - (len(run) - len(builder.skipped))",
         "budget",
     ),
     Bug(
@@ -459,7 +463,7 @@ BUGS: Final = (
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "planning/prefix_hit.py",
         "pages_if_uncached",
-        "0 if alone else max(config.watermark, one_more * config.block_pages)",
+        "0 if runs_alone else max(config.watermark, one_more * config.block_pages)",
         "max(config.watermark, one_more * config.block_pages)",
     ),
     Bug(
@@ -508,7 +512,7 @@ BUGS: Final = (
         "a failed transfer of KV keeps its pages",
         "tiers/finish.py",
         "_write",
-        "change.pool.give(flattened(path.pages))",
+        "change.pool.release(flattened(path.pages))",
         "None",
     ),
     Bug(
@@ -524,34 +528,34 @@ BUGS: Final = (
         "a request whose blocks are evicted again waits for another load, and another",
         "planning/admission.py",
         "_chooses_source",
-        "seq.chosen or not work.config.has_tiers",
-        "not work.config.has_tiers",
+        "seq.chosen or not builder.config.has_tiers",
+        "not builder.config.has_tiers",
     ),
     Bug(
         "block is overwritten while it is written to disk",
         "a block is evicted while it is stored by its key: its file has another content",
         "tiers/store.py",
-        "_store_by_key",
+        "_store_in_external",
         "device.prefix.pin(run.keys[-1])",
         "None",
     ),
     Bug(
         "missing blocks are asked for again and again",
-        "what the keyed tier lost is believed to be there",
+        "what the external store lost is believed to be there",
         "tiers/finish.py",
-        "_known",
-        "known.discard(transfer.keys)",
-        "known.add(transfer.keys, config.keyed.known)",
-        tests="tiers/test_keyed.py",
+        "_after",
+        "keys.discard(transfer.keys)",
+        "keys.add(transfer.keys, 1000)",
+        tests="tiers/test_external.py",
     ),
     Bug(
         "failed store is believed",
         "what a full disk did not take is believed to be there",
         "tiers/finish.py",
-        "_known",
-        "lost or config.keyed.sends",
-        "config.keyed.sends",
-        tests="tiers/test_keyed.py",
+        "_after",
+        "return evolve(tiers, external_queue=Queue())",
+        "return _after_external_store(config, tiers, transfer.keys)",
+        tests="tiers/test_external.py",
     ),
     Bug(
         "blocks fetched for other keys",
@@ -567,8 +571,8 @@ BUGS: Final = (
         "reads",
         "planning/load.py",
         "_begin",
-        "taken is None or not copied.isdisjoint(taken.pages)",
-        "taken is None",
+        "allocated is None or not copied.isdisjoint(allocated.pages)",
+        "allocated is None",
         tests="tiers/test_tiers.py",
     ),
     Bug(
@@ -627,7 +631,7 @@ BUGS: Final = (
         "one bad request fatal to all: whoever shares its steps ends with it",
         "lifecycle/pausing.py",
         "suspects",
-        "count >= few",
+        "count >= min_failures",
         "count > 9",
     ),
     Bug(
@@ -635,7 +639,7 @@ BUGS: Final = (
         "v#51629: what was noted about a sample is never cleared",
         "lifecycle/ending.py",
         "_count_ended",
-        "evolve(state, paused=state.paused - gone)",
+        "evolve(state, paused=state.paused - ended)",
         "state",
     ),
     Bug(
@@ -643,8 +647,8 @@ BUGS: Final = (
         "a mask that takes long keeps the whole batch waiting",
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
-        "run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in isolated",
+        "run.ids[i] in isolated",
     ),
     Bug(
         "a paused prompt yields",
@@ -661,7 +665,7 @@ BUGS: Final = (
         "_add_to_step",
         (
             "seat.num_known_at_admission[0] - seat.scheduled[0] - (name in "
-            "work.state.paused)"
+            "builder.state.paused)"
         ),
         "seat.num_known_at_admission[0] - seat.scheduled[0]",
     ),
@@ -670,8 +674,8 @@ BUGS: Final = (
         "what comes before its request runs is late news",
         "lifecycle/pausing.py",
         "apply_pauses",
-        "known.get(name) or waiting_sample(state, name)",
-        "known.get(name)",
+        "running.get(name) or waiting_sample(state, name)",
+        "running.get(name)",
     ),
     Bug(
         "paused for good",
@@ -694,7 +698,7 @@ BUGS: Final = (
         "v#41951: who comes back from a preemption runs at the end of the batch's order",
         "records/sequence.py",
         "_place_among",
-        'return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))',
+        'return bisect(run.seqs, row.seqs[0].place, key=attrgetter("place"))',
         "return len(run)",
     ),
     Bug(
@@ -719,15 +723,15 @@ BUGS: Final = (
         "any engine: what left the window is let go again at each block",
         "lifecycle/publish.py",
         "_publish_window",
-        "keys[first : min(gone, sealed)]",
-        "keys[: min(gone, sealed)]",
+        "keys[first : min(num_outside, sealed)]",
+        "keys[: min(num_outside, sealed)]",
     ),
     Bug(
         "private block behind the window leaks",
         "any engine: what was never published is forgotten when it leaves the window",
         "lifecycle/publish.py",
         "_publish_window",
-        "change.pool.give(table[max(first, sealed) * pages : gone * pages])",
+        "change.pool.release(table[max(first, sealed) * pages : num_outside * pages])",
         "()",
     ),
     Bug(
@@ -743,7 +747,7 @@ BUGS: Final = (
         "any engine with sink tokens: only the window of who leaves is given back",
         "lifecycle/publish.py",
         "held_keys",
-        "kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)",
+        "unreleased(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)",
         "chain.keys[chain.low[g] : chain.sealed[g]]",
     ),
     Bug(
@@ -752,8 +756,8 @@ BUGS: Final = (
         "window is past",
         "lifecycle/publish.py",
         "_publish_window",
-        "sealed if sealed < sinks else max(sealed, gone)",
-        "max(sealed, gone)",
+        "sealed if sealed < sinks else max(sealed, num_outside)",
+        "max(sealed, num_outside)",
     ),
     Bug(
         "window slides with what is planned",
@@ -800,16 +804,16 @@ BUGS: Final = (
         "a kind: pages go to the table of the first layers",
         "planning/grow.py",
         "_extend_tables",
-        "Grow(run.rows[i], at, some, g)",
-        "Grow(run.rows[i], at, some)",
+        "Grow(run.rows[i], first, pages, g)",
+        "Grow(run.rows[i], first, pages)",
     ),
     Bug(
         "a window holds the chunks of all steps in flight",
         "a kind: what a window saves is lost to running ahead",
         "planning/schedule.py",
         "_bound_prefill",
-        "done[i] + budget + budget // 4 - run.scheduled[i]",
-        "done[i] + config.depth * budget - run.scheduled[i]",
+        "committed[i] + budget + budget // 4 - run.scheduled[i]",
+        "committed[i] + config.depth * budget - run.scheduled[i]",
     ),
     Bug(
         "computed anew without what left the window",
@@ -840,7 +844,7 @@ BUGS: Final = (
         "a kind: a row that begins again rewrites blocks that others read",
         "planning/commit.py",
         "_publishable",
-        "not run.seqs[i].request.begins_anew",
+        "not run.seqs[i].request.recomputes_prompt",
         "True",
     ),
     Bug(
@@ -849,7 +853,7 @@ BUGS: Final = (
         "planning/commit.py",
         "_prompt_only_ends",
         "upto[run.run_ids[i]] == run.num_known_at_admission[i]",
-        "run.seqs[i].request.ends_with_prompt",
+        "run.seqs[i].request.prompt_only is not None",
     ),
     Bug(
         "vector of a neighbour",
@@ -880,10 +884,10 @@ BUGS: Final = (
         "a kind: a step's tokens go to drafts before they go to prompts",
         "planning/schedule.py",
         "_share_tokens",
-        "more = max(0, min(work.room // each, left - 1))",
+        "extra = max(0, min(builder.room // cost, left - 1))",
         (
             "drafts = config.speculation.drafts if config.speculation else 0\n"
-            "more = max(0, min((work.room - drafts) // each, left - 1))"
+            "extra = max(0, min((builder.room - drafts) // cost, left - 1))"
         ),
     ),
     Bug(
@@ -891,8 +895,8 @@ BUGS: Final = (
         "a kind: a row with many drafts beside rows with few, that only together fit",
         "planning/plan_drafts.py",
         "_fitting",
-        "min(one, each)",
-        "one",
+        "min(number, depth)",
+        "number",
     ),
     Bug(
         "drafts that pay and have no room",
@@ -907,16 +911,19 @@ BUGS: Final = (
         "a kind: the KV of drafts is written where a table has no block",
         "planning/plan_drafts.py",
         "_in_tables",
-        "table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1",
-        "table_blocks(work.config, tables[at[place]]) * size - scheduled[place]",
+        (
+            "table_blocks(builder.config, tables[spots[place]]) * size "
+            "- scheduled[place] - 1"
+        ),
+        "table_blocks(builder.config, tables[spots[place]]) * size - scheduled[place]",
     ),
     Bug(
         "drafts where tables end soon",
         "a kind: that a table ends is seen when the row is there, not its drafts",
         "planning/plan_drafts.py",
         "_in_tables",
-        "map(gt, ends, map(run.grow_at.__getitem__, at))",
-        "map(gt, scheduled, map(run.grow_at.__getitem__, at))",
+        "map(gt, ends, map(run.grow_at.__getitem__, spots))",
+        "map(gt, scheduled, map(run.grow_at.__getitem__, spots))",
     ),
     Bug(
         "drafts beyond the last token",
@@ -939,8 +946,8 @@ BUGS: Final = (
         "a kind: drafts are taken though more is known by now than when they were made",
         "planning/plan_drafts.py",
         "_proposed_for",
-        "map(eq, map(_known, found), run.known)",
-        "(old <= now for old, now in zip(map(_known, found), run.known))",
+        "map(eq, map(_known, proposed), run.known)",
+        "(old <= now for old, now in zip(map(_known, proposed), run.known))",
     ),
     Bug(
         "drafts are used twice",
@@ -963,7 +970,7 @@ BUGS: Final = (
         "a kind: what was proposed is late for each step, and never used",
         "planning/plan_drafts.py",
         "waits_for_results",
-        "any(_numbers(how, state, drafters, others, room, prompts))",
+        "any(_numbers(spec_config, state, drafters, other_inputs, room, prompts))",
         "False",
     ),
     Bug(
@@ -971,7 +978,7 @@ BUGS: Final = (
         "a kind: what was proposed is verified at the wrong positions",
         "planning/plan_drafts.py",
         "_drafters",
-        "how.drafter == HOST and work.state.inflight",
+        "spec_config.drafter == HOST and builder.state.inflight",
         "False",
     ),
     Bug(
@@ -979,16 +986,16 @@ BUGS: Final = (
         "a kind: blocks count as full up to what was planned",
         "planning/commit.py",
         "_publishable",
-        "{i: (run.known[i] - 1) // size for i in some}",
+        "{i: (run.known[i] - 1) // size for i in deferrable}",
         "{i: (run.known[i] - 1 + sum(map(len, (d.tokens for d in plan.drafts)))) // size"
-        " for i in some}",
+        " for i in deferrable}",
     ),
     Bug(
         "records of who has ended",
         "v#51629: what was noted about a sample is never cleared",
         "lifecycle/ending.py",
         "_count_ended",
-        "state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))",
+        "state = evolve(state, drafting=reduce(Drafting.without, ended, state.drafting))",
         "",
     ),
     Bug(
@@ -1012,39 +1019,39 @@ BUGS: Final = (
         "a kind: steps of others wait for drafts that nobody can use yet",
         "planning/plan_drafts.py",
         "_proposed_for",
-        "one and name not in paused",
-        "one",
+        "is_chosen and name not in paused",
+        "is_chosen",
     ),
     Bug(
         "rows with drafts are not sampled apart",
         "a kind: a grammar is not heeded where its text is drafted",
         "planning/build_plan.py",
         "_deferred_rows",
-        "[i for i in bound if most[i]]",
-        "[i for i in bound if most[i] == 1]",
+        "[i for i in bound if max_sampled[i]]",
+        "[i for i in bound if max_sampled[i] == 1]",
     ),
     Bug(
         "drafts for a prompt",
         "a kind: a row that is being filled has drafts behind its chunk",
         "planning/plan_drafts.py",
         "_drafters",
-        "work.skipped.union(work.shares)",
-        "work.skipped",
+        "builder.skipped.union(builder.shares)",
+        "builder.skipped",
     ),
     Bug(
         "drafts for who sits out",
         "a kind: the batch has drafts of rows that it has not",
         "planning/plan_drafts.py",
         "_drafters",
-        "work.skipped.union(work.shares)",
-        "set(work.shares)",
+        "builder.skipped.union(builder.shares)",
+        "set(builder.shares)",
     ),
     Bug(
         "drafts beyond the budget",
         "budgets: drafts are not counted against that of tokens",
         "planning/plan_drafts.py",
         "_in_rank_order",
-        "room -= number",
+        "room -= granted",
         "pass",
     ),
     Bug(
@@ -1052,8 +1059,8 @@ BUGS: Final = (
         "a kind: verification slows a busy batch down, though it was switched off there",
         "planning/plan_drafts.py",
         "_drafters",
-        "0 < how.rows < len(run) - len(work.skipped)",
-        "0 < how.rows < len(run) - len(work.skipped) - 1",
+        "0 < spec_config.rows < len(run) - len(builder.skipped)",
+        "0 < spec_config.rows < len(run) - len(builder.skipped) - 1",
     ),
     Bug(
         "blocks are kept from drafts",
@@ -1067,7 +1074,7 @@ BUGS: Final = (
         "what is proposed for strangers",
         "a kind: a proposal that nobody asked for stays for ever",
         "speculate/proposing.py",
-        "_useless",
+        "_unusable_cause",
         "(proposal.id, proposal.sample) not in running",
         "False",
     ),
@@ -1075,7 +1082,7 @@ BUGS: Final = (
         "drafts from outside the vocabulary",
         "a kind: an embedding is looked up that is not there",
         "speculate/proposing.py",
-        "_useless",
+        "_unusable_cause",
         "max(proposal.tokens) >= config.vocab_size",
         "max(proposal.tokens) > config.vocab_size",
     ),
@@ -1089,8 +1096,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/load.py",
         "_best",
-        "one.seconds <= one.recompute",
-        "one.seconds < one.recompute",
+        "source.seconds <= source.recompute",
+        "source.seconds < source.recompute",
         "planning/test_load.py",
     ),
     Bug(
@@ -1098,8 +1105,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/load.py",
         "_sources",
-        "one.loads and one.keyed == keyed",
-        "one.keyed == keyed",
+        "tiers.transfers_of(kind)",
+        "[transfer for transfer in tiers.transfers if transfer.kind[-5:] == kind[-5:]]",
         "planning/test_load.py",
     ),
     Bug(
@@ -1107,8 +1114,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/load.py",
         "_sources",
-        "one.loads and one.keyed == keyed",
-        "one.loads",
+        "tiers.transfers_of(kind)",
+        "[transfer for transfer in tiers.transfers if transfer.kind.to_device]",
         "planning/test_load.py",
     ),
     Bug(
@@ -1124,46 +1131,47 @@ ESCAPED: Final = (
         "a lost load empties a queue of stores",
         _OUTSIDE,
         "tiers/finish.py",
-        "finish_transfer",
-        "not transfer.loads",
-        "lost or not transfer.loads",
+        "_after",
+        "return evolve(tiers, host=host)",
+        "return evolve(tiers, host=host, host_queue=tiers.host_queue if not lost else "
+        "Queue())",
         "tiers/test_finish.py",
     ),
     Bug(
         "a lost store empties the queue of the other tier",
         _OUTSIDE,
         "tiers/finish.py",
-        "_without_queue",
-        "transfer.keyed",
-        "not transfer.keyed",
+        "_after",
+        "evolve(tiers, external_queue=Queue())",
+        "evolve(tiers, host_queue=Queue())",
         "tiers/test_finish.py",
     ),
     Bug(
         "a store empties the queue behind it",
         _OUTSIDE,
         "tiers/finish.py",
-        "finish_transfer",
-        "_without_queue if lost else _with_wanted_again",
-        "_without_queue",
+        "_after",
+        "Queue[Key]() if lost else tiers.host_queue",
+        "Queue[Key]()",
         "tiers/test_finish.py",
     ),
     Bug(
         "what is on its way is not sent to another engine",
         _OUTSIDE,
         "tiers/finish.py",
-        "finish_transfer",
-        "_without_queue if lost else _with_wanted_again",
-        "_without_queue if lost else lambda _, now, __: now",
-        "tiers/test_keyed.py",
+        "_after_external_store",
+        "tiers.external_queue.extended(repeated, config.num_blocks)",
+        "tiers.external_queue",
+        "tiers/test_external.py",
     ),
     Bug(
         "blocks before those that were sent are believed to be there",
         _OUTSIDE,
         "lifecycle/arrive.py",
-        "_Arrivals._note_stored",
-        "prompt[first : request.stored]",
-        "prompt[: request.stored]",
-        "tiers/test_keyed.py",
+        "_Arrivals._note_kv_transfer",
+        "prompt[first:stored]",
+        "prompt[:stored]",
+        "tiers/test_external.py",
     ),
     Bug(
         "blocks of windows are not stored",
@@ -1250,18 +1258,18 @@ ESCAPED: Final = (
         "of equal continuations the last is the best",
         _OUTSIDE,
         "sampling/beam.py",
-        "_ranked",
-        "sorted(every, key=attrgetter('logprob'), reverse=True)",
-        "sorted(every, key=attrgetter('logprob'))[::-1]",
+        "_rank_candidates",
+        "sorted(candidates, key=attrgetter('logprob'), reverse=True)",
+        "sorted(candidates, key=attrgetter('logprob'))[::-1]",
         "sampling/test_beam.py",
     ),
     Bug(
         "of equal hypotheses the later ones are kept",
         _OUTSIDE,
         "sampling/beam.py",
-        "_kept",
-        "(*done, *new)",
-        "(*new, *done)",
+        "_best_hypotheses",
+        "(*hypotheses, *new)",
+        "(*new, *hypotheses)",
         "sampling/test_beam.py",
     ),
     Bug(
@@ -1269,8 +1277,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "sampling/beam.py",
         "_is_over",
-        "hoped <= done[-1].score",
-        "hoped < done[-1].score",
+        "best_score <= hypotheses[-1].score",
+        "best_score < hypotheses[-1].score",
         "sampling/test_beam.py",
     ),
     Bug(
@@ -1333,8 +1341,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "blocks/prefix.py",
         "PrefixChange.evict",
-        "last_use > oldest or len(gone) >= count",
-        "len(gone) >= count",
+        "last_use > oldest or len(evicted) >= count",
+        "len(evicted) >= count",
         "blocks/test_prefix.py",
     ),
     Bug(
@@ -1342,8 +1350,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "blocks/prefix.py",
         "PrefixChange.evict",
-        "last_use > oldest or len(gone) >= count",
-        "last_use < oldest or len(gone) >= count",
+        "last_use > oldest or len(evicted) >= count",
+        "last_use < oldest or len(evicted) >= count",
         "blocks/test_prefix.py",
     ),
     Bug(
@@ -1351,8 +1359,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "sampling/beam.py",
         "_is_over",
-        "how.early_stopping == NEVER and how.length_penalty > 0",
-        "how.early_stopping == NEVER",
+        "params.early_stopping == NEVER and params.length_penalty > 0",
+        "params.early_stopping == NEVER",
         "sampling/test_beam.py",
     ),
     Bug(
@@ -1360,7 +1368,7 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.num_known_at_admission[i] or run.ids[i] in isolated",
         "run.scheduled[i] + 1 >= run.num_known_at_admission[i]",
         "lifecycle/test_pausing.py",
     ),
@@ -1387,7 +1395,7 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/schedule.py",
         "_admit",
-        "work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)",
+        "builder.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)",
         "None",
         "planning/test_schedule.py",
     ),
@@ -1398,7 +1406,7 @@ ESCAPED: Final = (
         "_update_statistics",
         "positions(run, set(plan.run_ids))",
         (
-            "positions(run, {gen for one in (plan, *state.inflight) for gen in "
+            "positions(run, {run_id for one in (plan, *state.inflight) for run_id in "
             "one.run_ids})"
         ),
         "planning/test_discard.py",
@@ -1416,7 +1424,7 @@ ESCAPED: Final = (
         "empty runs of free blocks",
         "a kind: what is evicted for a newcomer leaves a trace in each state",
         "blocks/pool.py",
-        "PoolChange.give",
+        "PoolChange.release",
         "self.spare and len(self.spare) + len(pages) > self.run",
         "len(self.spare) + len(blocks) > self.run",
         "testing/test_size_laws.py",
@@ -1436,8 +1444,8 @@ ESCAPED: Final = (
         "CVE-2025-46570: the salt is accepted and never looked at",
         "blocks/keys.py",
         "root_key",
-        'parts = (b"minfer.kv.1", fingerprint, salt)',
-        'parts = (b"minfer.kv.1", fingerprint, salt[:0])',
+        'fields = (b"minfer.kv.1", fingerprint, salt)',
+        'fields = (b"minfer.kv.1", fingerprint, salt[:0])',
         "blocks/test_keys.py",
     ),
     Bug(
@@ -1490,7 +1498,7 @@ ESCAPED: Final = (
         _LET,
         "planning/commit.py",
         "_flaw",
-        "all(map(ge, sizes, least))",
+        "all(map(ge, sizes, min_sampled))",
         "True",
         "planning/test_commit.py",
     ),
@@ -1500,7 +1508,7 @@ ESCAPED: Final = (
         "planning/schedule.py",
         "_admit",
         "{seq.request.stop_ids for seq in run.seqs}",
-        "{one.seat.seqs[0].request.stop_ids for one in work.newcomers}",
+        "{one.seat.seqs[0].request.stop_ids for one in builder.newcomers}",
         "planning/test_schedule.py",
     ),
     Bug(
@@ -1508,8 +1516,8 @@ ESCAPED: Final = (
         _LET,
         "planning/admission.py",
         "_policy_delays",
-        "state = work.state",
-        "state = work.state\n"
+        "state = builder.state",
+        "state = builder.state\n"
         "if state.blocked and state.blocked.cause == 'blocks' and len(state.running):\n"
         "    if state.blocked.place == state.waiting.first().place:\n"
         "        return True",
@@ -1575,8 +1583,11 @@ ESCAPED: Final = (
         "one bad request fatal to all: its next failure is a neighbour's, too",
         "planning/admission.py",
         "_add_to_step",
-        "0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)",
-        "min(most, inputs)",
+        (
+            "0 if skips_as_suspect(builder.config, builder.state, name) "
+            "else min(max_tokens, inputs)"
+        ),
+        "min(max_tokens, inputs)",
         "lifecycle/test_pausing.py",
     ),
     Bug(

@@ -58,9 +58,9 @@ def test_a_place_that_is_gone_is_reported() -> None:
 
 def test_layout_and_comments_of_the_place_do_not_matter() -> None:
     bug = next(bug for bug in BUGS if bug.name == "fence ignored")
-    evolve(bug, old="(until\n is   # not yet\n None)").check()
+    evolve(bug, old="(last_step\n is   # not yet\n None)").check()
     with pytest.raises(LookupError, match="0 times"):
-        evolve(bug, old="until is not None").check()
+        evolve(bug, old="last_step is not None").check()
 
 
 @pytest.mark.long

@@ -37,9 +37,9 @@ from minfer.records.messages import (
     Tick,
 )
 from minfer.records.policy import FirstCome, Policy
-from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.records.request import Continuation, ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound
 from minfer.testing.invariants import check
@@ -246,12 +246,19 @@ def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
     """
     bench = Bench(evolve(CONFIG, depth=2))
     if tiers:
-        host, keyed = HostTier(pages=64, storing=1), KeyedTier(known=64, storing=2)
-        bench = Bench(evolve(bench.config, host=host, keyed=keyed))
+        host, external = (
+            HostTier(pages=64, storing=1),
+            ExternalStore(max_known_keys=64, storing=2),
+        )
+        bench = Bench(evolve(bench.config, host=host, external_store=external))
     search = BeamRound(id="search", width=2, prompt=5, most=12)
     for n in range(1, 7):
         request = ask(
-            "x" * n, 5, 12, needs_host_mask=n == 3, search=search if n == 2 else None
+            "x" * n,
+            5,
+            12,
+            needs_host_mask=n == 3,
+            continuation=Continuation(beam_round=search if n == 2 else None),
         )
         bench.give(Submit(request))
     for _ in range(4):

@@ -28,11 +28,9 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
-    FetchBlocks,
     Finish,
     Finished,
     Lost,
-    Move,
     Moved,
     Pause,
     Preempted,
@@ -42,15 +40,15 @@ from minfer.records.messages import (
     TransferCommand,
 )
 from minfer.records.policy import FirstCome, Load, Policy
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import KvTransfer, PromptOnly, Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
-from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
+from minfer.records.tiers import CHOICES, LOAD, ExternalStore, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.simulation.oracle import INITIAL_DIGEST, ONE_GROUP, vector_of
 from minfer.testing.invariants import check
-from minfer.testing.ledger import Ledger, Watched
+from minfer.testing.ledger import Ledger, RecordingPolicy
 from tests.core.executing import Busy, Habits
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
@@ -171,6 +169,17 @@ class Seen:
             alone.read(token)
             every.append(sum(alone.here))
         return cls(every, alone.digest())
+
+
+def _without_output(request: Request, prompt_only: PromptOnly) -> Request:
+    return evolve(
+        request,
+        prompt_only=prompt_only,
+        max_tokens=0,
+        n=1,
+        output=(),
+        needs_host_mask=False,
+    )
 
 
 def pooled_reference(
@@ -337,13 +346,15 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
     return evolve(config, host=host)
 
 
-def with_keyed(config: EngineConfig, rng: Random) -> EngineConfig:
-    """`config`, or with a keyed tier."""
+def with_external_store(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with an external store."""
     if rng.random() < 0.7:
         return config
     known = config.num_blocks * rng.choice((2, 3, 100))
-    keyed = KeyedTier(known=known, sends=rng.random() < 0.3, **tier_costs(config, rng))
-    return evolve(config, keyed=keyed)
+    external = ExternalStore(
+        max_known_keys=known, push_only=rng.random() < 0.3, **tier_costs(config, rng)
+    )
+    return evolve(config, external_store=external)
 
 
 def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
@@ -357,13 +368,6 @@ def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
         "page_seconds": 0.1,
         "token_seconds": rng.choice((0.1, 1.0)),
     }
-
-
-def kind_of(command: TransferCommand) -> str:
-    """What a transfer does, for the counts of worlds."""
-    if isinstance(command, Move):
-        return "loads" if command.loads else "stores"
-    return "fetches" if isinstance(command, FetchBlocks) else "saves"
 
 
 @define
@@ -413,9 +417,9 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
         self.ledger = Ledger(self.config, self.state)
-        policy: Any = Watched(self.config.policy)
+        policy: Any = RecordingPolicy(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
-        self.held_back = policy.held_back
+        self.held_back = policy.deferred
         sizes = self.config.block_size, self.config.vocab_size, self.config.groups
         self.oracle = Busy(self.habits, *sizes)
 
@@ -465,29 +469,31 @@ class World:
         return self._pooled(self._stored(request))
 
     def _stored(self, request: Request) -> Request:
-        """What is said of the keyed tier: nothing, the truth, or anything."""
+        """What is said of the external store: nothing, the truth, or anything."""
         rng, size = Random(f"stored {request.id}"), self.config.block_size
-        if self.config.keyed is None or rng.random() < 0.4:
+        if self.config.external_store is None or rng.random() < 0.4:
             return request
         keys = block_keys(request.root, request.prompt, size)
         true = sum(key in self.oracle.outside for key in keys)
         stored = rng.choice((true, true, len(keys), rng.randint(0, 9)))
         push_to = rng.choice(("", "", "other"))
         first = rng.choice((0, 0, rng.randint(0, 5)))
-        return evolve(request, stored=stored, push_to=push_to, sent_from=first)
+        if not (stored or push_to):
+            return request
+        transfer = KvTransfer(
+            num_stored_blocks=stored, push_to=push_to, first_block=first
+        )
+        return evolve(request, kv_transfer=transfer)
 
     def _pooled(self, request: Request) -> Request:
-        """Some requests end with their prompts; a few of them cannot be."""
+        """Some requests end with their prompts."""
         rng = Random(f"pooled {request.id}")
         if not self.pooled or rng.random() >= self.pooled:
             return request
         how = rng.choice(("last", "mean"))
         if rng.random() < 0.5:
             return self._scored(request, rng)
-        plain = evolve(request, pooling=how, reads_cache=how == "last", max_tokens=0)
-        if rng.random() < 0.05:
-            return plain  # it may want samples, or go on
-        return evolve(plain, n=1, output=(), needs_host_mask=False)
+        return _without_output(request, PromptOnly(how))
 
     def _scored(self, request: Request, rng: Random) -> Request:
         """Some requests have the tokens of their prompts scored, and some end with
@@ -496,10 +502,8 @@ class World:
         kind = rng.choice(("scored", "scored", "both", "fills the cache"))
         if kind != "fills the cache":
             sampling = evolve(request.sampling, prompt_logprobs=0)
-            request = evolve(request, sampling=sampling, reads_cache=False)
-        if kind != "scored":
-            request = evolve(request, max_tokens=0, n=1, output=(), needs_host_mask=False)
-        return request
+            request = evolve(request, sampling=sampling)
+        return request if kind == "scored" else _without_output(request, PromptOnly())
 
     def _name(self) -> str:
         """A new id, or one whose samples have all ended."""
@@ -694,13 +698,13 @@ class World:
         flight.
         """
         run = self.state.running
-        front = self.oracle.plans[0].run_ids if self.oracle.plans else ()
+        api_server = self.oracle.plans[0].run_ids if self.oracle.plans else ()
         bad = (
             gen
             for gen, (name, _) in zip(run.run_ids, run.ids, strict=True)
             if name in self.poison
         )
-        return any(gen in front for gen in bad)
+        return any(gen in api_server for gen in bad)
 
     def garble(self) -> None:
         """One turn with results that cannot be: the step counts as failed."""
@@ -811,7 +815,7 @@ class World:
                 self.oracle.launch(command.plan)
             elif isinstance(command, TransferCommand):
                 self.oracle.move(command)
-                self.oracle.seen[kind_of(command)] += 1
+                self.oracle.seen[command.kind] += 1
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -901,7 +905,7 @@ def run_world(seed: int, turns: int) -> World:
     config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
-    config = with_keyed(config, Random(f"keyed {seed}"))
+    config = with_external_store(config, Random(f"external {seed}"))
     world = World(config, rng)
     separate = Random(
         seed

@@ -24,7 +24,7 @@ from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.trace_files import read_trace
 from minfer.policies.builtin import (
-    PREFILL,
+    PROMPT_TOKENS_PER_OUTPUT,
     Ageing,
     Deadline,
     Priority,
@@ -105,7 +105,7 @@ def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
         case Deadline():
             return behind < has.deadline - wants.deadline
         case Shortest(pace=pace):
-            prompts = (len(has.prompt) - len(wants.prompt)) / PREFILL
+            prompts = (len(has.prompt) - len(wants.prompt)) / PROMPT_TOKENS_PER_OUTPUT
             return behind < pace * (prompts + has.max_tokens - wants.max_tokens)
         case FairSeats():
             mine = wants.client, wants.priority

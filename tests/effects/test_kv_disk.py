@@ -24,6 +24,7 @@ from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from minfer.records.messages import Loading, LostBlocks
+from minfer.records.tiers import TransferKind
 from minfer.values.checks import ConfigError
 from tests.effects.test_kv_host_memory import (
     FAMILIES,
@@ -78,7 +79,9 @@ def restarted(folder: Path, **settings: Any) -> None:
         assert now[FETCHED] > 0
         assert not any(now[name] for name in now if name.startswith(REFUSED))
         loads = [one for one in reasons if isinstance(one, Loading)]
-        assert [(one.blocks, one.keyed) for one in loads] == [(8, True)] * 2
+        assert [(one.blocks, one.kind) for one in loads] == [
+            (8, TransferKind.FETCH_FROM_EXTERNAL)
+        ] * 2
 
 
 @pytest.mark.parametrize("name", [AUTO, "fp8", "int8_per_token_head"])

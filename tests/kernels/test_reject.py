@@ -14,7 +14,13 @@ from minfer.kernels import reject
 from minfer.kernels.sample_reference import SamplingValues, reference
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling, lowest, scores
-from minfer.speculate.rejection import Chances, Streams, chances, drawn, taken
+from minfer.speculate.rejection import (
+    Chances,
+    Streams,
+    accept_or_replace,
+    chances,
+    sample_draft,
+)
 from tests.circles import claimed
 from tests.core.sampling.test_reference_sampler import chi_square, critical
 
@@ -52,7 +58,7 @@ class Case:
         row = RowSampling.of(how, rng.getrandbits(64), rng.randrange(3))
         position, given = rng.randrange(2**20), rng.random() < 0.5
         streams = Streams.of(row.seed, row.sample)
-        draft = drawn(q, row, [0] * position, position, streams).token
+        draft = sample_draft(q, row, [0] * position, position, streams).token
         if given and rng.random() < 0.7:
             draft = rng.randrange(len(p))
         return cls(row, position, draft, p, q, given)
@@ -65,7 +71,7 @@ class Case:
         if not self.given:
             q = chances(scores(self.q, self.how))
         streams = Streams.of(self.how.seed, self.how.sample)
-        return taken(self.draft, p, q, streams, self.position)
+        return accept_or_replace(self.draft, p, q, streams, self.position)
 
 
 def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]:
@@ -197,7 +203,7 @@ def test_where_nothing_is_left_the_targets_is_drawn_from(
     case = Case(HOW, 9, 3, [0.0] * 4, [1.0] * 4, given=False)
     streams = [Streams.of(seed, 0) for seed in range(300)]
     exact: Chances = dict(enumerate(p))
-    due = [taken(3, exact, dict(enumerate(q)), one, 9) for one in streams]
+    due = [accept_or_replace(3, exact, dict(enumerate(q)), one, 9) for one in streams]
     assert tokens_of(case, device) == due
     assert set(due) == {0, 1, 2}
 

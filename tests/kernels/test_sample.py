@@ -348,7 +348,7 @@ def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
     scaled = (line - line.max()) / params.temperature
     falling = scaled.sort(descending=True, stable=True).indices.numpy().astype(np.uint32)
     how = params.top_k, params.top_p, params.min_p
-    count = len(meaning.kept(scaled.tolist(), *how))
+    count = len(meaning.filter_tokens(scaled.tolist(), *how))
     keys: Any = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1 << 17))
     for ids in {
         count: falling[:count],

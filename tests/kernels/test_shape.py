@@ -14,7 +14,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
 from minfer.records.plan import NewRow
-from minfer.sampling.logits import f32, is_shaped, shaped
+from minfer.sampling.logits import f32, is_shaped, shape_logits
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.shapes import random_shape
@@ -69,7 +69,7 @@ class Device:
         assert found.dtype is torch.float32
         for line, row, own in zip(found.tolist(), rows, logits.tolist(), strict=False):
             how, seen, prompt = self.given[row]
-            assert line == shaped(own, how, seen[:prompt], seen[prompt:])
+            assert line == shape_logits(own, how, seen[:prompt], seen[prompt:])
         assert found[len(rows) :].cpu().equal(logits[len(rows) :].float())
         drawn = DrawnTokens(
             self._ints([*tokens, 1, 2]), self._ints([0] * (len(rows) + 2))

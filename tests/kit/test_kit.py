@@ -227,7 +227,7 @@ def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> No
     trial = Trial(evolve(ENGINE, policy=Shortest(20.0)), pace=5.0, patience=patience)
     if patience < 20 * 20:
         with pytest.raises(
-            PolicyError, match="bounded starvation: mine waits while 9 who came"
+            PolicyError, match="bounded starvation: mine waits while 9 later ones"
         ):
             trial.compete(mine, short=True)
     else:

@@ -410,7 +410,9 @@ class Reader(Client):
         except OverloadedError:
             self.outcome, self.why = "refused", "overloaded"
         except RequestError as error:
-            there = self.name in llm.front.processors and "is being served" in str(error)
+            there = self.name in llm.frontend.processors and "is being served" in str(
+                error
+            )
             self.outcome, self.why = (
                 "refused",
                 "twin" if there else "context_length_exceeded",

@@ -169,8 +169,8 @@ class Plane:
         audit, self.writer = self.rng.random() < 0.1, driver.record
         self.record = Recorder(self.writer, slow.pause, self.disk, dies, audit=audit)
         driver.record = self.record
-        self.llm.front.after.insert(0, slow.pause)
-        self.llm.front.on_end.insert(0, slow.pause)
+        self.llm.frontend.after.insert(0, slow.pause)
+        self.llm.frontend.on_end.insert(0, slow.pause)
 
     def late(self, event: Any) -> None:
         """The result of a step that was given up arrives."""
@@ -281,7 +281,7 @@ class Plane:
                         client.leave()
                 if self.faults.rng.random() < 0.3:
                     self.stopped = True
-                    for name in list(self.llm.front.processors):
+                    for name in list(self.llm.frontend.processors):
                         await self.llm.abort(name)
 
     def shut_down(self) -> None:
@@ -364,7 +364,7 @@ class Plane:
             self.llm.setup,
         )
         left: dict[str, Any] = {
-            "jobs": self.llm.front.processors,
+            "jobs": self.llm.frontend.processors,
             "served": self.llm.worker.live,
             "events": driver.inbox,
             "requests": state.requests,

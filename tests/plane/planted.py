@@ -11,7 +11,7 @@ from unittest import mock
 from attrs import evolve
 
 from minfer.effects.live.client import EngineMessage, TurnOutputs
-from minfer.effects.live.front import Front
+from minfer.effects.live.frontend import Frontend
 from minfer.effects.live.journal import journal_writer as journal
 from minfer.effects.live.request_registry import RequestRecord
 from minfer.effects.serving.answer_task import AnswerTask
@@ -51,7 +51,7 @@ def _counted_twice(note_end: Any) -> Callable[..., Any]:
 def _kept_job(hear: Any) -> Callable[..., Any]:
     """Some requests that have ended are still among those that are served."""
 
-    def planted(self: Front, message: EngineMessage) -> None:
+    def planted(self: Frontend, message: EngineMessage) -> None:
         jobs = dict(self.processors)
         hear(self, message)
         for name, job in jobs.items():
@@ -74,7 +74,7 @@ def _set_order(hear: Any) -> Callable[..., Any]:
         ids, tokens = columns if names else ((), ())
         return evolve(news, ids=tuple(ids), tokens=tuple(tokens))
 
-    def planted(self: Front, message: EngineMessage) -> None:
+    def planted(self: Frontend, message: EngineMessage) -> None:
         hear(self, ordered(message) if isinstance(message, TurnOutputs) else message)
 
     return planted
@@ -126,10 +126,10 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "token twice": (output_processor.OutputProcessor, "feed", _token_twice),
     "unwritten turn": (journal.JournalWriter, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
-    "kept job": (Front, "hear", _kept_job),
+    "kept job": (Frontend, "hear", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
     "overtaking": (AnswerTask, "_write", _overtaking),
-    "set order": (Front, "hear", _set_order),
+    "set order": (Frontend, "hear", _set_order),
     "name again": (journal, "_fresh", _name_again),
 }
 

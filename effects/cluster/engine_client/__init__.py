@@ -1,1 +1,1 @@
-"""A front's end of its links: an `EngineClient` over one engine or several."""
+"""An API server's end of its links: an `EngineClient` over one engine or several."""

@@ -1,4 +1,4 @@
-"""The state of an engine, or of several, as last reported to a front."""
+"""The state of an engine, or of several, as last reported to an API server."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def summed_snapshot(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Returns the state of one engine or more together.
 
     They stall, or fail, only if all do: else some go on serving. Each of them reports the
-    counts of all fronts, but a new engine lacks those of fronts' processes that ended
-    before it began: the largest are right.
+    counts of all API servers, but a new engine lacks those of API servers' processes that
+    ended before it began: the largest are right.
     """
     waiting_for = Counter[str]()
     for snapshot in snapshots:
@@ -79,8 +79,8 @@ def summed_snapshot(snapshots: Sequence[Snapshot]) -> Snapshot:
         totals=sum_totals([snapshot.totals for snapshot in snapshots]),
         journal_writing=all(journals_writing) if journals_writing else None,
         journal_errors=sum(snapshot.journal_errors for snapshot in snapshots),
-        fronts=max(
-            (snapshot.fronts for snapshot in snapshots),
+        api_servers=max(
+            (snapshot.api_servers for snapshot in snapshots),
             key=lambda totals: sum(totals.counts.values()),
         ),
     )

@@ -1,11 +1,11 @@
-"""A front's end of its links, in its event loop: to engines of this machine over local
-sockets, and to those of other machines over TCP.
+"""An API server's end of its links, in its event loop: to engines of this machine over
+local sockets, and to those of other machines over TCP.
 
-A front dials, and both introduce themselves (`handshake`). Its own engines let it in from
-their start on. Those of another server do when they are ready, if it knows the secret and
-has the same model; a front that is refused serves without them, and tries again. When the
-network between two machines fails, both ends notice within some ten seconds: the system
-probes the connection, and an engine sends its state all the time.
+An API server dials, and both introduce themselves (`handshake`). Its own engines let it
+in from their start on. Those of another server do when they are ready, if it knows the
+secret and has the same model; an API server that is refused serves without them, and
+tries again. When the network between two machines fails, both ends notice within some ten
+seconds: the system probes the connection, and an engine sends its state all the time.
 """
 
 import asyncio
@@ -61,29 +61,29 @@ OTHER_MACHINE: Final = LinkSettings(retry=0.5, silence=DEAD_PEER_SECONDS, logged
 
 @frozen(kw_only=True)
 class LinkedEngine:
-    """An engine that a front is to be linked to."""
+    """An engine that an API server is to be linked to."""
 
     replica: int
     find: Callable[[], Address | None]  # returns its address, if it has one by now
     terms: Terms
-    name: str  # by which the front introduces itself
+    name: str  # by which the API server introduces itself
     settings: LinkSettings = OTHER_MACHINE
 
 
 class LinkClient(asyncio.Protocol):
-    """A front's end of one link, in its event loop."""
+    """An API server's end of one link, in its event loop."""
 
     def __init__(self, remote: RemoteEngine, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self.last_received = time.monotonic()  # when the engine last sent something
-        self.cut = False  # by this front, or the network: no engine has ended
+        self.cut = False  # by this API server, or the network: no engine has ended
         self._remote = remote
         self._replica = replica
         self._frames = FrameReader(wire.MAX_MESSAGE_BYTES)
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce this front."""
+        """Introduce this API server."""
         self._transport = cast("asyncio.WriteTransport", transport)
         address = transport.get_extra_info("sockname")
         local_address = address[0] if isinstance(address, tuple) else ""
@@ -94,7 +94,7 @@ class LinkClient(asyncio.Protocol):
         self.last_received = time.monotonic()
         try:
             for message in self._frames.feed(data):
-                self._remote.receive(wire.read_to_front(message), self._replica)
+                self._remote.receive(wire.read_to_api_server(message), self._replica)
         except PeerError as error:
             log.warning("the link to the engine is cut: %s", error)
             self.cut = True
@@ -142,8 +142,8 @@ async def keep_linked(remote: RemoteEngine, engine: LinkedEngine) -> Never:
 async def _link_once(
     remote: RemoteEngine, engine: LinkedEngine, address: Address, logged_error: str
 ) -> str:
-    """Link an engine, if it lets this front in, until the link is over; returns why it
-    does not. The `logged_error` is not logged again.
+    """Link an engine, if it lets this API server in, until the link is over; returns why
+    it does not. The `logged_error` is not logged again.
     """
     is_logged = engine.settings.logged
     try:

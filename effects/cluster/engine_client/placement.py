@@ -1,4 +1,4 @@
-"""Which of a front's requests goes to which replica of the engine, and their moves.
+"""Which of an API server's requests goes to which replica of the engine, and their moves.
 
     submit --> dispatcher --> `prefill_first` --> `request_sender` --> a replica's link
        ^           |            (if prompts are computed by some
@@ -8,15 +8,15 @@
        +--- on no replica again: its replica died, or serves another one alone; resumed
             on another one, with its tokens as history
 
-Theory. A request can go anywhere at any time, as the front has all of it. When a replica
-is gone, the requests that waited in its queue go to the others at once. Those that it was
-serving do so if two others take requests; else they are held until two replicas do (or no
-other one will: `ReplicaLink.will_take`). For one of them may be the cause, and kill the
-next replica as well; then there is still one that serves. All that were there both times
-are suspects (`quarantine`). A suspect runs alone, on the first replica of this server, at
-a time when another one takes requests: what runs there leaves it, and goes to the others.
-If its engine crashes then, too, the suspect is ended, and refused for a while
-(`crash_denylist`).
+Theory. A request can go anywhere at any time, as the API server has all of it. When a
+replica is gone, the requests that waited in its queue go to the others at once. Those
+that it was serving do so if two others take requests; else they are held until two
+replicas do (or no other one will: `ReplicaLink.will_take`). For one of them may be the
+cause, and kill the next replica as well; then there is still one that serves. All that
+were there both times are suspects (`quarantine`). A suspect runs alone, on the first
+replica of this server, at a time when another one takes requests: what runs there leaves
+it, and goes to the others. If its engine crashes then, too, the suspect is ended, and
+refused for a while (`crash_denylist`).
 
 So at most two engines die while they serve others because of one request, and it takes
 away the last replica that serves only if no other one will start soon
@@ -36,13 +36,16 @@ from attrs import evolve
 
 from minfer.effects.cluster.dispatch.dispatcher import Assignment, Dispatcher
 from minfer.effects.cluster.dispatch.tenant_queue import Waiting
-from minfer.effects.cluster.engine_client.front_request import (
-    FrontRequest,
+from minfer.effects.cluster.engine_client.api_server_request import (
+    ApiServerRequest,
     Handover,
     HandoverStage,
 )
-from minfer.effects.cluster.engine_client.front_requests import FrontRequests
-from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
+from minfer.effects.cluster.engine_client.api_server_requests import ApiServerRequests
+from minfer.effects.cluster.engine_client.api_server_router import (
+    ApiServerRouter,
+    routing_request,
+)
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.engine_client.request_sender import (
@@ -68,24 +71,28 @@ from minfer.routing.messages import (
 
 
 class Placement:
-    """The requests of a front, on their replicas; without a router, on the only one."""
+    """The requests of an API server, on their replicas; without a router, on the only
+    one.
+    """
 
     def __init__(
         self,
         live: RequestRegistry,
         replicas: Sequence[ReplicaLink],
-        router: FrontRouter | None,
+        router: ApiServerRouter | None,
         prefill: PrefillFirst | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.denylist = CrashDenylist(clock)
         self._clock = clock
-        self.requests = FrontRequests(live)
+        self.requests = ApiServerRequests(live)
         self.router = router
         self.prefill = prefill  # if prompts are computed by some, and outputs by others
         self._replicas = replicas
         self.sender = RequestSender(live, self.requests, replicas)
-        deliver: Callable[[Sequence[Assignment[FrontRequest]]], None] = self.sender.send
+        deliver: Callable[[Sequence[Assignment[ApiServerRequest]]], None] = (
+            self.sender.send
+        )
         spare = None  # a replica that computes prompts for others can decode, too
         if prefill is not None:
             spare = prefill.router
@@ -94,7 +101,7 @@ class Placement:
         if router is not None:
             self.dispatcher = Dispatcher(router, deliver, spare=spare)
 
-    def submit(self, request_states: Iterable[FrontRequest]) -> None:
+    def submit(self, request_states: Iterable[ApiServerRequest]) -> None:
         """Send requests that are on no replica to replicas, those of one replica
         together, or have them wait.
         """
@@ -111,8 +118,8 @@ class Placement:
                     ],
                 )
             return
-        solo: list[FrontRequest] = []
-        routable: list[Waiting[FrontRequest]] = []
+        solo: list[ApiServerRequest] = []
+        routable: list[Waiting[ApiServerRequest]] = []
         for request_state in request_states:
             if self._runs_alone(request_state):
                 solo.append(request_state)
@@ -143,7 +150,7 @@ class Placement:
         if self._undispatched():
             self.place_waiting()
 
-    def _undispatched(self) -> list[FrontRequest]:
+    def _undispatched(self) -> list[ApiServerRequest]:
         """Returns the requests that wait here, and not for the dispatcher."""
         unplaced, dispatcher = self.requests.unplaced, self.dispatcher
         return [
@@ -206,7 +213,7 @@ class Placement:
 
     def _decode(
         self,
-        request_state: FrontRequest,
+        request_state: ApiServerRequest,
         handover: Handover,
         end: Finished,
         prefill: PrefillFirst,
@@ -234,7 +241,7 @@ class Placement:
 
     # --- what the router must know ------------------------------------------------------
 
-    def router_of(self, replica: ReplicaLink) -> FrontRouter | None:
+    def router_of(self, replica: ReplicaLink) -> ApiServerRouter | None:
         """Returns the router among replicas with the role of this one, if any."""
         if self.prefill is not None and replica.prefills:
             return self.prefill.router
@@ -271,16 +278,18 @@ class Placement:
     # --- decisions ----------------------------------------------------------------------
 
     def _without_searches(
-        self, requests: Iterable[Waiting[FrontRequest]]
-    ) -> list[Waiting[FrontRequest]]:
+        self, requests: Iterable[Waiting[ApiServerRequest]]
+    ) -> list[Waiting[ApiServerRequest]]:
         """Send the next rounds of beam searches to the replicas that had the last ones,
         if these take requests; returns all other requests.
         """
-        others: list[Waiting[FrontRequest]] = []
-        assigned: list[Assignment[FrontRequest]] = []
+        others: list[Waiting[ApiServerRequest]] = []
+        assigned: list[Assignment[ApiServerRequest]] = []
         for waiting in requests:
             request = waiting.item.request
-            search = "" if request.search is None else search_of(request.id)
+            search = (
+                "" if request.continuation.beam_round is None else search_of(request.id)
+            )
             number = self.requests.searches.get(search)
             home = None if number is None else self._replicas[number]
             router = None if home is None else self.router_of(home)
@@ -293,12 +302,12 @@ class Placement:
             self.sender.send(assigned)
         return others
 
-    def _runs_alone(self, request_state: FrontRequest) -> bool:
+    def _runs_alone(self, request_state: ApiServerRequest) -> bool:
         """Returns whether a request must run alone."""
         request_state.isolated = self.denylist.isolates(request_state.request.client)
         return request_state.runs_alone
 
-    def _must_wait(self, request_state: FrontRequest) -> bool:
+    def _must_wait(self, request_state: ApiServerRequest) -> bool:
         """Returns whether a request must wait: it may have killed an engine, and no
         replica may be lost now.
         """
@@ -306,9 +315,9 @@ class Placement:
 
     def _isolation(self) -> ReplicaLink | None:
         """Returns the replica on which requests run alone, if it has a link: of this
-        server, the first that has an engine or is about to have one, so that all fronts
-        choose the same. None: suspects wait until a second replica takes requests, for
-        the others.
+        server, the first that has an engine or is about to have one, so that all API
+        servers choose the same. None: suspects wait until a second replica takes
+        requests, for the others.
         """
         now = self._clock()
         own_links = [link for link in self._replicas if not link.is_external]
@@ -331,6 +340,6 @@ class Placement:
         return not any(link.will_take(now) for link in self._replicas)
 
 
-def _routing_request_of(request_state: FrontRequest) -> RoutingRequest:
+def _routing_request_of(request_state: ApiServerRequest) -> RoutingRequest:
     """Returns what the router must know of a request."""
     return routing_request(request_state.request, request_state.record.session)

@@ -8,8 +8,8 @@
 
 Theory. Handing over is the resumption of a request on another engine, as after a crash:
 the second one has the same history, the same draws, and needs no more than to find the KV
-of the prompt in its keyed tier. If that did not come, it computes the prompt. So whatever
-dies or is cut, a request goes on.
+of the prompt in its external store. If that did not come, it computes the prompt. So
+whatever dies or is cut, a request goes on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +18,12 @@ from typing import Final
 from attrs import define
 
 from minfer.effects.cluster.dispatch.dispatcher import Assignment
-from minfer.effects.cluster.engine_client.front_request import (
-    FrontRequest,
+from minfer.effects.cluster.engine_client.api_server_request import (
+    ApiServerRequest,
     Handover,
     HandoverStage,
 )
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.records.messages import Finished
 from minfer.routing.messages import Placed
@@ -31,7 +31,7 @@ from minfer.routing.messages import Placed
 # Tokens of a prompt, at most, that a decode replica computes itself: they hardly make its
 # steps longer, and sending their KV would take as long.
 MAX_DIRECT_TOKENS: Final = 256
-Assigned = Sequence[Assignment[FrontRequest]]
+Assigned = Sequence[Assignment[ApiServerRequest]]
 
 
 @define(eq=False)
@@ -40,7 +40,7 @@ class PrefillFirst:
     replicas that prefill.
     """
 
-    router: FrontRouter
+    router: ApiServerRouter
     max_model_len: int = 2**31
     max_direct_tokens: int = MAX_DIRECT_TOKENS
     handed_over: int = 0  # requests
@@ -48,7 +48,7 @@ class PrefillFirst:
     def deliver(
         self,
         replicas: Sequence[ReplicaLink],
-        send: Callable[[Iterable[Assignment[FrontRequest]]], None],
+        send: Callable[[Iterable[Assignment[ApiServerRequest]]], None],
         assigned: Assigned,
     ) -> None:
         """Send requests to the replicas that they are assigned to, or first to others,
@@ -57,8 +57,8 @@ class PrefillFirst:
         send([self._prefill_first(assignment, replicas) for assignment in assigned])
 
     def _prefill_first(
-        self, assignment: Assignment[FrontRequest], replicas: Sequence[ReplicaLink]
-    ) -> Assignment[FrontRequest]:
+        self, assignment: Assignment[ApiServerRequest], replicas: Sequence[ReplicaLink]
+    ) -> Assignment[ApiServerRequest]:
         """Returns the assignment of a request to the replica that computes its prompt:
         another one than that which decodes it, or the same.
         """
@@ -80,7 +80,7 @@ class PrefillFirst:
         return Assignment(request_state, assignment.request, placed)
 
     def _should_prefill_elsewhere(
-        self, request_state: FrontRequest, decode: Placed
+        self, request_state: ApiServerRequest, decode: Placed
     ) -> bool:
         """Returns whether another replica should compute the prompt of a request."""
         request = request_state.request
@@ -93,11 +93,13 @@ class PrefillFirst:
             and request.n == 1
             and request.most_known(self.max_model_len) >= min_length
             and request.reads_cache
-            and request.search is None
+            and request.continuation.beam_round is None
             and not request_state.suspect
         )
 
-    def handover_of(self, request_state: FrontRequest, end: Finished) -> Handover | None:
+    def handover_of(
+        self, request_state: ApiServerRequest, end: Finished
+    ) -> Handover | None:
         """Returns the handover of a request if only its prefill has ended; or if it was
         refused, by an engine with less memory than the one that is to decode it.
         """

@@ -1,5 +1,5 @@
-"""A front's end of the links: an `EngineClient` whose engine is in another process, or
-is several, its replicas.
+"""An API server's end of the links: an `EngineClient` whose engine is in another process,
+or is several, its replicas.
 
 It keeps each request and every token that came. When a link is over, its requests go to
 another replica, or wait for the next link, and are resubmitted, with the tokens as
@@ -24,12 +24,12 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.cluster.engine_client.api_server_request import ApiServerRequest
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.engine_status import (
     summed_snapshot,
     unknown_snapshot,
 )
-from minfer.effects.cluster.engine_client.front_request import FrontRequest
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.placement import Placement
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.replica_link import (
@@ -72,12 +72,12 @@ class RemoteEngine:
 
     def __init__(
         self,
-        front: int = 0,
+        api_server: int = 0,
         *,
         clock: Callable[[], float] = time.monotonic,
         max_waiting: int = 2**20,
         replicas: int = 1,
-        router: FrontRouter | None = None,
+        router: ApiServerRouter | None = None,
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
         external: int = 0,
@@ -90,7 +90,7 @@ class RemoteEngine:
         of a replica of this server.
         """
         self._last_end = last_end
-        self.front = front
+        self.api_server = api_server
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
         self.max_waiting = max_waiting
@@ -194,9 +194,9 @@ class RemoteEngine:
         self._broadcast(wire.ResetCache())
 
     def count(self, totals: Totals) -> None:
-        """Send this front's counts since it began to all replicas of this server."""
+        """Send this API server's counts since it began to all replicas of this server."""
         for link in self.own_replicas:
-            self._send(link.number, wire.FrontTotals(totals))
+            self._send(link.number, wire.ApiServerTotals(totals))
 
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
@@ -262,13 +262,13 @@ class RemoteEngine:
         replica: int = 0,
         local_address: str = "",
     ) -> None:
-        """Introduce this front on a new link to a replica, and resubmit what waits for
-        that. `local_address`: this machine's address on the link, if that is to another
-        machine.
+        """Introduce this API server on a new link to a replica, and resubmit what waits
+        for that. `local_address`: this machine's address on the link, if that is to
+        another machine.
         """
         self.links += 1
         link = self.replicas[replica]
-        if not link.is_external:  # there are other servers' fronts and engines
+        if not link.is_external:  # there are other servers' API servers and engines
             # Before anything is sent: the first message is a hello.
             end = link.end_of_last(self._last_end(replica))
             self._give_up(self._requests.causes(replica, end))
@@ -276,15 +276,19 @@ class RemoteEngine:
         link.connect(send, self.clock(), local_address)
         resumed = self._placement.resumed_by(link)
         crashing = () if link.is_external else self._placement.denylist.all()
-        send(wire.FrontHello(self.front, self.life, self.resets, resumed, crashing))
+        send(
+            wire.ApiServerHello(
+                self.api_server, self.life, self.resets, resumed, crashing
+            )
+        )
         self._placement.place_waiting()
 
-    def receive(self, message: wire.ToFront, replica: int = 0) -> None:
+    def receive(self, message: wire.ToApiServer, replica: int = 0) -> None:
         """Handle a message of a replica."""
         link = self.replicas[replica]
         link.last_message = self.clock()
         match message:
-            case wire.FrontOutputs():
+            case wire.ApiServerOutputs():
                 self._take_outputs(message, replica)
             case wire.EngineStatus(snapshot):
                 link.note_status(snapshot)
@@ -344,7 +348,7 @@ class RemoteEngine:
             self._fail(request_state, REFUSAL_MESSAGE)
         return new_entries
 
-    def _fail(self, request_state: FrontRequest, error: str) -> None:
+    def _fail(self, request_state: ApiServerRequest, error: str) -> None:
         """End a request with an error."""
         if request_state.replica is not None:
             self._send(
@@ -352,7 +356,7 @@ class RemoteEngine:
             )
         self._end(tuple(request_state.fail(error)))
 
-    def _give_up(self, causes: Sequence[FrontRequest]) -> None:
+    def _give_up(self, causes: Sequence[ApiServerRequest]) -> None:
         """End requests that killed engines, and refuse equal ones."""
         for request_state in causes:
             request = request_state.request
@@ -364,7 +368,7 @@ class RemoteEngine:
                 for link in self.own_replicas:
                     self._send(link.number, wire.NewCrashingRequests(new_entries))
 
-    def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
+    def _take_outputs(self, message: wire.ApiServerOutputs, replica: int) -> None:
         own_outputs = self._requests.take(message, replica)
         outputs = self._placement.hand_over(own_outputs)
         ended = self._requests.end(outputs.finished)
@@ -376,7 +380,7 @@ class RemoteEngine:
     def disconnect(self, replica: int = 0, *, cut: bool = False) -> None:
         """Note that a link is over: end what had to end, note which samples may have been
         the cause, and move the others. `cut`: no engine has ended, as the network failed
-        or this front has cut the link.
+        or this API server has cut the link.
         """
         link = self.replicas[replica]
         had_served = link.progress is None and not cut
@@ -439,7 +443,7 @@ class RemoteEngine:
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
-        if self.draining and request.place is None:
+        if self.draining and not request.continues:
             raise DrainingError("the server finishes what it serves, and takes no more")
         if self._placement.denylist.refuses(request):
             raise CrashingRequestError(REFUSAL_MESSAGE)

@@ -1,4 +1,4 @@
-"""A front's link to one replica of the engine, and what that reported last."""
+"""An API server's link to one replica of the engine, and what that reported last."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -139,7 +139,7 @@ class ReplicaLink:
         return sum_totals([self.past, last])
 
     def current_snapshot(self, now: float, *, busy: bool) -> Snapshot | None:
-        """Returns the engine's state; `busy`: it has requests of this front."""
+        """Returns the engine's state; `busy`: it has requests of this API server."""
         if self.snapshot is None:
             return None
         quiet_seconds = now - self.last_message if busy else 0.0

@@ -1,15 +1,16 @@
-"""A front's questions to all others about a request, by way of an engine server.
+"""An API server's questions to all others about a request, by way of an engine server.
 
-    front 0 --- SendQuery ----> engine --- ReceivedQuery ---> front 1, front 2, ...
+    api server 0 --- SendQuery ----> engine --- ReceivedQuery ---> api server 1, api
+    server 2, ...
             <-- QueryAnswer --- server <-- SendAnswer ------
 
-Any front may get a connection, so a question about a request may come to a front that
-does not have it. The engine server passes messages on and keeps nothing of them: each
-names the front that asks, and how many others were asked. The first answer that is not
-empty ends a question; if all are empty, the last one does. A caller waits as long as it
-wants, and then forgets its question. Where there are several engines, a question goes
-over the oldest link, at whose other end most fronts are, and its answers come back that
-way.
+Any API server may get a connection, so a question about a request may come to an API
+server that does not have it. The engine server passes messages on and keeps nothing of
+them: each names the API server that asks, and how many others were asked. The first
+answer that is not empty ends a question; if all are empty, the last one does. A caller
+waits as long as it wants, and then forgets its question. Where there are several engines,
+a question goes over the oldest link, at whose other end most API servers are, and its
+answers come back that way.
 """
 
 import secrets
@@ -20,15 +21,15 @@ from attrs import define
 
 from minfer.effects.cluster.link import link_messages as wire
 
-MAX_PENDING: Final = 64  # unanswered questions of a front
+MAX_PENDING: Final = 64  # unanswered questions of an API server
 
 Send = Callable[[wire.ToEngine], None]
-# Gets another front's answer: JSON, or nothing; None: they cannot be asked now.
+# Gets another API server's answer: JSON, or nothing; None: they cannot be asked now.
 OnAnswer = Callable[[bytes | None], None]
 
 
 def no_record(query: wire.RequestQuery) -> bytes:
-    """Returns the answer of a front that serves no model yet."""
+    """Returns the answer of an API server that serves no model yet."""
     del query
     return b""
 
@@ -43,10 +44,10 @@ class _PendingQuery:
 
 
 class RequestQueries:
-    """One front's questions and answers, in the thread of its links."""
+    """One API server's questions and answers, in the thread of its links."""
 
     def __init__(self) -> None:
-        # Returns this front's record of a request; it may have to cancel it.
+        # Returns this API server's record of a request; it may have to cancel it.
         self.answer: Callable[[wire.RequestQuery], bytes] = no_record
         self._links: list[Send] = []  # the oldest is first
         self._pending: dict[int, _PendingQuery] = {}
@@ -55,7 +56,7 @@ class RequestQueries:
         """Ask the others; `on_answer` is called once. Returns a number to `forget` the
         question by.
         """
-        number = secrets.randbits(62)  # not used by earlier processes of this front
+        number = secrets.randbits(62)  # not used by earlier processes of this API server
         if not self._links or len(self._pending) >= MAX_PENDING:
             on_answer(None)
             return number
@@ -81,14 +82,14 @@ class RequestQueries:
             query.on_answer(None)
 
     def answer_query(self, received: wire.ReceivedQuery, link: Send) -> None:
-        """Answer another front's question, over the link that it came by."""
+        """Answer another API server's question, over the link that it came by."""
         answer = wire.QueryAnswer(
             received.number, received.others, self.answer(received.query)
         )
-        link(wire.SendAnswer(received.front, answer))
+        link(wire.SendAnswer(received.api_server, answer))
 
     def take_answer(self, answer: wire.QueryAnswer) -> None:
-        """Take an answer to this front's question; ignored if it is too late."""
+        """Take an answer to this API server's question; ignored if it is too late."""
         query = self._pending.get(answer.number)
         if query is None:
             return

@@ -1,5 +1,5 @@
-"""Sends a front's requests to the replicas that they are assigned to: as they are, or, if
-an engine had them before, as what is left of them, with their tokens as history.
+"""Sends an API server's requests to the replicas that they are assigned to: as they are,
+or, if an engine had them before, as what is left of them, with their tokens as history.
 
     assigned --> noted on the request --> by replica: new, resumed --> its link
 
@@ -15,16 +15,16 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.cluster.dispatch.dispatcher import Assignment
-from minfer.effects.cluster.engine_client.front_request import (
-    FrontRequest,
+from minfer.effects.cluster.engine_client.api_server_request import (
+    ApiServerRequest,
     HandoverStage,
 )
-from minfer.effects.cluster.engine_client.front_requests import FrontRequests
+from minfer.effects.cluster.engine_client.api_server_requests import ApiServerRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.request_names import resumed_name, search_of
 from minfer.effects.live.request_registry import RequestRegistry, Sending
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
@@ -37,14 +37,14 @@ _MAX_SEARCHES: Final = 4096
 
 
 class RequestSender:
-    """Sends the requests of a front. `sent` counts them, by the name of the replica, a
-    space, and why.
+    """Sends the requests of an API server. `sent` counts them, by the name of the
+    replica, a space, and why.
     """
 
     def __init__(
         self,
         live: RequestRegistry,
-        requests: FrontRequests,
+        requests: ApiServerRequests,
         replicas: Sequence[ReplicaLink],
     ) -> None:
         self.sent = Counter[str]()
@@ -53,9 +53,9 @@ class RequestSender:
         self._replicas = replicas
         self._resumptions = count(1)
 
-    def send(self, assigned: Iterable[Assignment[FrontRequest]]) -> None:
+    def send(self, assigned: Iterable[Assignment[ApiServerRequest]]) -> None:
         """Send requests to their replicas, those of one replica together."""
-        by_replica = defaultdict[int, list[FrontRequest]](list)
+        by_replica = defaultdict[int, list[ApiServerRequest]](list)
         for assignment in assigned:
             link = self._replicas[int(assignment.placed.replica)]
             self._note_placement(assignment.item, assignment.placed, link)
@@ -63,7 +63,9 @@ class RequestSender:
         for number, group in by_replica.items():
             self.send_to(self._replicas[number], group)
 
-    def send_to(self, link: ReplicaLink, request_states: Iterable[FrontRequest]) -> None:
+    def send_to(
+        self, link: ReplicaLink, request_states: Iterable[ApiServerRequest]
+    ) -> None:
         """Send requests to a replica."""
         new, resumed = list[Request](), list[wire.Resumed]()
         for request_state in request_states:
@@ -76,7 +78,7 @@ class RequestSender:
                 new.append(_for_engine(request_state, request_state.request))
         link.submit(new, resumed)
 
-    def resume(self, request_state: FrontRequest, replica: int) -> list[wire.Resumed]:
+    def resume(self, request_state: ApiServerRequest, replica: int) -> list[wire.Resumed]:
         """Returns the unfinished parts of a request, to resubmit them to a replica: as a
         whole; or, if its samples have begun, each of them.
         """
@@ -84,8 +86,7 @@ class RequestSender:
         request_state.waits_alone = request_state.runs_alone
         if request.n == 1:
             output = request.output + tuple(request_state.tokens[0])
-            # Queue places are not valid in another engine.
-            unfinished = evolve(request, output=output, place=None)
+            unfinished = evolve(_without_place(request), output=output)
             return [self._make_resumed(request_state, unfinished, None, replica)]
         if not request_state.ended and not any(request_state.tokens):
             return [self._make_resumed(request_state, request, None, replica)]
@@ -99,7 +100,7 @@ class RequestSender:
 
     def _make_resumed(
         self,
-        request_state: FrontRequest,
+        request_state: ApiServerRequest,
         unfinished: Request,
         sample: int | None,
         replica: int,
@@ -122,7 +123,7 @@ class RequestSender:
         )
 
     def _note_sent(
-        self, request_state: FrontRequest, name: str, sample: int | None, replica: int
+        self, request_state: ApiServerRequest, name: str, sample: int | None, replica: int
     ) -> None:
         """Note that a request, or one of its samples, is sent to a replica under a
         name.
@@ -135,7 +136,7 @@ class RequestSender:
         )
 
     def _note_placement(
-        self, request_state: FrontRequest, placed: Placed, link: ReplicaLink
+        self, request_state: ApiServerRequest, placed: Placed, link: ReplicaLink
     ) -> None:
         """Note where a request goes, and why."""
         was_routed = placed.why not in _WITHOUT_DECISION
@@ -143,20 +144,26 @@ class RequestSender:
         self.sent[f"{placed.replica} {reason}"] += 1
         sending = Sending(placed, link.machine)
         request_state.record.sendings.append(sending)
-        if request_state.request.search is None or not was_routed:
+        if request_state.request.continuation.beam_round is None or not was_routed:
             return
         search = search_of(request_state.request.id)
         if (search_record := self._live.get(search)) is not None:
             search_record.sendings.append(sending)
-        if request_state.request.place is not None:  # it is not valid in another engine
-            request_state.request = evolve(request_state.request, place=None)
+        request_state.request = _without_place(request_state.request)
         searches = self._requests.searches
         if len(searches) >= _MAX_SEARCHES:
             del searches[next(iter(searches))]
         searches[search] = link.number
 
 
-def _for_engine(request_state: FrontRequest, request: Request) -> Request:
+def _without_place(request: Request) -> Request:
+    """Returns a request without its queue place, which is not valid in another engine."""
+    if not request.continues:
+        return request
+    return evolve(request, continuation=evolve(request.continuation, place=None))
+
+
+def _for_engine(request_state: ApiServerRequest, request: Request) -> Request:
     """Returns a request, or a part of it, as its engine gets it. A replica that computes
     the prompt for another one gets it for one more token only; the other one learns which
     blocks of the prompt were sent to it.
@@ -165,10 +172,9 @@ def _for_engine(request_state: FrontRequest, request: Request) -> Request:
     if handover is None or handover.stage is HandoverStage.OVER:
         return request
     if handover.stage is HandoverStage.DECODE:
-        return evolve(request, stored=len(request.keys), sent_from=handover.target_blocks)
-    return evolve(
-        request,
-        max_tokens=len(request.output) + 1,
-        push_to=handover.push_to,
-        sent_from=handover.target_blocks,
-    )
+        stored = KvTransfer(
+            num_stored_blocks=len(request.keys), first_block=handover.target_blocks
+        )
+        return evolve(request, kv_transfer=stored)
+    pushed = KvTransfer(push_to=handover.push_to, first_block=handover.target_blocks)
+    return evolve(request, max_tokens=len(request.output) + 1, kv_transfer=pushed)

@@ -1,1 +1,1 @@
-"""The engine's process, and its end of the links to all fronts."""
+"""The engine's process, and its end of the links to all API servers."""

@@ -1,10 +1,10 @@
-"""Publishes what the routers of fronts need of an engine that is one of several: the
+"""Publishes what the routers of API servers need of an engine that is one of several: the
 content of its prefix cache, and its load.
 
 Changes are folds over turns (`minfer.routing.replica_events`). They are sent every few
-milliseconds, and at once where a request has ended, as its session may go on. A front
-that is new gets all keys, in pieces; what it hears twice then does no harm, as keys are a
-set.
+milliseconds, and at once where a request has ended, as its session may go on. An API
+server that is new gets all keys, in pieces; what it hears twice then does no harm, as
+keys are a set.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ from minfer.routing.replica_events import (
 CHANGES_SECONDS: Final = 0.005  # from one message of changes to the next
 LOAD_SECONDS: Final = 0.25  # from one report of the load to the next
 MAX_MESSAGE_KEYS: Final = 4096
-MAX_INITIAL_KEYS: Final = 2**16  # of a new front: 4 million tokens in blocks of 64
+MAX_INITIAL_KEYS: Final = 2**16  # of a new API server: 4 million tokens in blocks of 64
 
 
 class CacheEventPublisher:

@@ -1,12 +1,13 @@
-"""The engine's process: a model, the worker that steps it, and links to the fronts.
+"""The engine's process: a model, the worker that steps it, and links to the API servers.
 
-For its server's fronts it listens before it loads, so that they can report its progress;
-for other servers' fronts once it has loaded, as only then it knows what both must have in
-common (`link_terms`). When the engine breaks the process ends: the fronts resubmit its
-requests to the next process, which starts with clean memory.
+For its server's API servers it listens before it loads, so that they can report its
+progress; for other servers' API servers once it has loaded, as only then it knows what
+both must have in common (`link_terms`). When the engine breaks the process ends: the API
+servers resubmit its requests to the next process, which starts with clean memory.
 
 Only its parent ends it (by `STOP`). It ignores the signals that a terminal or a service
-manager sends to all processes: while fronts finish their requests, they need the engine.
+manager sends to all processes: while API servers finish their requests, they need the
+engine.
 """
 
 import contextlib
@@ -43,12 +44,12 @@ from minfer.effects.setup.prepare import Setup
 
 
 @frozen
-class FrontSocket:
-    """A socket for links of fronts on other machines, instead of those here."""
+class ApiServerSocket:
+    """A socket for links of API servers on other machines, instead of those here."""
 
     sock: socket.socket  # that listens
     secret: bytes = field(repr=False)
-    # These fronts are its own server's: linked from the start on, as those here.
+    # These API servers are its own server's: linked from the start on, as those here.
     own: bool = False
 
 
@@ -61,16 +62,16 @@ log = logging.getLogger("minfer.engine")
 def run_engine(
     args: EngineArgs,
     path: Path,
-    fronts: int,
+    api_servers: int,
     ready: Callable[[], None],
     beat: Callable[[], None] = lambda: None,
     *,
     routed: bool = False,
-    front_socket: FrontSocket | None = None,
+    api_server_socket: ApiServerSocket | None = None,
 ) -> int:
-    """Serve `fronts` fronts at `path`, or those at `front_socket`, until a `STOP`;
-    returns the exit code. If it is `routed`, as one of several engines, it reports its
-    cache and its load to them.
+    """Serve `api_servers` API servers at `path`, or those at `api_server_socket`, until a
+    `STOP`; returns the exit code. If it is `routed`, as one of several engines, it
+    reports its cache and its load to them.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
     start on, while it loads or its steps complete. Raises ConfigError and the like if it
@@ -85,15 +86,17 @@ def run_engine(
 
     _handle_signals(stop_event, loaded_event)
     bound_onednn_cache()
-    of_others = front_socket is not None and not front_socket.own
-    num_fronts = None if of_others else fronts
-    engine_server = EngineServer(num_fronts, died, beat, block_size=args.block_size)
+    of_others = api_server_socket is not None and not api_server_socket.own
+    num_api_servers = None if of_others else api_servers
+    engine_server = EngineServer(num_api_servers, died, beat, block_size=args.block_size)
     link_server = LinkServer(engine_server)
     link_server.start()
-    if front_socket is None:
+    if api_server_socket is None:
         link_server.accept_links(listen_at(path), own_terms())
-    elif front_socket.own:
-        link_server.accept_links(front_socket.sock, own_terms(front_socket.secret))
+    elif api_server_socket.own:
+        link_server.accept_links(
+            api_server_socket.sock, own_terms(api_server_socket.secret)
+        )
     engine_server.report("loading the model")
     start_log.info("loading the model")
     args = _with_previous_blocks(args, path)
@@ -112,9 +115,9 @@ def run_engine(
             publisher = CacheEventPublisher(driver.config, lambda: driver.state)
             model.worker.on_turn = engine_server.note_turn
         engine_server.open(model.client, _ready_message(model.setup), publisher)
-        if front_socket is not None and not front_socket.own:
+        if api_server_socket is not None and not api_server_socket.own:
             link_server.accept_links(
-                front_socket.sock, _front_terms(front_socket, model.setup)
+                api_server_socket.sock, _api_server_terms(api_server_socket, model.setup)
             )
         ready()
         start_log.info("the engine is ready")
@@ -179,9 +182,11 @@ def _handle_signals(stop_event: threading.Event, loaded_event: threading.Event) 
         signal.signal(number, lambda *_: None)
 
 
-def _front_terms(front_socket: FrontSocket, setup: Setup) -> Terms:
+def _api_server_terms(api_server_socket: ApiServerSocket, setup: Setup) -> Terms:
     size = setup.config.block_size
-    return link_terms(setup.fingerprint, setup.device.kind, size, front_socket.secret)
+    return link_terms(
+        setup.fingerprint, setup.device.kind, size, api_server_socket.secret
+    )
 
 
 def _ready_message(setup: Setup) -> wire.EngineReady:

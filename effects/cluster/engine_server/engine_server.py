@@ -1,13 +1,15 @@
-"""The engine's end of all links: the connected fronts, and the outputs for each of them.
+"""The engine's end of all links: the connected API servers, and the outputs for each of
+them.
 
-    front 0 ---+                                +--- its rows of outputs ---> front 0
-    front 1 ---+---> EngineServer ---> engine --+--- its rows of outputs ---> front 1
-    ...        |                                +--- ...
+    api server 0 ---+                                +--- its rows of outputs ---> api
+    server 0 api server 1 ---+---> EngineServer ---> engine --+--- its rows of outputs
+    ---> api server 1 ...        |                                +--- ...
 
-It listens to the engine's client as any front would, and sends each front the outputs of
-its own requests (`output_routing`). Requests of a front that disconnects are cancelled.
+It listens to the engine's client as any API server would, and sends each API server the
+outputs of its own requests (`output_routing`). Requests of an API server that disconnects
+are cancelled.
 
-Messages of fronts come in one thread, outputs in the engine's: a lock guards all.
+Messages of API servers come in one thread, outputs in the engine's: a lock guards all.
 """
 
 import threading
@@ -18,8 +20,8 @@ from typing import Final
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys, tail_keys
+from minfer.effects.cluster.engine_server.api_server_counts import ApiServerCounts
 from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
-from minfer.effects.cluster.engine_server.front_counts import FrontCounts
 from minfer.effects.cluster.engine_server.output_routing import OutputRouter, Session
 from minfer.effects.cluster.engine_server.query_forwarding import forward_query
 from minfer.effects.cluster.link import link_messages as wire
@@ -44,7 +46,7 @@ LOADING_STAGE_SECONDS: Final = 1800.0  # that one stage of loading may take
 # short, and on a CPU a long prompt of a large model takes minutes.
 _GPU_STEP_SECONDS: Final = 1.0
 _CPU_STEP_SECONDS: Final = 600.0
-FRONT_RETURN_SECONDS: Final = 2.0  # in which known fronts should be back
+API_SERVER_RETURN_SECONDS: Final = 2.0  # in which known API servers should be back
 
 
 class EngineServer:
@@ -52,17 +54,17 @@ class EngineServer:
 
     def __init__(
         self,
-        fronts: int | None = 1,
+        api_servers: int | None = 1,
         on_death: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         block_size: int = 0,
     ) -> None:
-        """`fronts` is the number of fronts; None: they are those of other machines, and
-        their number is not known. Their requests' keys are computed again, which needs
-        the engine's `block_size`. `on_death` gets the reason of the engine's end, once.
-        `beat` is called in each tick in which the engine seems well; `clock` is for the
-        time before it is ready.
+        """`api_servers` is the number of API servers; None: they are those of other
+        machines, and their number is not known. Their requests' keys are computed again,
+        which needs the engine's `block_size`. `on_death` gets the reason of the engine's
+        end, once. `beat` is called in each tick in which the engine seems well; `clock`
+        is for the time before it is ready.
         """
         self._lock = threading.RLock()
         self._on_death = on_death
@@ -77,21 +79,21 @@ class EngineServer:
         self._live = RequestRegistry()  # the client's, once there is one
         self._readers: dict[str, Session] = {}  # of outputs, by request id
         self._router = OutputRouter()
-        self._resets = 0  # of the prefix cache, by all fronts so far
+        self._resets = 0  # of the prefix cache, by all API servers so far
         self._quarantine = Quarantine()
-        self._probing = wire.ProbingRequest()  # as fronts know it
+        self._probing = wire.ProbingRequest()  # as API servers know it
         self._denylist = CrashDenylist(clock)
-        self._fronts = fronts
+        self._api_servers = api_servers
         self._block_size = block_size
-        self._missing = set(range(fronts or 0))
+        self._missing = set(range(api_servers or 0))
         self._opened = 0.0
         self._publisher: CacheEventPublisher | None = None
-        self._counts = FrontCounts()
+        self._counts = ApiServerCounts()
 
     # --- the engine ---------------------------------------------------------------------
 
     def report(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Report the engine's progress to all fronts; ignored once it is ready."""
+        """Report the engine's progress to all API servers; ignored once it is ready."""
         with self._lock:
             if self._client is not None:
                 return
@@ -105,7 +107,7 @@ class EngineServer:
         ready: wire.EngineReady,
         publisher: CacheEventPublisher | None = None,
     ) -> None:
-        """Serve all connected fronts: the engine is ready. `publisher` is for their
+        """Serve all connected API servers: the engine is ready. `publisher` is for their
         routers, if it is one of several.
         """
         with self._lock:
@@ -121,14 +123,14 @@ class EngineServer:
             self._serve_due()
 
     def end(self) -> None:
-        """Tell all fronts that the engine ends, as it was asked to: no request is the
-        cause.
+        """Tell all API servers that the engine ends, as it was asked to: no request is
+        the cause.
         """
         with self._lock:
             self._broadcast(wire.encode(wire.LoadingProgress("ending")))
 
     def handle_message(self, message: EngineMessage) -> None:
-        """Pass a message of the engine on, to each front its own part."""
+        """Pass a message of the engine on, to each API server its own part."""
         with self._lock:
             match message:
                 case TurnOutputs():
@@ -143,16 +145,16 @@ class EngineServer:
                 self._publisher.observe(before, transition)
                 self._send_cache_events(self._publisher.due_changes(self._clock()))
 
-    def _send_cache_events(self, messages: Iterable[wire.ToFront]) -> None:
+    def _send_cache_events(self, messages: Iterable[wire.ToApiServer]) -> None:
         for message in messages:
             data = wire.encode(message)
             for session in self._sessions:
-                if session.front is not None:  # else it gets all after its hello
+                if session.api_server is not None:  # else it gets all after its hello
                     session.send(data)
 
     def tick(self) -> None:
-        """Send the engine's state to all fronts, and call `beat` if it is well; to be
-        called some times a second.
+        """Send the engine's state to all API servers, and call `beat` if it is well; to
+        be called some times a second.
         """
         with self._lock:
             if self._client is None:
@@ -161,18 +163,19 @@ class EngineServer:
                 return
             if self._quarantine.is_over(self._client.clock()):
                 self._note_cleared(self._quarantine.probing)
-            self._serve_due()  # the wait for a front may be over
+            self._serve_due()  # the wait for an API server may be over
             snapshot = self._client.snapshot()
             if snapshot.stalled < self._step:
                 self._beat()
             if self._sessions:
                 self._broadcast(
-                    wire.encode(wire.EngineStatus(self._with_front_counts(snapshot)))
+                    wire.encode(wire.EngineStatus(self._with_api_server_counts(snapshot)))
                 )
             if self._publisher is not None:
                 self._send_cache_events(self._publisher.periodic_messages(self._clock()))
 
-    # --- fronts -------------------------------------------------------------------------
+    # --- API servers
+    # -------------------------------------------------------------------------
 
     def join(self, session: Session) -> None:
         """Add a new link."""
@@ -199,13 +202,15 @@ class EngineServer:
             self._serve_due()
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
-        """Handle a front's message. Raises LinkError for an invalid one."""
+        """Handle an API server's message. Raises LinkError for an invalid one."""
         with self._lock:
-            if (session.front is None) is not isinstance(message, wire.FrontHello):
-                raise wire.LinkError("a front says hello first, and once")
+            if (session.api_server is None) is not isinstance(
+                message, wire.ApiServerHello
+            ):
+                raise wire.LinkError("an API server says hello first, and once")
             match message:
-                case wire.FrontHello():
-                    self._accept_front(session, message)
+                case wire.ApiServerHello():
+                    self._accept_api_server(session, message)
                 case wire.NewCrashingRequests(crashing):
                     self._deny(session, crashing)
                 case wire.SubmitRequests(requests):
@@ -220,20 +225,20 @@ class EngineServer:
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
                     forward_query(session, message, self._sessions)
-                case wire.FrontTotals(totals):
-                    if session.front is not None:
-                        self._counts.note(session.front, totals)
+                case wire.ApiServerTotals(totals):
+                    if session.api_server is not None:
+                        self._counts.note(session.api_server, totals)
 
-    def _accept_front(self, session: Session, hello: wire.FrontHello) -> None:
-        if self._fronts is None:
-            session.front = hello.life  # their numbers are of different servers
-        elif 0 <= hello.front < self._fronts:
-            session.front = hello.front
-            self._counts.begin(hello.front, hello.life)
+    def _accept_api_server(self, session: Session, hello: wire.ApiServerHello) -> None:
+        if self._api_servers is None:
+            session.api_server = hello.life  # their numbers are of different servers
+        elif 0 <= hello.api_server < self._api_servers:
+            session.api_server = hello.api_server
+            self._counts.begin(hello.api_server, hello.life)
         else:
-            raise wire.LinkError(f"there is no front {hello.front}")
+            raise wire.LinkError(f"there is no api server {hello.api_server}")
         self._resets = max(self._resets, hello.resets)
-        self._missing.discard(hello.front)
+        self._missing.discard(hello.api_server)
         if self._publisher is not None:
             for cached_keys in self._publisher.all_keys():
                 session.send(wire.encode(cached_keys))
@@ -268,7 +273,7 @@ class EngineServer:
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
         """Register requests; returns them without those that are refused."""
         registered = []
-        if self._fronts is None:
+        if self._api_servers is None:
             requests = [self._with_own_keys(request) for request in requests]
         for request in requests:
             if self._is_from(session, request.id):
@@ -291,9 +296,11 @@ class EngineServer:
         """Returns a request of another server with keys that are computed here."""
         root, prompt, size = request.root, request.prompt, self._block_size
         keys = block_keys(root, prompt, size) if request.keys else ()
-        if request.tails is None:
-            return evolve(request, keys=keys)
-        return evolve(request, keys=keys, tails=tail_keys(root, keys, prompt, size))
+        continuation = request.continuation
+        if continuation.tail_keys is not None:
+            tails = tail_keys(root, keys, prompt, size)
+            continuation = evolve(continuation, tail_keys=tails)
+        return evolve(request, keys=keys, continuation=continuation)
 
     def _is_from(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""
@@ -330,14 +337,15 @@ class EngineServer:
             for sample in range(request.n)
         )
         time = 0.0 if self._client is None else self._client.clock()
-        session.send(wire.encode(wire.FrontOutputs(time, finished=ended)))
+        session.send(wire.encode(wire.ApiServerOutputs(time, finished=ended)))
 
-    # --- between fronts and engine ------------------------------------------------------
+    # --- between API servers and engine
+    # ------------------------------------------------------
 
     def _serve_due(self) -> None:
         """Submit to the engine what is not in quarantine."""
         client = self._client
-        if client is None or self._awaits_fronts(client):
+        if client is None or self._awaits_api_servers(client):
             return
         requests = self._quarantine.take_due(self._running, client.clock())
         requests = self._without_crashing(requests)
@@ -380,12 +388,14 @@ class EngineServer:
             (request,) = requests
             self._end_unserved(request, "rejected", str(error))
 
-    def _awaits_fronts(self, client: EngineClient) -> bool:
-        """Returns whether missing fronts may still come back with suspects of their
+    def _awaits_api_servers(self, client: EngineClient) -> bool:
+        """Returns whether missing API servers may still come back with suspects of their
         own.
         """
-        may_be_missing = self._fronts is None or bool(self._missing)
-        return may_be_missing and client.clock() < self._opened + FRONT_RETURN_SECONDS
+        may_be_missing = self._api_servers is None or bool(self._missing)
+        return (
+            may_be_missing and client.clock() < self._opened + API_SERVER_RETURN_SECONDS
+        )
 
     def _without_crashing(self, requests: tuple[Request, ...]) -> tuple[Request, ...]:
         """Refuse requests on the denylist; returns the others."""
@@ -414,8 +424,8 @@ class EngineServer:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        front_outputs = self._router.route(outputs, self._sessions, self._readers)
-        for session, own_outputs in front_outputs:
+        api_server_outputs = self._router.route(outputs, self._sessions, self._readers)
+        for session, own_outputs in api_server_outputs:
             session.send(wire.encode(own_outputs))
         self._note_ends(outputs)
 
@@ -441,6 +451,6 @@ class EngineServer:
         for session in list(self._sessions):
             session.send(message)
 
-    def _with_front_counts(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the engine's state, with the counts of fronts and resets."""
-        return evolve(snapshot, resets=self._resets, fronts=self._counts.total())
+    def _with_api_server_counts(self, snapshot: Snapshot) -> Snapshot:
+        """Returns the engine's state, with the counts of API servers and resets."""
+        return evolve(snapshot, resets=self._resets, api_servers=self._counts.total())

@@ -1,13 +1,13 @@
-"""The engine's end of its links: connections of fronts, in a thread of their own.
+"""The engine's end of its links: connections of API servers, in a thread of their own.
 
-The engine's stepping thread must never wait for a front: bytes that a front's socket does
-not take at once are kept for the links' thread, which sends them when the socket is
-ready. A front that takes nothing while `MAX_UNSENT_BYTES` wait for it is disconnected. A
-link with invalid messages is closed, and no other one. If the links' thread itself
-breaks, the engine counts as broken, as no front could reach it.
+The engine's stepping thread must never wait for an API server: bytes that an API server's
+socket does not take at once are kept for the links' thread, which sends them when the
+socket is ready. An API server that takes nothing while `MAX_UNSENT_BYTES` wait for it is
+disconnected. A link with invalid messages is closed, and no other one. If the links'
+thread itself breaks, the engine counts as broken, as no API server could reach it.
 
-Fronts of this machine and of other ones come through a `Listener`, and both ends know
-then that they speak the same version and have the same secret (`accept_links`). From
+API servers of this machine and of other ones come through a `Listener`, and both ends
+know then that they speak the same version and have the same secret (`accept_links`). From
 there on, all links are alike.
 """
 
@@ -30,7 +30,7 @@ from minfer.effects.net.framing import FrameReader, PeerError, Socket, frame
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener
 
-MAX_UNSENT_BYTES: Final = 2**27  # that wait for a front
+MAX_UNSENT_BYTES: Final = 2**27  # that wait for an API server
 TICK_SECONDS: Final = 0.1  # between two reports of the engine's state
 _READ_BYTES: Final = 2**18  # at once
 
@@ -39,7 +39,7 @@ _start_log = logging.getLogger(START)  # what it says is shown
 
 
 class LinkServer:
-    """Links of fronts to an engine server, in a thread of their own."""
+    """Links of API servers to an engine server, in a thread of their own."""
 
     def __init__(self, engine_server: EngineServer) -> None:
         self._engine_server = engine_server
@@ -60,9 +60,9 @@ class LinkServer:
         self._thread.start()
 
     def accept_links(self, sock: Socket, terms: Terms) -> None:
-        """Accept links of fronts at a socket that listens."""
+        """Accept links of API servers at a socket that listens."""
         is_local = sock.family == socket.AF_UNIX
-        peer = "a front" if is_local else "a front of another machine"
+        peer = "an API server" if is_local else "an API server of another machine"
 
         def enter(connection: Socket, name: str) -> None:
             if not is_local:
@@ -74,7 +74,7 @@ class LinkServer:
         listener.start()
 
     def add_connection(self, connection: Socket) -> None:
-        """Serve a front on a connection that is there, from any thread."""
+        """Serve an API server on a connection that is there, from any thread."""
         self._new_connections.append(connection)
         self.wake()
         if self._over:
@@ -158,7 +158,7 @@ class LinkServer:
 
 
 class _Link:
-    """One front's link, at the engine's end."""
+    """One API server's link, at the engine's end."""
 
     def __init__(
         self, connection: Socket, engine_server: EngineServer, wake: Callable[[], None]
@@ -191,7 +191,7 @@ class _Link:
             if self.unsent and not self._over:
                 del self.unsent[: self._sent(self.unsent)]
                 if len(self.unsent) > MAX_UNSENT_BYTES:
-                    log.warning("a front takes nothing any more: its link is cut")
+                    log.warning("an API server takes nothing any more: its link is cut")
                     self._over = True
             return not self._over
 
@@ -201,7 +201,7 @@ class _Link:
             data = self.connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # the front has disconnected
+        except OSError:  # the API server has disconnected
             data = b""
         if not data:
             self._over = True
@@ -209,10 +209,10 @@ class _Link:
             for message in self._frames.feed(data):
                 self._engine_server.receive(self.session, wire.read_to_engine(message))
         except PeerError as error:
-            log.warning("a front's link is cut: %s", error)
+            log.warning("an API server's link is cut: %s", error)
             self._over = True
         except Exception:  # a bug here must not end the other links
-            log.exception("a front's link is cut")
+            log.exception("an API server's link is cut")
             self._over = True
 
     def _sent(self, data: bytes | bytearray) -> int:

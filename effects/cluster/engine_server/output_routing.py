@@ -1,7 +1,7 @@
-"""Splits outputs by front: each front gets those of its own requests.
+"""Splits outputs by API server: each API server gets those of its own requests.
 
-The rows of each front are computed when the batch changes, not at each step; and only
-then are their ids sent.
+The rows of each API server are computed when the batch changes, not at each step; and
+only then are their ids sent.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from minfer.records.token_logprobs import Logprobs
 
 @define(eq=False)
 class Session:
-    """A front while its link lasts; `send` must not wait, nor raise."""
+    """An API server while its link lasts; `send` must not wait, nor raise."""
 
     send: Callable[[bytes], None]
     # After its hello its number, or, if it is another server's, its process's `life`.
-    front: int | None = None
+    api_server: int | None = None
     rows: tuple[int, ...] = ()  # its indices in the batch
     batch_sent: bool = False  # the batch of the last outputs was sent to it
 
@@ -32,7 +32,7 @@ Readers = Mapping[str, Session]  # of outputs, by request id
 
 @define(eq=False)
 class _Extras:
-    """One front's part of the outputs, besides its rows."""
+    """One API server's part of the outputs, besides its rows."""
 
     finished: list[Finished] = field(factory=list)
     arrived: list[str] = field(factory=list)
@@ -51,7 +51,7 @@ class OutputRouter:
 
     def route(
         self, outputs: TurnOutputs, sessions: Sequence[Session], readers: Readers
-    ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
+    ) -> Iterator[tuple[Session, wire.ApiServerOutputs]]:
         """Yields the outputs of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
             self._regroup(outputs.ids, sessions, readers)
@@ -68,7 +68,7 @@ class OutputRouter:
         for session in sessions:
             extras = extras_of_session.get(id(session), _NO_EXTRAS)
             if extras is not _NO_EXTRAS or (outputs.ids and session.rows):
-                yield session, _front_outputs(session, outputs, extras)
+                yield session, _api_server_outputs(session, outputs, extras)
 
     def _regroup(
         self, batch: SampleIds, sessions: Sequence[Session], readers: Readers
@@ -89,10 +89,10 @@ def _extras_of(extras_of_session: dict[int, _Extras], session: Session | None) -
     return extras_of_session.setdefault(id(session), _Extras())
 
 
-def _front_outputs(
+def _api_server_outputs(
     session: Session, outputs: TurnOutputs, extras: _Extras
-) -> wire.FrontOutputs:
-    """Returns the outputs as sent to one front."""
+) -> wire.ApiServerOutputs:
+    """Returns the outputs as sent to one API server."""
     rows = session.rows if outputs.ids else ()
     has_all = len(rows) == len(outputs.ids)
     ids: SampleIds | None = ()
@@ -101,7 +101,7 @@ def _front_outputs(
     elif rows:
         ids = outputs.ids if has_all else tuple([outputs.ids[row] for row in rows])
         session.batch_sent = True
-    return wire.FrontOutputs(
+    return wire.ApiServerOutputs(
         time=outputs.time,
         ids=ids,
         tokens=outputs.tokens

@@ -1,4 +1,6 @@
-"""A front's questions about a request, passed on to all others (`request_queries`)."""
+"""An API server's questions about a request, passed on to all others
+(`request_queries`).
+"""
 
 from collections.abc import Sequence
 
@@ -11,19 +13,21 @@ def forward_query(
     message: wire.SendQuery | wire.SendAnswer,
     sessions: Sequence[Session],
 ) -> None:
-    """Forward the question of a front to all others, or an answer to the front that
-    asked.
+    """Forward the question of an API server to all others, or an answer to the API server
+    that asked.
     """
     if isinstance(message, wire.SendAnswer):
         for receiver in sessions:
-            if receiver.front == message.front:
+            if receiver.api_server == message.api_server:
                 receiver.send(wire.encode(message.answer))
         return
     receivers = [
-        receiver for receiver in sessions if receiver.front not in (None, session.front)
+        receiver
+        for receiver in sessions
+        if receiver.api_server not in (None, session.api_server)
     ]
     for receiver in receivers:
-        fields = (session.front or 0, message.number, len(receivers), message.query)
+        fields = (session.api_server or 0, message.number, len(receivers), message.query)
         receiver.send(wire.encode(wire.ReceivedQuery(*fields)))
     if not receivers:
         session.send(wire.encode(wire.QueryAnswer(message.number, 0)))

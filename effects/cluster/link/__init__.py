@@ -1,1 +1,1 @@
-"""What a front and an engine send each other, and which requests kill engines."""
+"""What an API server and an engine send each other, and which requests kill engines."""

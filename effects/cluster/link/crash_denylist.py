@@ -1,13 +1,14 @@
 """The denylist of requests that killed engines, the last one while they ran alone
-(`crash_rule`). Fronts and engines refuse them for `REFUSED_SECONDS`.
+(`crash_rule`). API servers and engines refuse them for `REFUSED_SECONDS`.
 
-    a front ends a request --> its denylist --> engines --> all other fronts' denylists
+    an API server ends a request --> its denylist --> engines --> all other API servers'
+    denylists
                                                   |
-                                                  +--> refused, from any front
+                                                  +--> refused, from any API server
 
-Every front and every engine has the whole list. A front or an engine that starts again
-gets it from the others. An entry is a client and the digest of a prompt and its
-parameters. All requests of a client whose requests killed many engines run alone
+Every API server and every engine has the whole list. An API server or an engine that
+starts again gets it from the others. An entry is a client and the digest of a prompt and
+its parameters. All requests of a client whose requests killed many engines run alone
 (`quarantine`).
 """
 

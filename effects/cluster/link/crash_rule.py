@@ -1,8 +1,8 @@
 """The rule for requests that kill engines: who is suspected, runs alone, is ended, and is
 refused. The numbers by which it judges are here. How long others wait is where they wait:
 for an engine's restart (`RESTART_SECONDS`, `MAX_FAILED_LOADS` in `replica_link`), and for
-a front with suspects of its own (`FRONT_RETURN_SECONDS` in `engine_server`); the length
-of the denylist is `MAX_CRASHING_REQUESTS` in `crash_denylist`.
+an API server with suspects of its own (`API_SERVER_RETURN_SECONDS` in `engine_server`);
+the length of the denylist is `MAX_CRASHING_REQUESTS` in `crash_denylist`.
 
     an engine dies --> what ran there is resubmitted --> it dies again --> suspects
     a suspect runs alone --> it is cleared by tokens, or ends by itself
@@ -30,9 +30,9 @@ it might kill them in a way that nothing here sees.
 All requests of a client that were the cause of more than `MAX_CLIENT_DEATHS` ends run
 alone: it may have changed the request each time.
 
-    a front     notes the ends of engines in `SampleHistory` and `SoloDeaths`, and ends
-                requests (`front_requests`, `remote_engine`)
-    an engine   runs suspects alone (`quarantine`)
+    an API server  notes the ends of engines in `SampleHistory` and `SoloDeaths`, and ends
+                   requests (`api_server_requests`, `remote_engine`)
+    an engine      runs suspects alone (`quarantine`)
     both        refuse requests (`crash_denylist`)
     a proxy     has the denylist, too (`denied_bodies`), and gives a request up that
                 `MAX_ENDED_BACKENDS` servers have failed (`attempts`)

@@ -1,9 +1,9 @@
-"""The messages between fronts and an engine, as a schema.
+"""The messages between API servers and an engine, as a schema.
 
 Both ends check what they read against it; reading a message can never run code. A step's
-outputs are one message for each front that has rows in it. The ids of a batch are sent
-when they change: while the same sequences decode, a message holds little more than their
-new tokens.
+outputs are one message for each API server that has rows in it. The ids of a batch are
+sent when they change: while the same sequences decode, a message holds little more than
+their new tokens.
 """
 
 from typing import Final, TypeAlias
@@ -32,7 +32,8 @@ from minfer.records.token_logprobs import Logprobs
 
 MAX_MESSAGE_BYTES: Final = 2**30
 
-# --- from a front to the engine ---------------------------------------------------------
+# --- from an API server to the engine
+# ---------------------------------------------------------
 
 
 class Resumed(Struct, frozen=True):
@@ -46,14 +47,16 @@ class Resumed(Struct, frozen=True):
     isolated: bool = False  # it runs alone whatever its deaths are
 
 
-class FrontHello(Struct, tag="hello", frozen=True):
-    """A front is connected, with those of its requests that wait for this engine."""
+class ApiServerHello(Struct, tag="hello", frozen=True):
+    """An API server is connected, with those of its requests that wait for this
+    engine.
+    """
 
-    front: int  # its number, from 0
+    api_server: int  # its number, from 0
     life: int  # different for each process with this number
-    resets: int  # of the prefix cache, as far as this front knows
+    resets: int  # of the prefix cache, as far as this API server knows
     resumed: tuple[Resumed, ...]
-    crashing: tuple[CrashingRequest, ...] = ()  # the front's denylist
+    crashing: tuple[CrashingRequest, ...] = ()  # the API server's denylist
 
 
 class SubmitRequests(Struct, tag="submit", frozen=True):
@@ -84,15 +87,15 @@ class ResetCache(Struct, tag="reset", frozen=True):
     """Make all blocks in the prefix cache unusable for new requests."""
 
 
-class FrontTotals(Struct, tag="counted", frozen=True):
-    """A front's counts since it began, for metrics."""
+class ApiServerTotals(Struct, tag="counted", frozen=True):
+    """An API server's counts since it began, for metrics."""
 
     totals: Totals
 
 
 class NewCrashingRequests(Struct, tag="crashing_requests", frozen=True):
     """New entries of the denylist, in both directions: an engine forwards entries that
-    are new to it to its other fronts.
+    are new to it to its other API servers.
     """
 
     crashing: tuple[CrashingRequest, ...]
@@ -103,45 +106,46 @@ class RequestQuery(Struct, frozen=True):
 
     name: str  # its answer's id, or the client's own id
     owner: str = ""  # the name of the asking client's key
-    cancel: bool = False  # the front that has it should cancel it
+    cancel: bool = False  # the API server that has it should cancel it
 
 
 class SendQuery(Struct, tag="send_query", frozen=True):
-    """Ask all other fronts."""
+    """Ask all other API servers."""
 
     number: int  # of the question; unique in this server
     query: RequestQuery
 
 
 class QueryAnswer(Struct, tag="query_answer", frozen=True):
-    """A front's answer to another one's question."""
+    """An API server's answer to another one's question."""
 
     number: int  # of the question
-    others: int  # fronts that were asked; each of them answers
+    others: int  # API servers that were asked; each of them answers
     record: bytes = b""  # JSON, or nothing
 
 
 class SendAnswer(Struct, tag="answer", frozen=True):
-    """This front's answer to a `ReceivedQuery`, for the front that asks."""
+    """This API server's answer to a `ReceivedQuery`, for the API server that asks."""
 
-    front: int
+    api_server: int
     answer: QueryAnswer
 
 
 ToEngine: TypeAlias = (
-    FrontHello
+    ApiServerHello
     | SubmitRequests
     | ResumeRequests
     | CancelRequests
     | EndSamples
     | ResetCache
-    | FrontTotals
+    | ApiServerTotals
     | NewCrashingRequests
     | SendQuery
     | SendAnswer
 )
 
-# --- from the engine to a front ---------------------------------------------------------
+# --- from the engine to an API server
+# ---------------------------------------------------------
 
 
 class LoadingProgress(Struct, tag="progress", frozen=True):
@@ -155,12 +159,12 @@ class LoadingProgress(Struct, tag="progress", frozen=True):
 
 
 class EngineReady(Struct, tag="ready", frozen=True):
-    """The engine is ready; with the facts of its setup that a front needs."""
+    """The engine is ready; with the facts of its setup that an API server needs."""
 
     device: str  # its type
     num_blocks: int
     fingerprint: bytes
-    max_model_len: int | None = None  # None: that of the front's own settings
+    max_model_len: int | None = None  # None: that of the API server's own settings
 
 
 class AdmittedReason(Struct, tag="admitted", frozen=True):
@@ -196,8 +200,8 @@ REASONS: Final = {
 }
 
 
-class FrontOutputs(Struct, tag="outputs", frozen=True, omit_defaults=True):
-    """A turn's outputs for the requests of one front: see `client.TurnOutputs`."""
+class ApiServerOutputs(Struct, tag="outputs", frozen=True, omit_defaults=True):
+    """A turn's outputs for the requests of one API server: see `client.TurnOutputs`."""
 
     time: float
     ids: SampleIds | None = ()  # of the batch; None: the same as in the last batch
@@ -214,7 +218,7 @@ class FrontOutputs(Struct, tag="outputs", frozen=True, omit_defaults=True):
 
 class EngineStatus(Struct, tag="state", frozen=True):
     """The engine's state, sent several times a second; with all resets so far, and the
-    counts of all fronts.
+    counts of all API servers.
     """
 
     snapshot: Snapshot
@@ -250,18 +254,18 @@ class EngineLoad(Struct, tag="load", frozen=True):
 
 
 class ReceivedQuery(Struct, tag="received_query", frozen=True):
-    """A question of another front."""
+    """A question of another API server."""
 
-    front: int  # that asks
+    api_server: int  # that asks
     number: int  # of its question
-    others: int  # fronts that are asked
+    others: int  # API servers that are asked
     query: RequestQuery
 
 
-ToFront: TypeAlias = (
+ToApiServer: TypeAlias = (
     LoadingProgress
     | EngineReady
-    | FrontOutputs
+    | ApiServerOutputs
     | EngineStatus
     | ProbingRequest
     | CachedKeys
@@ -274,29 +278,31 @@ ToFront: TypeAlias = (
 _encoder: Final = msgspec.msgpack.Encoder()
 # Of unions, which type checkers do not accept as types.
 _to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
-_to_front: Final[msgspec.msgpack.Decoder[ToFront]] = msgspec.msgpack.Decoder(ToFront)
+_to_api_server: Final[msgspec.msgpack.Decoder[ToApiServer]] = msgspec.msgpack.Decoder(
+    ToApiServer
+)
 
 
 class LinkError(PeerError):
     """A message on a link that violates the schema or protocol."""
 
 
-def encode(message: ToEngine | ToFront) -> bytes:
+def encode(message: ToEngine | ToApiServer) -> bytes:
     """Returns a message as bytes."""
     return _encoder.encode(message)
 
 
 def read_to_engine(data: bytes) -> ToEngine:
-    """Returns a front's message. Raises LinkError."""
+    """Returns an API server's message. Raises LinkError."""
     try:
         return _to_engine.decode(data)
     except UNREADABLE as error:
-        raise LinkError(f"a front says what it must not: {error}") from None
+        raise LinkError(f"an API server says what it must not: {error}") from None
 
 
-def read_to_front(data: bytes) -> ToFront:
+def read_to_api_server(data: bytes) -> ToApiServer:
     """Returns the engine's message. Raises LinkError."""
     try:
-        return _to_front.decode(data)
+        return _to_api_server.decode(data)
     except UNREADABLE as error:
         raise LinkError(f"the engine says what it must not: {error}") from None

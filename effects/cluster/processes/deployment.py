@@ -5,7 +5,7 @@
 --distributed ray            the same on a cluster, where KV goes to free ports of nodes
 
 one machine                              another one
---prefill-listen HOST:PORT  <-- links -- --prefill-at HOST:PORT    fronts
+--prefill-listen HOST:PORT  <-- links -- --prefill-at HOST:PORT    API servers
 engines alone               --- KV ----> --kv-listen HOST:PORT     engines that decode
 """
 
@@ -45,12 +45,12 @@ class Deployment:
     replicas: int = 1  # engines on this machine
     prefillers: int = 0  # of these, the first compute prompts for the others
     prefill_ranks: int | None = None  # tensor parallel size of these; None: of all
-    routing: str = "prefix"  # the policy by which fronts choose among several
+    routing: str = "prefix"  # the policy by which API servers choose among several
     # Engines on other machines that compute prompts, too.
     prefill_at: tuple[Port, ...] = ()
     kv_listen: Port | None = None  # where the first that decodes receives KV from those
-    # Where the first engine accepts links of fronts on other machines; then this server
-    # has no fronts of its own.
+    # Where the first engine accepts links of API servers on other machines; then this
+    # server has no API servers of its own.
     prefill_listen: Port | None = None
     distributed: str = ""  # what places the engines on machines; empty: all are here
     nixl: bool = False  # engines on other machines write KV through NIXL, if they have it
@@ -58,7 +58,7 @@ class Deployment:
 
     @property
     def routed(self) -> bool:
-        """Whether fronts choose among several engines."""
+        """Whether API servers choose among several engines."""
         return self.replicas + len(self.prefill_at) > 1 or self.serves_others
 
     @property
@@ -68,7 +68,7 @@ class Deployment:
 
     @property
     def serves_others(self) -> bool:
-        """Whether its engines are for fronts of other machines."""
+        """Whether its engines are for API servers of other machines."""
         return self.prefill_listen is not None
 
     def listens(self, number: int) -> Port | None:
@@ -136,9 +136,9 @@ class Deployment:
         return local_paths if port is None else (*local_paths, port)
 
     def link_sockets(self, stack: contextlib.ExitStack) -> list[socket.socket]:
-        """Returns sockets that listen for fronts of other machines, one for each engine,
-        if there are such fronts. Raises ConfigError if that, or listening where KV is to
-        be received later, is impossible.
+        """Returns sockets that listen for API servers of other machines, one for each
+        engine, if there are such API servers. Raises ConfigError if that, or listening
+        where KV is to be received later, is impossible.
         """
         sockets = []
         for number in range(self.replicas):

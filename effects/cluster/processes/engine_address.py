@@ -1,5 +1,6 @@
 """Where an engine on another machine is and listens now: a file beside the path that a
-socket of an engine on this machine would have, which its keeper writes and fronts read.
+socket of an engine on this machine would have, which its keeper writes and API servers
+read.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from minfer.effects.net.addresses import Port, port_text, read_port
 class EngineAddress:
     """Where an engine listens."""
 
-    port: Port  # for fronts
+    port: Port  # for API servers
     kv: Port | None = None  # for engines that send KV blocks, if it receives these
     machine: str = ""  # as people know that
 

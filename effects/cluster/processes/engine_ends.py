@@ -1,5 +1,5 @@
-"""How engines ended, for the fronts, which judge by it (`crash_rule`): in shared memory
-of a server's processes.
+"""How engines ended, for the API servers, which judge by it (`crash_rule`): in shared
+memory of a server's processes.
 """
 
 import mmap

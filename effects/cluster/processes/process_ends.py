@@ -1,16 +1,16 @@
 """A server's processes: the actions when one of them ends.
 
     watching -- an engine ended --> it is restarted, after a pause
-             -- an engine or a front hangs --> it is killed
+             -- an engine or an API server hangs --> it is killed
              -- an engine of torchrun's ended --> stopping: torchrun starts all again
-             -- a front ended --> it is restarted; its connections are lost
+             -- an API server ended --> it is restarted; its connections are lost
              -- one that was never ready ended, or one several times --> stopping
-             -- SIGTERM --> draining: fronts take no new requests
+             -- SIGTERM --> draining: API servers take no new requests
              -- SIGINT --> stopping
-    draining -- an engine or a front hangs --> it is killed
-             -- an engine ended --> it is restarted: fronts finish their requests
-             -- another signal, or the last front ended --> stopping
-    stopping -- the last front ended --> the engines are stopped
+    draining -- an engine or an API server hangs --> it is killed
+             -- an engine ended --> it is restarted: API servers finish their requests
+             -- another signal, or the last API server ended --> stopping
+    stopping -- the last API server ended --> the engines are stopped
              -- the last process ended --> over, with an exit code
 
 Of several engines, the replicas, each is restarted by itself; one that fails again and
@@ -34,9 +34,9 @@ _MAX_DOUBLINGS: Final = 10  # which exceed that
 INTERRUPTED_EXIT_CODE: Final = 130  # after a SIGINT: 128 and its number
 
 
-def front_name(number: int) -> str:
-    """Returns the name of a front's process."""
-    return f"front {number}"
+def api_server_name(number: int) -> str:
+    """Returns the name of an API server's process."""
+    return f"api server {number}"
 
 
 def engine_names(replicas: int) -> list[str]:
@@ -79,7 +79,7 @@ Action = Start | Signal
 class Processes:
     """The processes that exist, and the phase of the server."""
 
-    fronts: int
+    api_servers: int
     replicas: int = 1  # engines
     by_torchrun: bool = False  # which starts all again, when one of them has ended
     alive: set[str] = field(factory=set)
@@ -97,7 +97,7 @@ class Processes:
 
     def begin(self) -> list[Action]:
         """Start all processes."""
-        return [Start(name) for name in (*self._engines(), *self._fronts())]
+        return [Start(name) for name in (*self._engines(), *self._api_servers())]
 
     def note_started(self, name: str) -> None:
         """Note that a process runs."""
@@ -107,7 +107,7 @@ class Processes:
     def may_start(self, name: str) -> bool:
         """Returns whether a process that is due may still be started."""
         is_engine = name in self._engines()
-        is_needed = is_engine and self.phase == "draining" and self._fronts_alive()
+        is_needed = is_engine and self.phase == "draining" and self._api_servers_alive()
         return self.phase == "watching" or bool(is_needed)
 
     def note_ready(self, name: str) -> bool:
@@ -116,7 +116,7 @@ class Processes:
             return False
         self.ready.add(name)
         self.failures.pop(name, None)
-        first = not self.served and len(self.ready) == self.fronts + self.replicas
+        first = not self.served and len(self.ready) == self.api_servers + self.replicas
         self.served = self.served or first
         return first
 
@@ -127,7 +127,7 @@ class Processes:
         self.ready.discard(name)
         if not self.may_start(name):
             is_engine = name in self._engines()
-            return [] if is_engine or self._fronts_alive() else self._stop()
+            return [] if is_engine or self._api_servers_alive() else self._stop()
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count
         is_first_start = not self.served and not was_ready
@@ -151,10 +151,10 @@ class Processes:
         """Note a signal to end; an interrupt stops at once."""
         if interrupt:
             self.code = INTERRUPTED_EXIT_CODE
-        if self.phase != "watching" or interrupt or not self._fronts_alive():
+        if self.phase != "watching" or interrupt or not self._api_servers_alive():
             return self._stop()
         self.phase = "draining"
-        return [Signal(name, "drain") for name in self._fronts_alive()]
+        return [Signal(name, "drain") for name in self._api_servers_alive()]
 
     def note_timeout(self) -> list[Action]:
         """Kill the processes that did not end in time."""
@@ -162,16 +162,18 @@ class Processes:
         return [Signal(name, "kill") for name in sorted(self.alive)]
 
     def _stop(self) -> list[Action]:
-        """Stop the fronts first, so that they notify their clients; then the engines."""
+        """Stop the API servers first, so that they notify their clients; then the
+        engines.
+        """
         self.phase = "stopping"
-        names = self._fronts_alive() or self._engines()
+        names = self._api_servers_alive() or self._engines()
         return [Signal(name, "stop") for name in names if name in self.alive]
 
     def _engines(self) -> Sequence[str]:
         return engine_names(self.replicas)
 
-    def _fronts(self) -> Sequence[str]:
-        return [front_name(number) for number in range(self.fronts)]
+    def _api_servers(self) -> Sequence[str]:
+        return [api_server_name(number) for number in range(self.api_servers)]
 
-    def _fronts_alive(self) -> list[str]:
-        return [name for name in self._fronts() if name in self.alive]
+    def _api_servers_alive(self) -> list[str]:
+        return [name for name in self._api_servers() if name in self.alive]

@@ -5,11 +5,11 @@
       +-- engine (engine_keeper)
       |      +-- engine 0 ... (ray_engine) -- calls --> EngineActor (engine_actor)
       |             writes addresses                       +-- engine_child: the engine
-      +-- front 0, 1 ... --------------- TCP links ------------^
+      +-- api server 0, 1 ... --------------- TCP links ------------^
 
 Theory. Ray is a way to start processes: it chooses the node of each engine, and another
 one when that fails. All else is as with replicas on one machine: the same table decides
-when an engine is restarted, fronts choose among engines, keep each request, and resubmit
-it when a link breaks. No token passes through Ray; all that a front needs is the current
-address of each engine.
+when an engine is restarted, API servers choose among engines, keep each request, and
+resubmit it when a link breaks. No token passes through Ray; all that an API server needs
+is the current address of each engine.
 """

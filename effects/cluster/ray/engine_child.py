@@ -14,7 +14,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.cluster.engine_server.engine_process import (
-    FrontSocket,
+    ApiServerSocket,
     read_num_blocks,
     run_engine,
 )
@@ -73,11 +73,11 @@ def _serve(plan: EnginePlan, host: str, folder: Path, beat: Callable[[], None]) 
         return run_engine(
             args,
             path,
-            plan.fronts,
+            plan.api_servers,
             ready,
             beat,
             routed=plan.replicas > 1,
-            front_socket=FrontSocket(sock, plan.secret, own=True),
+            api_server_socket=ApiServerSocket(sock, plan.secret, own=True),
         )
 
 

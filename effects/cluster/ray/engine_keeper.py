@@ -65,7 +65,7 @@ class RayEngines:
 
     args: EngineArgs
     deployment: Deployment
-    fronts: int
+    api_servers: int
     timeout: float  # seconds without a heartbeat until an engine is killed; 0: never
 
     def keep(
@@ -113,7 +113,7 @@ class RayEngines:
             EnginePlan(
                 number=number,
                 replicas=len(paths),
-                fronts=self.fronts,
+                api_servers=self.api_servers,
                 args=evolve(args, kv_peers=peers),
                 secret=self.deployment.secret,
                 on_gpu=on_gpu,
@@ -133,7 +133,7 @@ class Keeper:
     _due: dict[str, float] = field(factory=dict)  # monotonic s: when one is started
 
     def __attrs_post_init__(self) -> None:
-        self.table = Processes(fronts=0, replicas=len(self.engines))
+        self.table = Processes(api_servers=0, replicas=len(self.engines))
 
     def keep(
         self, stop_event: threading.Event, beat: Callable[[], None], *, is_resumed: bool

@@ -25,9 +25,9 @@ class EnginePlan:
 
     number: int  # of the replica, from 0
     replicas: int
-    fronts: int  # of the server
+    api_servers: int  # of the server
     args: EngineArgs
-    secret: bytes = field(repr=False)  # of the links to these fronts
+    secret: bytes = field(repr=False)  # of the links to these API servers
     on_gpu: bool = False
     timeout: float = 60.0  # seconds without a heartbeat until it is killed; 0: never
     # KV blocks of the engine that it replaces: requests that are resubmitted may need as

@@ -16,7 +16,7 @@ from torch import Tensor
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.records.plan import NewRow
-from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
+from minfer.sampling.logits import Shaping, hidden_ids, is_penalized, is_shaped
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -86,7 +86,7 @@ class RowShaping:
         """Change a row's logits [vocab] in place."""
         if self.never is not None:
             logits[self.never] = -np.inf
-        for token in hidden(self.sampling, self.output):
+        for token in hidden_ids(self.sampling, self.output):
             if token < len(logits):
                 logits[token] = -np.inf
         logits[self.biased] += self.bias

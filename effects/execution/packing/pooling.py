@@ -20,7 +20,8 @@ from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.effects.models.architecture.batch import TappedTokens
-from minfer.records.plan import MEAN, NewRow, Plan, Pooled
+from minfer.records.plan import NewRow, Plan, Pooled
+from minfer.records.request import MEAN
 
 
 @frozen(eq=False)

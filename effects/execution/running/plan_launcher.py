@@ -19,7 +19,8 @@ from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.messages import Executed
-from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
+from minfer.records.plan import Plan, SampleDeferred
+from minfer.records.request import MEAN, POOLINGS
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""Where the blocks of the keyed tier are: a folder, or other engines."""
+"""Where the blocks of the external store are: a folder, or other engines."""
 
 import zlib
 from collections.abc import Mapping, Sequence

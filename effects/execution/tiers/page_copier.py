@@ -28,6 +28,7 @@ from minfer.effects.execution.tiers.paged_tensors import (
 )
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import Lost, Move, Moved
+from minfer.records.tiers import TransferKind
 
 REPEATS: Final = 3
 
@@ -39,7 +40,7 @@ class _PageLane:
     """
 
     tensors: Sequence[PagedTensor]
-    loads: bool
+    kind: TransferKind
     tracks: list[tuple[Track, Track]] = field(init=False)  # by tensor
     thread: TransferThread[Move] = field(init=False)
 
@@ -48,7 +49,7 @@ class _PageLane:
         self.tracks = [
             (Track.of(tensor, pages), Track.of(tensor, pages)) for tensor in self.tensors
         ]
-        name = f"minfer-kv-{'load' if self.loads else 'store'}"
+        name = f"minfer-kv-{'load' if self.kind.to_device else 'store'}"
         self.thread = TransferThread(name, self._perform)
 
     def _perform(self, move: Move) -> None:
@@ -67,7 +68,7 @@ class _PageLane:
         turn.
         """
         on_host, pages = move.sources, move.targets
-        if not self.loads:
+        if not self.kind.to_device:
             on_host, pages = move.targets, move.sources
         size, page_ids = len(tracks[0].buffer), list[Tensor]()
         for track in tracks:
@@ -77,7 +78,7 @@ class _PageLane:
         for number, first in enumerate(range(0, len(pages), size)):
             turn, span = number % 2, slice(first, first + size)
             tracks[turn].copy(
-                tensor, page_ids[turn][span], on_host[span], loads=self.loads
+                tensor, page_ids[turn][span], on_host[span], loads=self.kind.to_device
             )
 
 
@@ -86,7 +87,8 @@ class PageCopier:
 
     def __init__(self, tensors: Sequence[PagedTensor]) -> None:
         self.tensors = tensors
-        self.lanes = {loads: _PageLane(tensors, loads) for loads in (False, True)}
+        kinds = TransferKind.STORE_TO_HOST, TransferKind.LOAD_FROM_HOST
+        self.lanes = {kind: _PageLane(tensors, kind) for kind in kinds}
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
@@ -99,7 +101,7 @@ class PageCopier:
 
     def move(self, move: Move, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, in another thread."""
-        self.lanes[move.loads].thread.begin(move, report)
+        self.lanes[move.kind].thread.begin(move, report)
 
     def seconds(self, pages: int) -> float:
         """Returns the shortest time of some loads of `pages` pages, which then have no
@@ -109,7 +111,8 @@ class PageCopier:
         for _ in range(REPEATS):
             ended = SimpleQueue[Moved | Lost]()
             begin = time.perf_counter()
-            self.move(Move(-1, True, page_ids, page_ids), ended.put)
+            move = Move(-1, TransferKind.LOAD_FROM_HOST, page_ids, page_ids)
+            self.move(move, ended.put)
             if isinstance(end := ended.get(), Lost):
                 raise NoHostMemoryError(end.error)
             times.append(time.perf_counter() - begin)

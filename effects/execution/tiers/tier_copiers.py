@@ -15,7 +15,7 @@ from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, Move, TransferCommand
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import ExternalStore, HostTier
 from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
@@ -23,7 +23,7 @@ MEASURED_PAGES: Final = 32
 # Measurements take at most this part of a folder: engines start together.
 FOLDER_DIVISOR: Final = 4
 _log = logging.getLogger("minfer.executor")
-AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
+AnyTier = TypeVar("AnyTier", HostTier, ExternalStore)
 
 
 class TierCopiers:
@@ -36,8 +36,8 @@ class TierCopiers:
         store: KeyedStore | None,
     ) -> None:
         """`make_tensors` returns the tensors of the cache, given the number of pages in
-        host memory and the number of slices; `store` has the blocks of the keyed tier.
-        Raises NoHostMemoryError.
+        host memory and the number of slices; `store` has the blocks of the external
+        store. Raises NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
         self.host: PageCopier | None = None
@@ -63,7 +63,7 @@ class TierCopiers:
         token is computed in `token` seconds. Before any plan. Raises ConfigError for a
         folder that cannot be used, and NoHostMemoryError.
         """
-        host, keyed = config.host, config.keyed
+        host, keyed = config.host, config.external_store
         max_pages = min(config.num_blocks, MEASURED_PAGES)
         if host is not None and self.host is not None:
             count = min(max_pages, host.pages)
@@ -89,7 +89,7 @@ class TierCopiers:
             if reason:
                 _log.warning("loads from %s count as fast: %s", store.path, reason)
                 keyed = evolve(keyed, token_seconds=token)
-        return evolve(config, host=host, keyed=keyed)
+        return evolve(config, host=host, external_store=keyed)
 
     def close(self) -> None:
         """End all transfers, and release memory."""

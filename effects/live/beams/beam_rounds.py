@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from minfer.blocks.keys import Keys, block_keys, extend_keys, tail_keys
 from minfer.effects.live.request_names import round_name
 from minfer.records.messages import Executed, Submit
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Continuation, Request, SamplingParams
 from minfer.records.state import Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import (
@@ -29,10 +29,10 @@ from minfer.sampling.beam import (
     BeamSearch,
     Candidates,
     Hypothesis,
-    Round,
+    RoundContext,
     Search,
-    choose,
-    wanted,
+    choose_beams,
+    num_candidates,
 )
 
 # fills up where fewer than requested were found
@@ -98,27 +98,27 @@ class SearchRounds:
         padding = self.next_round.width - len(offers)  # fewer beams than the width
         search = Search(
             logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
-            offers=(*offers, *(None,) * padding),
-            done=self.done,
+            candidates=(*offers, *(None,) * padding),
+            hypotheses=self.done,
         )
-        choice = choose(
+        choice = choose_beams(
             search,
-            Round(
-                how=self.next_round.how,
+            RoundContext(
+                params=self.next_round.how,
                 stop_ids=self.stop_ids,
                 length=len(outputs[0]) + 1,
-                most=self.next_round.most,
+                max_tokens=self.next_round.most,
                 output_of=outputs.__getitem__,
             ),
         )
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
-            for child in choice.children
+            for child in choice.next_beams
             if child.logprob > _PADDING_LOGPROB
             for parent in (self.beams[child.parent],)
         )
         next_round = evolve(self.next_round, number=self.next_round.number + 1)
-        return SearchRounds(next_round, self.stop_ids, beams, choice.done)
+        return SearchRounds(next_round, self.stop_ids, beams, choice.hypotheses)
 
 
 def replay_searches(
@@ -133,7 +133,7 @@ def replay_searches(
         for event in turn.events:
             if (
                 isinstance(event, Submit)
-                and (beam_round := event.request.search) is not None
+                and (beam_round := event.request.continuation.beam_round) is not None
             ):
                 if not beam_round.number:
                     searches[beam_round.id] = SearchRounds(
@@ -169,7 +169,7 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     if plan is None or not event.logprobs:
         return {}
     rounds = {
-        run_id: seq.request.search
+        run_id: seq.request.continuation.beam_round
         for run_id, seq in zip(run.run_ids, run.seqs, strict=True)
     }
     offers = dict[tuple[str, int], Candidates]()
@@ -208,9 +208,10 @@ def round_requests(
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=1,
-        logprobs=wanted(request.width, len(request.stop_ids)),
+        logprobs=num_candidates(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
+    place = request.continuation.place
     for number, beam in enumerate(rounds.beams):
         prompt = request.prompt + beam.output
         keys = extend_keys(beam.keys, request.root, prompt, size)
@@ -227,9 +228,11 @@ def round_requests(
                 deadline=request.deadline,
                 root=request.root,
                 keys=keys,
-                tails=tail_keys(request.root, keys, prompt, size),
-                place=None if request.place is None else (*request.place[:2], number),
-                search=evolve(next_round, beam=number),
+                continuation=Continuation(
+                    place=None if place is None else (*place[:2], number),
+                    tail_keys=tail_keys(request.root, keys, prompt, size),
+                    beam_round=evolve(next_round, beam=number),
+                ),
             )
         )
     return evolve(rounds, beams=tuple(beams)), tuple(requests)

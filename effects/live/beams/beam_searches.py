@@ -1,12 +1,13 @@
-"""The beam searches of a front: it submits their rounds, and reports each search as one
-request.
+"""The beam searches of an API server: it submits their rounds, and reports each search as
+one request.
 
-    Front --SearchRequest--> BeamSearches --rounds, ordinary requests--> engine client
-    Front <--its outputs---- BeamSearches <-------their outputs--------- engine client
+    API server --SearchRequest--> BeamSearches --rounds, ordinary requests--> engine
+    client API server <--its outputs---- BeamSearches <-------their outputs---------
+    engine client
 
-The front gets outputs of one request: its arrival, its first admission, its end and the
-sequences. A round is submitted as soon as all beams of the round before have ended, in
-the thread that gets the outputs.
+The API server gets outputs of one request: its arrival, its first admission, its end and
+the sequences. A round is submitted as soon as all beams of the round before have ended,
+in the thread that gets the outputs.
 """
 
 import threading
@@ -32,7 +33,7 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.request_registry import RequestStage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class SearchBeam:
 
 
 class BeamSearches:
-    """The searches of one front. Methods may be called from any thread."""
+    """The searches of one API server. Methods may be called from any thread."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -128,7 +129,7 @@ class BeamSearches:
             return frozenset(served & by_id.keys() | served_searches)
 
     def translate(self, message: EngineMessage) -> list[EngineMessage]:
-        """Returns what a front gets for a message of the engine."""
+        """Returns what an API server gets for a message of the engine."""
         if not self._searches:
             return [message]
         with self._lock:
@@ -237,7 +238,8 @@ class BeamSearches:
                 continue
             search = beam.search
             if (place := outputs.places.get(name)) is not None:
-                search.request = evolve(search.request, place=place)
+                first_round = Continuation(place=place)
+                search.request = evolve(search.request, continuation=first_round)
             if not search.rounds.next_round.number:
                 arrived.append(search.request.id)
         return tuple(arrived)

@@ -30,7 +30,7 @@ from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
 from minfer.planning.schedule import queue_blocked_by
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.state import EngineState, Transition
 
 COLLECT_SECONDS: Final = 60.0  # a server that is never idle creates cycles, too
@@ -49,7 +49,7 @@ class EngineWorker:
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
         the requests' constraints, before the requests enter the waiting queue; `store`
-        has the blocks of the keyed tier.
+        has the blocks of the external store.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
@@ -201,8 +201,11 @@ class EngineWorker:
         """Have the store send the blocks of a prompt to the engine that is to decode it,
         if there is one, as they are computed.
         """
-        if self.store is not None and request.reads_cache and request.push_to:
-            self.store.want(request.keys[request.sent_from :], request.push_to)
+        transfer = request.kv_transfer
+        if self.store is None or transfer is None or not request.reads_cache:
+            return
+        if transfer.push_to:
+            self.store.want(request.keys[transfer.first_block :], transfer.push_to)
 
     def _stored(self, request: Request) -> int:
         """Returns how many leading blocks of a prompt are in the store."""
@@ -226,7 +229,9 @@ class EngineWorker:
             record = self.live[request.id]
             record.arrived, record.stage = now, RequestStage.SUBMITTED
             if record.stored:
-                request = evolve(request, stored=record.stored)
+                transfer = request.kv_transfer or KvTransfer()
+                transfer = evolve(transfer, num_stored_blocks=record.stored)
+                request = evolve(request, kv_transfer=transfer)
             self.driver.post(Submit(request))
         self._wake()
 
@@ -243,7 +248,7 @@ class EngineWorker:
     def _check_served(self, request: Request) -> None:
         """Raise EngineDeadError, or RequestError for an id that is being served."""
         self._check_alive()
-        if self.draining and request.place is None:
+        if self.draining and not request.continues:
             raise DrainingError("the engine finishes what it serves, and takes no more")
         self.live.check_new(request)
 

@@ -42,7 +42,7 @@ def open_executor(
     store: KeyedStore | None = None,
 ) -> Executor:
     """Returns the executor of the settings, with its weights if it has any; `store` has
-    the blocks of its keyed tier.
+    the blocks of its external store.
 
     Progress is reported to `report`, from any thread. Raises CheckpointError if the
     weights cannot be used, and NotEnoughMemoryError.

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
-    """Returns where a rank's part of the blocks of the keyed tier is: other engines, or a
-    folder, which is there; None: there is no such tier.
+    """Returns where a rank's part of the blocks of the external store is: other engines,
+    or a folder, which is there; None: there is no such store.
     """
     args, groups = setup.args, setup.config.groups
     if (plan := args.kv_peers) is not None:

@@ -164,7 +164,7 @@ def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
     records = {
         request.id: state.requests.get(request.id)
         for request in requests
-        if request.search is not None and request.place is None
+        if request.continuation.beam_round is not None and not request.continues
     }
     return {name: record.place for name, record in records.items() if record is not None}
 

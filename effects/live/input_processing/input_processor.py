@@ -33,8 +33,7 @@ from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.lifecycle.arrive import rejection_reason
-from minfer.records.plan import MEAN, POOLINGS
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import POOLINGS, PromptOnly, Request, SamplingParams
 from minfer.records.state import initial
 from minfer.sampling.beam import MAX_CANDIDATES
 from minfer.sampling.structured import StructuredOutputs
@@ -153,6 +152,7 @@ def make_request(
         id=request_input.id,
         prompt=prompt,
         max_tokens=_max_output_tokens(setup, len(prompt), params),
+        prompt_only=PromptOnly() if params.max_tokens == 0 else None,
         n=params.samples,
         sampling=params,
         stop_ids=stops,
@@ -164,7 +164,6 @@ def make_request(
         deadline=float(request_input.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
-        reads_cache=params.prompt_logprobs is None,
     )
     if reason := rejection_reason(config, initial(config), request):
         raise RequestError(reason)
@@ -224,14 +223,12 @@ def make_pooled_request(request_input: RequestInput, pooling: str) -> Request:
     request = Request(
         id=request_input.id,
         prompt=prompt,
-        max_tokens=0,
+        prompt_only=PromptOnly(pooling),
         priority=request_input.urgency.priority,
         client=request_input.urgency.client,
         deadline=float(request_input.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
-        pooling=pooling,
-        reads_cache=pooling != MEAN,
     )
     if reason := rejection_reason(config, initial(config), request):
         raise RequestError(reason)

@@ -1,8 +1,8 @@
 """The journal of a router: a file of its own, which `minfer replay` reads.
 
 Its lines are those of `minfer.journal.routing_journal`, written by a thread of their own,
-as a front has one loop for all its requests. A router never stops for its journal: if
-that cannot be written, or has reached its size, it ends there, which is logged, and
+as an API server has one loop for all its requests. A router never stops for its journal:
+if that cannot be written, or has reached its size, it ends there, which is logged, and
 `recording` is false.
 """
 

@@ -8,8 +8,8 @@ a key: keys may be replaced, and servers restarted, without losing hits. Engines
 same secret give a tenant the same salt.
 
 A tenant's epoch changes when that tenant resets its cache: earlier blocks are not found
-any more, and are evicted in their turn. Epochs are in memory that all fronts share; or,
-if blocks are kept on disk, in their folder, which all engines of it share.
+any more, and are evicted in their turn. Epochs are in memory that all API servers share;
+or, if blocks are kept on disk, in their folder, which all engines of it share.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _INTEGER_BYTES: Final = 8  # of a length, or of an epoch
 
 
 class Tenants:
-    """The tenants of a server's keys. Must be made before its fronts are forked."""
+    """The tenants of a server's keys. Must be made before its API servers are forked."""
 
     def __init__(
         self, keys: ApiKeys, secret: str = "", folder: FolderEpochs | None = None

@@ -6,7 +6,7 @@ Theory. The engine only counts: its totals grow from its start on. A viewer keep
 totals, and computes rates and percentiles of any interval as differences; so the server
 keeps no state for viewers, and does nothing while there are none. Viewers that are
 connected at the same time share one snapshot. There may be `MAX_VIEWERS` of them, at all
-fronts together, which bounds their cost.
+API servers together, which bounds their cost.
 
 `GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
 """

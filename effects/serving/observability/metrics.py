@@ -47,7 +47,7 @@ _SIZE_HISTOGRAMS: Final = (
 _FINISHED_REASONS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
-# Prefixes of the names of a front's counts; the label follows.
+# Prefixes of the names of an API server's counts; the label follows.
 _ENDED_PREFIX: Final = "ended "
 _WAITED_PREFIX: Final = "waited "
 _ROUTED_PREFIX: Final = "routed "  # the replica follows, a space, and why
@@ -75,14 +75,14 @@ class Metrics(Collector):
             name: HistogramBuilder(TOKENS_BOUNDS) for name in _SIZE_HISTOGRAMS
         }
         self.ends = dict.fromkeys((*_FINISHED_REASONS.values(), "error"), 0)
-        # Requests that this front sent to one of several engines: by the name of that, a
-        # space, and why.
+        # Requests that this API server sent to one of several engines: by the name of
+        # that, a space, and why.
         self.routed: Mapping[str, int] = {}
         self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
-        llm.front.on_end.append(self.note_end)
+        llm.frontend.on_end.append(self.note_end)
 
     def _observe(self, name: str, value: float) -> None:
         """Add a value to a histogram."""
@@ -123,8 +123,8 @@ class Metrics(Collector):
             per_token = (times.last - times.first) / (longest - 1)
             self._observe("request_time_per_output_token_seconds", per_token)
 
-    def front_totals(self) -> Totals:
-        """The counts of requests that came through this front."""
+    def api_server_totals(self) -> Totals:
+        """The counts of requests that came through this API server."""
         ends = {
             f"{_ENDED_PREFIX}{reason}": float(count)
             for reason, count in self.ends.items()
@@ -142,8 +142,12 @@ class Metrics(Collector):
     def collect(self) -> Iterator[core.Metric]:
         """All metrics, at present."""
         snapshot = self.client.snapshot()
-        # Of all fronts, if there are several; this one has reported its own by then.
-        totals = snapshot.fronts if snapshot.fronts.histograms else self.front_totals()
+        # Of all API servers, if there are several; this one has reported its own by then.
+        totals = (
+            snapshot.api_servers
+            if snapshot.api_servers.histograms
+            else self.api_server_totals()
+        )
         used = 1 - snapshot.blocks_free / snapshot.blocks
         gauge = core.GaugeMetricFamily
         counter = core.CounterMetricFamily

@@ -2,7 +2,7 @@
 
     begin ---> AnswerRecord ---> finished   by the task that answers
                   ^  figures of its prompts
-    Front.on_end -+                         in the thread of the engine's messages
+    Frontend.on_end -+                      in the thread of the engine's messages
 
 An answer is looked up by its own id, by the x-request-id that its client chose, or by the
 id of one of its parts in the engine, as journals have them; only with the key of the
@@ -47,14 +47,14 @@ class AnswerRecords:
     """The records of a model's answers. Methods may be called from any thread."""
 
     def __init__(self, llm: ServedModel) -> None:
-        self._front = llm.front
+        self._api_server = llm.frontend
         self._lock = threading.Lock()
         # By the answer's id; of those that have ended, the oldest is first.
         self._records: dict[str, AnswerRecord] = {}
         self._counts: Counter[str] = Counter()  # of ended ones, by the names of keys
         # Of answers, by the names of their clients' keys, and what these clients chose.
         self._ids: dict[tuple[str, str], str] = {}
-        llm.front.on_end.append(self._end)
+        llm.frontend.on_end.append(self._end)
 
     @property
     def live(self) -> int:
@@ -118,10 +118,10 @@ class AnswerRecords:
             return None
         jobs = [
             request_id
-            for request_id in self._front.processors
+            for request_id in self._api_server.processors
             if answer_of(request_id) == record["id"]
         ]
-        self._front.cancel(jobs)
+        self._api_server.cancel(jobs)
         return {**record, "cancelled": len(jobs)}
 
     def _drop_oldest(self) -> None:
@@ -147,13 +147,13 @@ class AnswerRecords:
         """The prompts of an answer in the engine, of the first `MAX_PROMPTS`."""
         running = {}
         for i in range(MAX_PROMPTS):
-            job = self._front.processor(prompt_name(name, i))
+            job = self._api_server.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
                 running[i] = job
         return running
 
     def _figures(self, job: OutputProcessor) -> JsonObject:
-        return _prompt_figures(job, self._front.sendings(job))
+        return _prompt_figures(job, self._api_server.sendings(job))
 
     def _end(self, job: OutputProcessor) -> None:
         """Store the figures of a prompt whose samples have all ended."""

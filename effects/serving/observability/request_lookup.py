@@ -1,9 +1,9 @@
-"""Find a request by its id, whichever front of this server received it.
+"""Find a request by its id, whichever API server of this server received it.
 
-    GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
+    GET, DELETE /v1/requests/ID ---> the records here ---> those of the other API servers
                                                            (`minfer.effects.cluster.link`)
 
-Others have `FRONT_REPLY_SECONDS` to answer. A key finds only its own requests.
+Others have `API_SERVER_REPLY_SECONDS` to answer. A key finds only its own requests.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
 from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS
 
-FRONT_REPLY_SECONDS: Final = 1.0  # that other fronts have to answer
+API_SERVER_REPLY_SECONDS: Final = 1.0  # that other API servers have to answer
 _UNREACHABLE: Final = (
     "the server's other processes cannot be reached now; try again later"
 )
@@ -28,16 +28,16 @@ class RequestLookup:
 
     def __init__(self, records: AnswerRecords) -> None:
         self._records = records
-        self._queries: RequestQueries | None = None  # where there are other fronts
+        self._queries: RequestQueries | None = None  # where there are other API servers
 
     def join(self, queries: RequestQueries) -> None:
-        """Query other fronts too, and answer their queries."""
+        """Query other API servers too, and answer their queries."""
         self._queries = queries
         queries.answer = self._answer
 
     async def find(self, query: RequestQuery) -> JsonObject | None:
         """The record of a request, which is also cancelled if `query` requests that.
-        Raises ApiError if the other fronts cannot be queried, or are silent.
+        Raises ApiError if the other API servers cannot be queried, or are silent.
         """
         record = self._find_here(query)
         if (
@@ -45,7 +45,7 @@ class RequestLookup:
             and self._queries is not None
             and len(query.name) <= MAX_ID_CHARS
         ):
-            data = await _query_fronts(self._queries, query)
+            data = await _query_api_servers(self._queries, query)
             record = json.loads(data) if data else None
         return record
 
@@ -58,12 +58,12 @@ class RequestLookup:
         return b"" if record is None else json.dumps(record).encode()
 
 
-async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
-    """The record of another front, in JSON, or empty."""
+async def _query_api_servers(queries: RequestQueries, query: RequestQuery) -> bytes:
+    """The record of another API server, in JSON, or empty."""
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     number = queries.ask(query, answer.set_result)
     try:
-        async with asyncio.timeout(FRONT_REPLY_SECONDS):
+        async with asyncio.timeout(API_SERVER_REPLY_SECONDS):
             record_json = await answer
     except TimeoutError:
         raise ApiError(_NO_REPLY, None, "timeout", 504) from None

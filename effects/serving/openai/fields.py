@@ -35,7 +35,7 @@ from minfer.sampling.params import (
     RowValues,
     SamplingParams,
 )
-from minfer.values.checks import LEAST, MAX_PRIORITY, MOST
+from minfer.values.checks import MAX_INT64, MAX_PRIORITY, MIN_INT64
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
@@ -138,7 +138,7 @@ def _biases_by_id(value: object) -> object:
 _MAX_ID_DIGITS: Final = 19  # digits: ids with more are out of range anyway
 
 ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
-WholeNumber = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
+WholeNumber = Annotated[int, Field(ge=MIN_INT64, lt=MAX_INT64 + 1)]
 PriorityField = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
 StopStrings = Annotated[
     list[str],
@@ -215,7 +215,7 @@ class GenerationBody(ConstrainedBody):
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MOST)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MAX_INT64)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # in log-probabilities
     request_id: RequestId = ""

@@ -1,3 +1,3 @@
-"""A server's start and end, and what its fronts do. What watches and restarts fronts and
-engines is in `minfer.effects.cluster.processes`.
+"""A server's start and end, and what its API servers do. What watches and restarts API
+servers and engines is in `minfer.effects.cluster.processes`.
 """

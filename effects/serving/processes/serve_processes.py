@@ -2,7 +2,7 @@
 
     this process    listens, forks the others, and watches them (`Supervisor`)
     engine 0 ...    a model each; or "engine" keeps all engines, which are on a cluster
-    front 0 ...     HTTP, and links to all engines
+    api server 0 ...     HTTP, and links to all engines
 
 A fork inherits what is made here: sockets that listen, the folder with the engines'
 sockets, and counts in shared memory.
@@ -17,14 +17,17 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from minfer.effects.cluster.engine_server.engine_process import FrontSocket, run_engine
+from minfer.effects.cluster.engine_server.engine_process import (
+    ApiServerSocket,
+    run_engine,
+)
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_ends import EngineEnds
 from minfer.effects.cluster.processes.process_ends import (
     ENGINE,
     Processes,
+    api_server_name,
     engine_names,
-    front_name,
 )
 from minfer.effects.cluster.processes.replica_devices import (
     ReplicaDevice,
@@ -36,7 +39,10 @@ from minfer.effects.live.logs import configure_logs
 from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.net.addresses import port_text
 from minfer.effects.net.run_folder import run_folder, socket_paths
-from minfer.effects.serving.processes.front_process import FrontPlan, run_front
+from minfer.effects.serving.processes.api_server_process import (
+    ApiServerPlan,
+    run_api_server,
+)
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     describe_address,
@@ -57,25 +63,29 @@ def serve_in_processes(
     options: HttpOptions,
     host: str,
     port: int,
-    fronts: int,
+    api_servers: int,
     guard: Guard,
     deployment: Deployment,
     keep: Keep | None = None,
 ) -> int:
-    """Serve until a signal comes, with the engines of a deployment and this number of
-    fronts, or none if the engines are for those of other machines; returns the exit code.
-    `keep` is the work of a process that has all engines elsewhere, on a cluster.
+    """Serve until a signal comes, with the engines of a deployment and this number of API
+    servers, or none if the engines are for those of other machines; returns the exit
+    code. `keep` is the work of a process that has all engines elsewhere, on a cluster.
 
     Raises ConfigError if it cannot listen, or has fewer GPUs than engines, and
     CheckpointError if there is no such model.
     """
-    _check_options(options, fronts)
+    _check_options(options, api_servers)
     devices = [] if keep is not None else replica_devices(deployment.settings(args))
     with contextlib.ExitStack() as stack:
-        server = ForkedServer.opened(stack, args, options, host, port, fronts, deployment)
+        server = ForkedServer.opened(
+            stack, args, options, host, port, api_servers, deployment
+        )
         engines = server.engines(devices) if keep is None else server.keeper(keep)
-        front_runs = server.front_runs()
-        table = Processes(len(front_runs), len(engines), by_torchrun=is_by_torchrun())
+        api_server_runs = server.api_server_runs()
+        table = Processes(
+            len(api_server_runs), len(engines), by_torchrun=is_by_torchrun()
+        )
         one_rank_engines = server.engines_of_one_rank() if keep is None else {}
 
         def note_end(name: str, code: int) -> None:
@@ -84,7 +94,7 @@ def serve_in_processes(
 
         supervisor = Supervisor(
             table,
-            {**engines, **front_runs},
+            {**engines, **api_server_runs},
             guard,
             end_seconds=options.shutdown_timeout,
             heartbeat_seconds=options.engine_timeout,
@@ -101,9 +111,9 @@ class ForkedServer:
     options: HttpOptions
     deployment: Deployment
     paths: Sequence[Path]  # of the engines' sockets
-    listeners: Sequence[socket.socket]  # of the fronts here
-    links: Sequence[socket.socket]  # of engines, for the fronts of other machines
-    fronts: int
+    listeners: Sequence[socket.socket]  # of the API servers here
+    links: Sequence[socket.socket]  # of engines, for the API servers of other machines
+    api_servers: int
     ends: EngineEnds  # shared
     # Shared: whether the first line is out.
     announced: mmap.mmap = field(factory=lambda: mmap.mmap(-1, 1))
@@ -116,7 +126,7 @@ class ForkedServer:
         options: HttpOptions,
         host: str,
         port: int,
-        fronts: int,
+        api_servers: int,
         deployment: Deployment,
     ) -> "ForkedServer":
         """Listen, and make the folder, until `stack` closes both. Raises as
@@ -124,7 +134,7 @@ class ForkedServer:
         """
         listeners: list[socket.socket] = []
         if not deployment.serves_others:
-            listeners += map(stack.enter_context, listen_at(host, port, fronts))
+            listeners += map(stack.enter_context, listen_at(host, port, api_servers))
         links = deployment.link_sockets(stack)
         # Once, before any process starts: it may have to be downloaded.
         read_config(model_folder(args.model))
@@ -135,7 +145,7 @@ class ForkedServer:
             paths=socket_paths(stack.enter_context(run_folder()), deployment.replicas),
             listeners=listeners,
             links=links,
-            fronts=fronts,
+            api_servers=api_servers,
             ends=EngineEnds(deployment.replicas),
         )
 
@@ -151,9 +161,9 @@ class ForkedServer:
                 args=evolve(settings[number], kv_peers=plans[number]),
                 device=devices[number],
                 path=self.paths[number],
-                fronts=self.fronts,
+                api_servers=self.api_servers,
                 routed=deployment.routed,
-                front_socket=FrontSocket(self.links[number], deployment.secret)
+                api_server_socket=ApiServerSocket(self.links[number], deployment.secret)
                 if serves_others
                 else None,
             ).run
@@ -178,11 +188,11 @@ class ForkedServer:
         """The process that keeps the engines of a cluster."""
         return {ENGINE: partial(keep, self.paths)}
 
-    def front_runs(self) -> dict[str, Run]:
-        """The fronts of this machine."""
+    def api_server_runs(self) -> dict[str, Run]:
+        """The API servers of this machine."""
         shared = SharedCounts.of(max(1, len(self.listeners)))
         plans = [
-            FrontPlan(
+            ApiServerPlan(
                 number=number,
                 listener=listener,
                 paths=self.paths,
@@ -195,7 +205,9 @@ class ForkedServer:
             )
             for number, listener in enumerate(self.listeners)
         ]
-        return {front_name(plan.number): partial(run_front, plan) for plan in plans}
+        return {
+            api_server_name(plan.number): partial(run_api_server, plan) for plan in plans
+        }
 
     def announce(self) -> None:
         """Print the first line: where the server listens."""
@@ -220,9 +232,11 @@ class LocalEngine:
     args: EngineArgs
     device: ReplicaDevice
     path: Path  # of its socket
-    fronts: int
+    api_servers: int
     routed: bool
-    front_socket: FrontSocket | None  # where fronts of other machines are linked
+    api_server_socket: (
+        ApiServerSocket | None
+    )  # where API servers of other machines are linked
 
     def run(self, beat: Callable[[], None], ready: Callable[[], None]) -> int:
         """Serve until the parent ends it; returns the exit code."""
@@ -232,18 +246,18 @@ class LocalEngine:
         return run_engine(
             args,
             self.path,
-            self.fronts,
+            self.api_servers,
             ready,
             beat,
             routed=self.routed,
-            front_socket=self.front_socket,
+            api_server_socket=self.api_server_socket,
         )
 
 
-def _check_options(options: HttpOptions, fronts: int) -> None:
+def _check_options(options: HttpOptions, api_servers: int) -> None:
     """Raise ConfigError for impossible options."""
     for name, value in (
-        ("--api-processes", fronts),
+        ("--api-processes", api_servers),
         ("--engine-timeout", options.engine_timeout),
     ):
         if not value >= 0:

@@ -1,7 +1,7 @@
 """`minfer serve`: sockets, a model behind an application, and the end of a server.
 
-A server is one process, in which the engine runs too, or several: an engine, fronts that
-speak HTTP, and this one, which watches them
+A server is one process, in which the engine runs too, or several: an engine, API servers
+that speak HTTP, and this one, which watches them
 (`minfer.effects.cluster.processes.supervisor`).
 """
 
@@ -51,9 +51,10 @@ DRAIN_SECONDS: Final = 5  # that answers have to be sent when the server ends
 _STOP_SIGNALS: Final = 2  # signals after which the server stops at once
 _ACCEPT_BACKLOG: Final = 2048  # connections that wait to be accepted
 _POLL_SECONDS: Final = 0.05  # between two looks at running requests, at the end
-# One front is enough for this number of cores, of which the engine needs some itself.
-_CORES_PER_FRONT: Final = 4
-_MAX_FRONTS: Final = 4
+# One API server is enough for this number of cores, of which the engine needs some
+# itself.
+_CORES_PER_API_SERVER: Final = 4
+_MAX_API_SERVERS: Final = 4
 _WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
 
 
@@ -70,7 +71,7 @@ class HttpOptions:
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
-    # Seconds without a heartbeat of an engine or a front; 0: any number.
+    # Seconds without a heartbeat of an engine or an API server; 0: any number.
     engine_timeout: float = 60.0
 
 
@@ -258,9 +259,9 @@ def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     return f"{served}\n{page}\nminfer: {options.bounds.tenants.describe()}"
 
 
-def fronts_by_cores() -> int:
-    """The default number of fronts on this machine."""
-    return max(1, min(_MAX_FRONTS, (os.cpu_count() or 1) // _CORES_PER_FRONT))
+def api_servers_by_cores() -> int:
+    """The default number of API servers on this machine."""
+    return max(1, min(_MAX_API_SERVERS, (os.cpu_count() or 1) // _CORES_PER_API_SERVER))
 
 
 def serve_in_process(

@@ -3,9 +3,9 @@
 uvicorn waits forever for a head that comes byte by byte, and for a client that does not
 read; both cost their client nothing, and the server a socket and buffers. Here a head has
 a time limit, a client that reads nothing for a while is disconnected, and connections
-beyond the limit, of all fronts together or of one's file descriptors, are refused. A few
-of these stay open for a moment, as they may request /health: that is answered. Anything
-else gets a 503, and so does the oldest of these when there are more than a few.
+beyond the limit, of all API servers together or of one's file descriptors, are refused. A
+few of these stay open for a moment, as they may request /health: that is answered.
+Anything else gets a 503, and so does the oldest of these when there are more than a few.
 
 Few bytes are read in one turn of the event loop: a body in chunks of one byte takes so
 long to parse that other connections would wait.

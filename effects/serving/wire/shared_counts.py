@@ -54,18 +54,21 @@ class SharedCount:
 
 @frozen(kw_only=True)
 class SharedCounts:
-    """The counts that the fronts of a server share."""
+    """The counts that the API servers of a server share."""
 
     connections: SharedCount = field(factory=SharedCount)
     viewers: SharedCount = field(factory=SharedCount)  # of the live view
 
     @classmethod
-    def of(cls, fronts: int) -> "SharedCounts":
-        """The counts of `fronts` fronts, which are forked after this."""
-        return cls(connections=SharedCount.of(fronts), viewers=SharedCount.of(fronts))
+    def of(cls, api_servers: int) -> "SharedCounts":
+        """The counts of `api_servers` API servers, which are forked after this."""
+        return cls(
+            connections=SharedCount.of(api_servers), viewers=SharedCount.of(api_servers)
+        )
 
-    def at(self, front: int) -> "SharedCounts":
-        """The same for one front, whose counts are 0."""
+    def at(self, api_server: int) -> "SharedCounts":
+        """The same for one API server, whose counts are 0."""
         return SharedCounts(
-            connections=self.connections.at(front), viewers=self.viewers.at(front)
+            connections=self.connections.at(api_server),
+            viewers=self.viewers.at(api_server),
         )

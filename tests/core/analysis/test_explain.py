@@ -117,7 +117,7 @@ def _waits(turns: list[Turn], life: Life) -> None:
 @FEW
 @given(SEEDS)
 @example(3981)  # a request is cancelled and its id let in again in one turn
-@example(23465)  # a keyed store reports blocks that all other tiers have evicted
+@example(23465)  # an external store reports blocks that all other tiers have evicted
 @example(23541)  # the policy delays all while blocks of the first are loaded
 def test_all_parts_add_up_in_hostile_worlds(seed: int) -> None:
     config, turns = recorded(seed)
@@ -256,7 +256,7 @@ def test_an_id_that_ends_and_is_refused_in_one_turn_has_ended() -> None:
     run = Run(config())
     run.turn(Submit(request("a", 5, tokens=9)))
     run.turn()
-    run.turn(Cancel("a"), Submit(request("a", 5, tokens=0)))  # which cannot run
+    run.turn(Cancel("a"), Submit(request("a", 0)))  # which cannot run
     run.turn()
     (life,) = explain(run.config, run.turns, "a").lives
     assert life.end is not None
@@ -267,7 +267,7 @@ def test_an_id_that_is_refused_and_taken_on_in_one_turn_is_that_of_the_one_taken
     None
 ):
     run = Run(config())
-    run.turn(Submit(request("a", 5, tokens=0, n=2)), Submit(request("a", 5, tokens=2)))
+    run.turn(Submit(request("a", 0, n=2)), Submit(request("a", 5, tokens=2)))
     run.drain()
     (life,) = explain(run.config, run.turns, "a").lives
     assert life.end is not None

@@ -15,9 +15,9 @@ def test_taking_and_giving_back() -> None:
     assert first == tuple(range(150))
     assert take(change, 51) is None
     assert take(change, 0) == ()
-    change.pool.give(first[:70])
-    change.pool.give(first[70:75])
-    change.pool.give(first[75:])
+    change.pool.release(first[:70])
+    change.pool.release(first[70:75])
+    change.pool.release(first[75:])
     pool = change.done()
     assert pool.available == 200
     again = take(Transaction(pool), 200)
@@ -28,10 +28,10 @@ def test_taking_and_giving_back() -> None:
 def test_freed_blocks_are_put_by_as_a_run_when_there_are_too_many_at_hand() -> None:
     change = Transaction(Blocks(Pool(12, run=4)))
     assert take(change, 10) == tuple(range(10))
-    change.pool.give((0, 1, 2))
-    change.pool.give((3,))
+    change.pool.release((0, 1, 2))
+    change.pool.release((3,))
     assert change.pool.spare == (3, 0, 1, 2)
-    change.pool.give((4, 5))
+    change.pool.release((4, 5))
     pool = change.done()
     assert (pool.pool.spare, dict(pool.pool.freed)) == ((4, 5), {0: (3, 0, 1, 2)})
     change = Transaction(pool)

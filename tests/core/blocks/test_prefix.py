@@ -12,10 +12,10 @@ from minfer.blocks.prefix import (
     ROOT,
     PrefixIndex,
     bundles,
+    count_evictable,
     every_node,
-    evictable,
     flattened,
-    live,
+    is_live,
     lookup,
     node_of,
     pages_of,
@@ -72,7 +72,7 @@ def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
     assert flattened(twins) == two[:2]
     assert other == KEYS[2]
     assert pages_of(change.prefix, KEYS[:3]) == (*one, two[2])
-    change.pool.give(flattened(twins))
+    change.pool.release(flattened(twins))
     change.prefix.release(leaf)
     assert change.available == 5, "the second holds the whole chain"
     change.prefix.release(other)
@@ -163,10 +163,10 @@ def test_a_block_with_users_is_live() -> None:
     table = take(change, 3)
     assert table is not None
     leaf, _ = change.prefix.publish(ROOT, KEYS[:3], bundles(table, 1))
-    assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, True, False]
+    assert [is_live(change.prefix, key) for key in KEYS[:4]] == [True, True, True, False]
     change.prefix.hold(KEYS[1])
     change.prefix.release(leaf)
-    assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, False, False]
+    assert [is_live(change.prefix, key) for key in KEYS[:4]] == [True, True, False, False]
     assert (change.prefix.live, change.available) == (2, 6)
 
 
@@ -315,7 +315,7 @@ class TwoIndexes:
         assert held is not None
         assert dict(held) == Counter(self.held)
         for most in (1, 2, 5, 100):
-            can = evictable(second.prefix, second.prefix.idle, most)
+            can = count_evictable(second.prefix, second.prefix.idle, most)
             assert can == min(most, first.idle), "as many as have no users"
         self.counted, self.mapped = Transaction(first), Transaction(second)
         return sorted(cached)

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
-from minfer.blocks.window import kept, outside
+from minfer.blocks.window import outside, unreleased
 from minfer.engine import step
 from minfer.planning.prefix_hit import find_hit
 from minfer.records.config import CacheGroup, EngineConfig
@@ -54,12 +54,12 @@ def test_sinks_without_room_in_a_window(window: int, sinks: int, named: str) -> 
 
 def test_what_is_kept_has_a_gap_in_the_middle() -> None:
     blocks = range(10)
-    assert kept(blocks, 0, 10, 6, 2) == (0, 1, 6, 7, 8, 9)
-    assert kept(blocks, 1, 8, 6, 2) == (1, 6, 7)
-    assert kept(blocks, 3, 8, 6, 2) == (6, 7)
-    assert kept(blocks, 0, 10, 1, 2) == tuple(blocks)
-    assert kept(blocks, 0, 1, 6, 2) == (0,)
-    assert kept(blocks, 2, 10, 6, 0) == (6, 7, 8, 9)
+    assert unreleased(blocks, 0, 10, 6, 2) == (0, 1, 6, 7, 8, 9)
+    assert unreleased(blocks, 1, 8, 6, 2) == (1, 6, 7)
+    assert unreleased(blocks, 3, 8, 6, 2) == (6, 7)
+    assert unreleased(blocks, 0, 10, 1, 2) == tuple(blocks)
+    assert unreleased(blocks, 0, 1, 6, 2) == (0,)
+    assert unreleased(blocks, 2, 10, 6, 0) == (6, 7, 8, 9)
 
 
 def test_the_first_blocks_of_a_long_output_stay() -> None:

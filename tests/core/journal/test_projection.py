@@ -26,7 +26,7 @@ def test_a_state_digest_sees_all_but_tokens() -> None:
     state = turns[30].before
     for change in (
         {"free_rows": (77,)},
-        {"next_gen": 10**6},
+        {"next_run_id": 10**6},
         {"faults": ((("x", 0), 1),)},
     ):
         assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
@@ -182,7 +182,7 @@ def separate(state: Any) -> Iterator[EngineState]:
         "free_rows": [(*state.free_rows, 9)],
         "time": [99.5],
         "next_step": [999],
-        "next_gen": [999],
+        "next_run_id": [999],
         "arrivals": [999],
         "faults": [((("x", 0), 1),)],
         "policy": [7],

@@ -309,7 +309,7 @@ def emptied(reported: dict[str, Any]) -> None:
 
 def counted_otherwise(reported: dict[str, Any]) -> None:
     """A number meant something else."""
-    reported["state"]["next_gen"] += 1
+    reported["state"]["next_run_id"] += 1
 
 
 @pytest.mark.parametrize("change", [renamed, unknown, reshaped, emptied])

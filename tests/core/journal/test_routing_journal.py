@@ -185,13 +185,17 @@ def test_missing_changed_and_unreadable_lines_are_named() -> None:
         (b"[]\n", "no routing journal"),
         (b"\xff\n", "no routing journal"),
         (b'{"minfer journal": 1}', "no routing journal"),
-        (b'{"minfer routing journal": 2}', "format 2, and this minfer reads format 1"),
-        (b'{"minfer routing journal": 1}', "its head cannot be read"),
+        (b'{"minfer routing journal": 3}', "format 3, and this minfer reads format 2"),
         (
-            b'{"minfer routing journal": 1, "config": {"is": "X"}, "about": {}}',
+            b'{"minfer routing journal": 1}',
+            r"format 1, .* minfer 0\.1\.0 \(commit 964bfc75\), the last that reads it",
+        ),
+        (b'{"minfer routing journal": 2}', "its head cannot be read"),
+        (
+            b'{"minfer routing journal": 2, "config": {"is": "X"}, "about": {}}',
             "there is no record 'X'",
         ),
-        (b'{"minfer routing journal": 1, "config": 3, "about": {}}', "another type"),
+        (b'{"minfer routing journal": 2, "config": 3, "about": {}}', "another type"),
     ],
 )
 def test_what_is_no_journal_is_refused(data: bytes, why: str) -> None:

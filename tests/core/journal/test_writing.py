@@ -14,24 +14,24 @@ from minfer.journal.format import START_DIGEST
 from minfer.journal.writing import beam_rows, encode_journal, turn_record
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.records.state import Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 from tests.circles import seeds
 from tests.core.journal.made import opened, run
 from tests.core.recorded import recorded
 
 
-@pytest.mark.parametrize("number", [0, MOST, MOST + 1, MOST + 9, -1, 0.5])
+@pytest.mark.parametrize("number", [0, MAX_INT64, MAX_INT64 + 1, MAX_INT64 + 9, -1, 0.5])
 def test_what_is_no_number_of_a_step_comes_back_as_another_such(number: Any) -> None:
     config = EngineConfig(num_blocks=8)
     turns = run(config, (Tick(1.0), Failed(number)))
     [turn] = opened(encode_journal(config, turns)).turns()
     event = turn.events[-1]
     assert isinstance(event, Failed)
-    assert event.step == (number if number in (0, MOST) else MOST + 1)
+    assert event.step == (number if number in (0, MAX_INT64) else MAX_INT64 + 1)
 
 
 @pytest.mark.long
@@ -193,7 +193,9 @@ def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
     config = EngineConfig(num_blocks=9, block_size=4, depth=1)
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     plain = Request(id="a", prompt=(1, 2), max_tokens=3)
-    of_search = Request(id="b", prompt=(3, 4), max_tokens=1, search=beam)
+    of_search = Request(
+        id="b", prompt=(3, 4), max_tokens=1, continuation=Continuation(beam_round=beam)
+    )
     (turn,) = run(config, (Submit(plain), Submit(of_search)))
     state = turn.transition.state
     assert beam_rows(state, state.inflight[0]) == [1]
@@ -210,12 +212,12 @@ def other(**fields: Any) -> TokenLogprobs:
     ("one", "comes_back"),
     [
         (BEST, True),
-        (other(rank=MOST, likeliest=(-MOST,)), True),
+        (other(rank=MAX_INT64, likeliest=(-MAX_INT64,)), True),
         (other(logprob=-math.inf), True),
-        (other(rank=MOST + 1), False),
+        (other(rank=MAX_INT64 + 1), False),
         (other(rank=1.0), False),
         (other(rank=True), False),
-        (other(likeliest=(6, -MOST - 1)), False),
+        (other(likeliest=(6, -MAX_INT64 - 1)), False),
         (other(likeliest=[6, 5]), False),
         (other(logprobs=[-0.25, -0.5]), False),
         (other(logprobs=(-0.25, "x")), False),
@@ -226,7 +228,9 @@ def test_log_probabilities_of_a_beam_come_back_if_they_are_numbers(
     one: TokenLogprobs, comes_back: bool
 ) -> None:
     beam = BeamRound(id="s", width=2, prompt=2, most=9)
-    request = Request(id="b", prompt=(3, 4), max_tokens=4, search=beam)
+    request = Request(
+        id="b", prompt=(3, 4), max_tokens=4, continuation=Continuation(beam_round=beam)
+    )
     config = EngineConfig(num_blocks=8, block_size=4, depth=1)
     turns = run(config, (Submit(request),), (Executed(0, ((5,),), ((one,),)),))
     _, turn = opened(encode_journal(config, turns)).turns()
@@ -242,7 +246,13 @@ def test_log_probabilities_of_beams_come_back_and_no_others(searched: str) -> No
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     plain = Request(id="a", prompt=(1, 2), max_tokens=2)
     asked = [
-        Submit(attrs.evolve(plain, id=name, search=beam if name in searched else None))
+        Submit(
+            attrs.evolve(
+                plain,
+                id=name,
+                continuation=Continuation(beam_round=beam if name in searched else None),
+            )
+        )
         for name in "abc"
     ]
     column = tuple(

@@ -18,7 +18,7 @@ from minfer.records.messages import (
     QueueBlocked,
     Submit,
 )
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.values.checks import ParameterError
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -32,7 +32,9 @@ def admitted(bench: Bench) -> list[str]:
 def placed(bench: Bench, first: str, name: str, beam: int = 0, **more: Any) -> Request:
     """A request at the place of one that is being served."""
     rank, arrival, _ = bench.state.requests[first].place
-    return ask(name, max_tokens=1, place=(rank, arrival, beam), **more)
+    return ask(
+        name, max_tokens=1, continuation=Continuation(place=(rank, arrival, beam)), **more
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -94,7 +96,7 @@ def test_a_place_that_is_another_ones_or_was_never_given_is_not_its(
     rank, arrival, sample = bench.state.requests["b"].place
     before_all = tuple([one - 1 for one in rank])
     wrong = (rank, arrival, sample) if is_taken else (before_all, arrival + 1, sample)
-    bench.give(Submit(ask("c", max_tokens=1, place=wrong)))
+    bench.give(Submit(ask("c", max_tokens=1, continuation=Continuation(place=wrong))))
     places = [live.place for live in bench.state.requests.values()]
     assert len(set(places)) == len(places)
     bench.drain()
@@ -116,7 +118,7 @@ def test_fair_shares_charge_its_prompt_once() -> None:
     request = ask("a", 100, 1)
     _, state = policy.rank(policy.start(), request, 0.0)
     assert state.by_owner[0, ""].end == 101
-    again = evolve(request, place=((0.0, 0.0), 0, 1))
+    again = evolve(request, continuation=Continuation(place=((0.0, 0.0), 0, 1)))
     _, state = policy.rank(state, again, 0.0)
     assert state.by_owner[0, ""].end == 102
     state = policy.ended(state, again, 0, ran=False)
@@ -136,7 +138,7 @@ def test_fair_shares_charge_its_prompt_once() -> None:
 )
 def test_what_is_no_place_is_refused(wrong: Any) -> None:
     with pytest.raises(ParameterError, match="place"):
-        ask("a", place=wrong)
+        ask("a", continuation=Continuation(place=wrong))
 
 
 @pytest.mark.parametrize("request_is_known", [True, False])

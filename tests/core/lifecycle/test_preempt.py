@@ -10,7 +10,7 @@ from minfer.policies.builtin import Ageing, Priority, Shortest
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Finish, Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
-from minfer.records.request import Request
+from minfer.records.request import Continuation, PromptOnly, Request
 from minfer.records.sequence import Running
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -62,7 +62,9 @@ def test_a_better_place_that_another_one_has_is_not_taken() -> None:
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     while len(bench.state.running) < 3:
         bench.turn()
-    bench.turn(Submit(ask("twin", 24, 1, place=((-5.0,), 2, 0))))
+    bench.turn(
+        Submit(ask("twin", 24, 1, continuation=Continuation(place=((-5.0,), 2, 0))))
+    )
     while not bench.reasons_of(Preempted):
         bench.turn()
     assert bench.reasons_of(Preempted)[0].id == "ccc"
@@ -81,8 +83,8 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
     before = bench.state
     bench.give(bench.oracle.fail("boom", halfway=True))
     run = bench.state.running
-    assert run.run_ids == (before.next_gen, before.next_gen + 1)
-    assert bench.state.next_gen == before.next_gen + 2
+    assert run.run_ids == (before.next_run_id, before.next_run_id + 1)
+    assert bench.state.next_run_id == before.next_run_id + 2
     assert (run.ids, run.rows) == (before.running.ids, before.running.rows)
     assert run.num_known_at_admission == run.known == before.running.known
     assert run.starts == tuple(known - 1 for known in run.known)
@@ -97,7 +99,7 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
 def test_who_begins_anew_after_a_failed_step_has_nothing_left_of_its_windows() -> None:
     """What pools the mean of its prompt computes all of it."""
     bench = Bench(evolve(CONFIG, groups=(CacheGroup(8), CacheGroup(12)), num_blocks=64))
-    asked = ask("a", 40, 0, pooling="mean", reads_cache=False)
+    asked = ask("a", 40, 0, prompt_only=PromptOnly("mean"))
     bench.give(Submit(asked))
     bench.turn()
     bench.give(bench.oracle.fail("boom", halfway=True))

@@ -14,6 +14,7 @@ from minfer.lifecycle.publish import (
 )
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
+from minfer.records.request import PromptOnly
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -126,14 +127,16 @@ def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
     for sealed, then in ((0, 0), (1, 3)):
         chain = evolve(chain, sealed=(sealed,))
         about = (change, chain, chain.keys, 0, group, table)
-        assert _publish_window(*about, count=sealed, gone=3, sinks=1) == (then, 3)
+        assert _publish_window(*about, count=sealed, num_outside=3, sinks=1) == (
+            then,
+            3,
+        )
 
 
 def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:
     for pooling, published in (("mean", 0), ("", 4)):
         bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),)))
-        more = {"pooling": pooling, "reads_cache": False} if pooling else {}
-        bench.give(Submit(ask("a", 40, 0, **more)))
+        bench.give(Submit(ask("a", 40, 0, prompt_only=PromptOnly(pooling))))
         state = evolve(bench.state, inflight=())
         after = release_windows(bench.config, state)
         assert len(after.blocks.prefix.nodes) == published

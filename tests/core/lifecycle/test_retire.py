@@ -7,7 +7,7 @@ from minfer.blocks.keys import block_keys, is_tail, tail_keys
 from minfer.blocks.prefix import lookup, pages_of
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Cancel, Submit
-from minfer.records.request import SamplingParams
+from minfer.records.request import Continuation, SamplingParams
 from minfer.records.sequence import Running
 from minfer.records.state import Fence
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -94,7 +94,7 @@ def test_who_leaves_before_its_prompt_is_computed_leaves_no_tail_of_it() -> None
     bench, asked = Bench(), ask("a", 22, 1)
     keys = block_keys(asked.root, asked.prompt, 4)
     tails = tail_keys(asked.root, keys, asked.prompt, 4)
-    bench.give(Submit(evolve(asked, tails=tails)))
+    bench.give(Submit(evolve(asked, continuation=Continuation(tail_keys=tails))))
     bench.turn(Cancel("a"))
     bench.drain()
     found = bench.state.blocks.prefix.nodes

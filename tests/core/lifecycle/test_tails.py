@@ -13,7 +13,7 @@ from minfer.journal.replay import Journal, open_segments
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Continuation, ParameterError, Request, SamplingParams
 from minfer.records.sequence import Place
 from minfer.records.state import Turn, initial
 from minfer.simulation.oracle import Oracle
@@ -24,13 +24,15 @@ from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import reference
 
 GREEDY = SamplingParams(temperature=0.0)
+SCORED = SamplingParams(temperature=0.0, prompt_logprobs=0)
 ROOT = root_key(b"model")
 
 
 def node(name: str, prompt: tuple[int, ...], size: int = 4, **more: Any) -> Request:
     emitted: dict[str, Any] = {"max_tokens": 1, "sampling": GREEDY, "root": ROOT} | more
     keys = block_keys(emitted["root"], prompt, size)
-    emitted = {"tails": tail_keys(emitted["root"], keys, prompt, size)} | emitted
+    tails = tail_keys(emitted["root"], keys, prompt, size)
+    emitted = {"continuation": Continuation(tail_keys=tails)} | emitted
     return Request(id=name, prompt=prompt, keys=keys, **emitted)
 
 
@@ -80,8 +82,8 @@ def test_what_does_not_fit_exactly_is_computed() -> None:
         "another token": node("b", (1, 2, 3, 4, 5, 7, 7)),
         "two tokens more": node("c", (*root, 7, 8)),
         "another root": node("d", (*root, 7), root=root_key(b"other")),
-        "not asked for": node("e", (*root, 7), tails=None),
-        "not to be read": node("f", (*root, 7), reads_cache=False),
+        "not asked for": node("e", (*root, 7), continuation=Continuation()),
+        "not to be read": node("f", (*root, 7), sampling=SCORED),
     }.items():
         (got,) = served(bench, other)
         assert got.copied == 0, name
@@ -92,15 +94,17 @@ def test_a_prompt_shorter_than_a_block_has_a_tail_only() -> None:
     served(bench, node("a", (1, 2, 3), 16))
     (got,) = served(bench, node("b", (1, 2, 3, 4), 16))
     assert (got.hit, got.copied) == (0, 3)
-    (computed,) = served(bench, node("c", (1, 2, 3, 4), 16, reads_cache=False))
+    (computed,) = served(bench, node("c", (1, 2, 3, 4), 16, sampling=SCORED))
     assert computed.copied == 0
 
 
 def test_no_more_than_one_token_may_come_of_it() -> None:
     bench = Bench()
-    bench.give(Submit(ask("a", max_tokens=2, tails=(b"", b""))))
-    assert "one token at most" in bench.ended["a", 0].error
-    bench.give(Submit(ask("b", max_tokens=0, tails=(b"", b""))))
+    with pytest.raises(ParameterError, match="one token at most"):
+        ask("a", max_tokens=2, continuation=Continuation(tail_keys=(b"", b"")))
+    bench.give(
+        Submit(ask("b", max_tokens=0, continuation=Continuation(tail_keys=(b"", b""))))
+    )
     bench.drain()
     assert bench.ended["b", 0].reason == "length"
 
@@ -126,7 +130,7 @@ def some_node(
         prompt = tuple(rng.randrange(4) for _ in range(rng.randint(1, 9)))
     tree.append(prompt)
     who = rng.choice("abc")
-    more: dict[str, Any] = {"tails": None, "max_tokens": 9}
+    more: dict[str, Any] = {"continuation": Continuation(), "max_tokens": 9}
     more = more if rng.random() < 0.2 else {}
     return node(
         f"r{number}", prompt, size, **more, priority=rng.randint(0, 1), client=who
@@ -149,7 +153,8 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
             )
         for at in range(rng.choice((0, 0, 1, 3)) if number < turns else 0):
             one = some_node(rng, trees, 10 * number + at, config.block_size)
-            one = evolve(one, place=rng.choice(places) if rng.random() < 0.3 else None)
+            place = rng.choice(places) if rng.random() < 0.3 else None
+            one = evolve(one, continuation=evolve(one.continuation, place=place))
             requested[one.id] = one
             events.append(Submit(one))
         if state.requests and number < turns and rng.random() < 0.05:
@@ -232,7 +237,7 @@ def test_a_tail_that_is_cached_and_computed_again_is_as_old_as_before() -> None:
     bench, prompts = Bench(), {"a": (1, 2, 3), "b": (4, 5, 6)}
     served(bench, node("a", prompts["a"]))
     served(bench, node("b", prompts["b"]))
-    served(bench, node("again", prompts["a"], reads_cache=False))
+    served(bench, node("again", prompts["a"], sampling=SCORED))
     idle = bench.state.blocks.prefix.idle
     tails = [tail_key(ROOT, prompt) for prompt in prompts.values()]
     assert [key for _, key in sorted(idle.items())] == tails

@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.planning.admission import _load
 from minfer.planning.admit import Admission, current_load
 from minfer.planning.schedule import queue_blocked_by
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
     Execute,

@@ -10,7 +10,7 @@ from minfer.planning.prefix_hit import pages_needed
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
-from minfer.records.request import SamplingParams
+from minfer.records.request import Continuation, SamplingParams
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import World
@@ -186,13 +186,13 @@ def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> N
     waiting = Bench(bench.config)
     waiting.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 9), 1, 2))))
     (seq,) = waiting.state.running.seqs
-    assert pages_needed(bench.config, bench.state.blocks, seq, alone=False) == 1
-    assert pages_needed(bench.config, bench.state.blocks, seq, alone=True) == 1
+    assert pages_needed(bench.config, bench.state.blocks, seq, runs_alone=False) == 1
+    assert pages_needed(bench.config, bench.state.blocks, seq, runs_alone=True) == 1
     kept = evolve(bench.config, watermark=2)
-    assert pages_needed(kept, bench.state.blocks, seq, alone=False) == 3
-    assert pages_needed(kept, bench.state.blocks, seq, alone=True) == 1
+    assert pages_needed(kept, bench.state.blocks, seq, runs_alone=False) == 3
+    assert pages_needed(kept, bench.state.blocks, seq, runs_alone=True) == 1
     bench.drain()
-    assert pages_needed(bench.config, bench.state.blocks, seq, alone=False) == 3
+    assert pages_needed(bench.config, bench.state.blocks, seq, runs_alone=False) == 3
 
 
 def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
@@ -207,9 +207,9 @@ def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     other.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 17), 1))))
     (seq,) = other.state.running.seqs
     # Position 16 reads blocks 2 and 3; the other, at 17, has let go of 2, which is idle.
-    assert pages_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 1
+    assert pages_needed(world.config, world.state.blocks, seq, runs_alone=False) == 1 + 1
     world.drain()
-    assert pages_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
+    assert pages_needed(world.config, world.state.blocks, seq, runs_alone=False) == 1 + 2
 
 
 def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> (
@@ -318,7 +318,7 @@ def test_rows_are_taken_from_the_end_and_generations_are_never_used_twice() -> N
     run = bench.state.running
     assert run.rows == run.run_ids == (0, 1)
     assert bench.state.free_rows == (3, 2)
-    assert bench.state.next_gen == 2
+    assert bench.state.next_run_id == 2
     assert bench.state.stops == {3}
     bench.turn(Executed(99, ()))
     bench.drain()
@@ -339,6 +339,6 @@ def test_a_policy_hears_of_a_later_round_of_a_search_too() -> None:
     bench = Bench(evolve(CONFIG, policy=Listener()))
     bench.give(Submit(ask("a", 6, 5)))
     place = (*bench.state.requests["a"].place[:2], 1)
-    bench.give(Submit(ask("next", 6, 1, place=place)))
+    bench.give(Submit(ask("next", 6, 1, continuation=Continuation(place=place))))
     bench.drain()
     assert len(bench.state.policy) == 2

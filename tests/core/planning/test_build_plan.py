@@ -5,6 +5,7 @@ from attrs import evolve
 from minfer.planning.build_plan import ones
 from minfer.policies.builtin import Priority
 from minfer.records.messages import Submit
+from minfer.records.request import Continuation
 from minfer.sampling.beam import BeamRound
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -57,7 +58,10 @@ def test_a_resumed_sample_draws_as_the_one_that_it_was() -> None:
 
 def test_the_prompt_of_a_beam_is_that_of_its_search() -> None:
     bench, search = Bench(), BeamRound(id="search", width=2, prompt=4, most=9)
-    bench.give(Submit(ask("beam", 9, 1, search=search)), Submit(ask("other", 9, 1)))
+    bench.give(
+        Submit(ask("beam", 9, 1, continuation=Continuation(beam_round=search))),
+        Submit(ask("other", 9, 1)),
+    )
     bench.drain()
     opened = {one.name[0]: one.prompt for plan in bench.plans for one in plan.opens}
     assert opened == {"beam": 4, "other": 9}

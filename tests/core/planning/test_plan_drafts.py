@@ -13,12 +13,12 @@ from minfer.planning.plan_drafts import (
     plan_drafts,
     waits_for_results,
 )
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.records.acceptance import Costs
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
 from minfer.records.policy import FirstCome, Load
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import PromptOnly, Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.values.pmap import Map
@@ -36,7 +36,7 @@ from tests.core.speculate.drafted import (
 from tests.core.test_engine import CONFIG, Bench, ask
 
 GREEDY = SamplingParams(temperature=0)
-POOLED = ask("pool", 30, 0, pooling="last")
+POOLED = ask("pool", 30, 0, prompt_only=PromptOnly("last"))
 SILENT = ask("pool", 30, 0)
 
 

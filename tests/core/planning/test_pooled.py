@@ -14,7 +14,7 @@ from minfer.records.messages import (
     Failed,
     Submit,
 )
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.state import Transition
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.world import pooled_reference
@@ -22,8 +22,7 @@ from tests.core.world import pooled_reference
 
 def pooled(name: str, length: int, how: str = "last", **more: Any) -> Request:
     root = root_key(b"tests", b"")
-    wish = ask(name, length, 0, pooling=how, root=root, **more)
-    return evolve(wish, reads_cache=how == "last")
+    return ask(name, length, 0, prompt_only=PromptOnly(how), root=root, **more)
 
 
 def vectors(turn: Transition) -> dict[str, bytes]:

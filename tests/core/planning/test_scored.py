@@ -28,7 +28,7 @@ SCORED = SamplingParams(prompt_logprobs=2, temperature=0)
 def wish(name: str, length: int, most: int = 0, *, scored: bool, **more: Any) -> Request:
     root = root_key(b"tests", b"")
     made = ask(name, length, most, root=root, **more)
-    return evolve(made, reads_cache=False, sampling=SCORED) if scored else made
+    return evolve(made, sampling=SCORED) if scored else made
 
 
 def emitted(turn: Transition) -> dict[SampleId, bytes]:

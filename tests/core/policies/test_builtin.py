@@ -14,7 +14,7 @@ from hypothesis import given
 from minfer.engine import step
 from minfer.policies.builtin import (
     POLICIES,
-    PREFILL,
+    PROMPT_TOKENS_PER_OUTPUT,
     Ageing,
     Deadline,
     Fair,
@@ -225,7 +225,7 @@ def test_deadlines_are_served_in_order(work: list[Arrival], slack: float) -> Non
 @given(workloads(), st.sampled_from((0.0, 0.5, 10.0)))
 def test_shortest_lets_work_be_outwaited(work: list[Arrival], pace: float) -> None:
     def size(a: Arrival) -> float:
-        return len(a.request.prompt) / PREFILL + a.request.max_tokens
+        return len(a.request.prompt) / PROMPT_TOKENS_PER_OUTPUT + a.request.max_tokens
 
     for mine, other in run(work, Shortest(pace)).overtaken():
         assert size(other) < size(mine)
@@ -235,7 +235,9 @@ def test_shortest_lets_work_be_outwaited(work: list[Arrival], pace: float) -> No
 def test_shortest_counts_what_was_done_before_a_preemption() -> None:
     request = Request(id="r", prompt=(1, 2, 3, 4), max_tokens=10)
     policy = Shortest(1.0)
-    assert policy.requeue_rank(None, (99.0,), request, 5.0, 6) == (5.0 + 4 / PREFILL + 4,)
+    assert policy.requeue_rank(None, (99.0,), request, 5.0, 6) == (
+        5.0 + 4 / PROMPT_TOKENS_PER_OUTPUT + 4,
+    )
 
 
 def _nothing_of_the_client_before(work: list[Arrival], mine: Arrival) -> bool:

@@ -15,7 +15,7 @@ from minfer.records.messages import PolicyOverride, Submit
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState
-from minfer.values.checks import MOST
+from minfer.values.checks import MAX_INT64
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -90,7 +90,7 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
         ("admit_from", -math.inf, -math.inf),
         ("admit_from", math.inf, math.inf),
         ("admit_from", -(2**63), -(2**63)),
-        ("admit_from", MOST, MOST),
+        ("admit_from", MAX_INT64, MAX_INT64),
         ("victim", 1, 1),
         ("victim", 2, 2),
         ("may_preempt", True, True),

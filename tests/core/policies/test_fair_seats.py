@@ -9,10 +9,17 @@ from attrs import evolve
 
 from minfer.planning.admission import _next_admissible
 from minfer.planning.schedule import queue_blocked_by
-from minfer.planning.work import StepBuilder
+from minfer.planning.step_builder import StepBuilder
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
-from minfer.policies.fair_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
+from minfer.policies.fair_seats import (
+    JOIN_EVERY_STEPS,
+    LINGER_SECONDS,
+    STALE_SECONDS,
+    Beside,
+    FairSeats,
+    Seats,
+)
 from minfer.records.messages import Admitted, Cancel, Pause, QueueBlocked, Submit
 from minfer.records.policy import Load
 from minfer.records.request import Request
@@ -33,7 +40,7 @@ def seated(**seats: int) -> Seats:
     """A state in which clients have so many seats, of class 0."""
     state = FairSeats().start()
     for client, count in seats.items():
-        state = state.moved(wants(client), count) if count else state
+        state = state.with_samples(wants(client), count) if count else state
     return state
 
 
@@ -81,7 +88,7 @@ def test_who_is_due_more_has_more_seats_beside_others() -> None:
 def test_a_client_with_seats_joins_at_some_steps_only_and_few_at_once() -> None:
     state = seated(a=1, b=5)
     steps = [not held(state, wants("a"), step=step) for step in range(9)]
-    assert steps == [step % JOIN_EVERY == 0 for step in range(9)]
+    assert steps == [step % JOIN_EVERY_STEPS == 0 for step in range(9)]
     assert not held(state, wants("a"), came=3)
     assert held(state, wants("a"), came=4)
     assert not held(state, wants("a"), came=4, running=80), "one of 16 may be new"
@@ -92,36 +99,40 @@ def test_a_client_with_seats_joins_at_some_steps_only_and_few_at_once() -> None:
 
 def test_while_all_who_run_are_paused_it_joins_at_any_step_few_at_once() -> None:
     state = seated(a=1, b=5)
-    for step in range(JOIN_EVERY):
+    for step in range(JOIN_EVERY_STEPS):
         assert not held(state, wants("a"), step=step, paused=True)
         assert held(state, wants("a"), step=step, paused=True, came=4)
     assert held(seated(a=8, b=1), wants("a"), paused=True), "it has its share"
 
 
 def test_the_less_urgent_bound_no_client_and_all_its_classes_count() -> None:
-    state = seated(b=5).moved(wants("a", priority=1), 20)
+    state = seated(b=5).with_samples(wants("a", priority=1), 20)
     assert held(state, wants("a"))
     assert held(state, wants("a", priority=1))
-    assert not held(state.moved(wants("a", priority=-1), 1), wants("a", priority=-1))
-    assert held(state.moved(wants("u", priority=-2), 1), wants("a", priority=-1))
+    assert not held(
+        state.with_samples(wants("a", priority=-1), 1), wants("a", priority=-1)
+    )
+    assert held(state.with_samples(wants("u", priority=-2), 1), wants("a", priority=-1))
 
 
 def test_who_has_just_ended_counts_for_a_while() -> None:
     policy, state = FairSeats(), seated(a=9, b=4)
     _, state = policy.defer(state, wants("a"), LOAD, 0)
     assert state.beside["a"] == Beside(4, LOAD.time)
-    solo = state.moved(wants("b"), -4)
-    late = LOAD.time + LINGER
+    solo = state.with_samples(wants("b"), -4)
+    late = LOAD.time + LINGER_SECONDS
     assert held(solo, wants("a"), time=late - 0.01)
     assert not held(solo, wants("a"), time=late)
-    _, soon = policy.defer(state, wants("a"), evolve(LOAD, time=10.0 + STALE / 2), 0)
+    _, soon = policy.defer(
+        state, wants("a"), evolve(LOAD, time=10.0 + STALE_SECONDS / 2), 0
+    )
     assert soon is state, "nothing is noted at each step"
-    _, later = policy.defer(state, wants("a"), evolve(LOAD, time=10.0 + STALE), 0)
-    assert later.beside["a"] == Beside(4, 10.0 + STALE)
-    more = state.moved(wants("c"), 1)
+    _, later = policy.defer(state, wants("a"), evolve(LOAD, time=10.0 + STALE_SECONDS), 0)
+    assert later.beside["a"] == Beside(4, 10.0 + STALE_SECONDS)
+    more = state.with_samples(wants("c"), 1)
     _, more = policy.defer(more, wants("a"), evolve(LOAD, time=10.0), 0)
     assert more.beside["a"] == Beside(5, 10.0)
-    assert state.moved(wants("a"), -9).beside == Map(), "who is gone is forgotten"
+    assert state.with_samples(wants("a"), -9).beside == Map(), "who is gone is forgotten"
 
 
 def test_seats_are_counted_from_the_first_admission_to_the_end() -> None:
@@ -133,9 +144,13 @@ def test_seats_are_counted_from_the_first_admission_to_the_end() -> None:
     state = policy.admitted(state, rank, one, LOAD)
     rank, state = policy.rank(state, other, 0.0)
     state = policy.admitted(state, rank, other, LOAD)
-    assert (state.mine("a"), state.others("b", 0), state.others("b", 3)) == (3, 2, 3)
-    assert state.others("a", 3) == 0
-    assert policy.ended(state, one, 0, False).mine("a") == 3, "it never ran"
+    assert (
+        state.num_seats("a"),
+        state.num_other_seats("b", 0),
+        state.num_other_seats("b", 3),
+    ) == (3, 2, 3)
+    assert state.num_other_seats("a", 3) == 0
+    assert policy.ended(state, one, 0, False).num_seats("a") == 3, "it never ran"
     for request in (one, one, other):
         state = policy.ended(state, request, 2, True)
     assert (state.held, state.taken) == (Map(), Map())
@@ -147,7 +162,7 @@ def test_accounts_that_are_forgotten_leave_the_seats() -> None:
     _, state = policy.rank(seated(a=2), wants("b"), 0.0)
     _, state = policy.rank(evolve(state, limit=0), wants("c"), 0.0)
     assert isinstance(state, Seats)
-    assert state.mine("a") == 2
+    assert state.num_seats("a") == 2
 
 
 @pytest.mark.parametrize("name", ["least", "newcomers"])
@@ -174,7 +189,7 @@ def test_others_pass_a_client_that_has_its_share_which_is_reported() -> None:
     bench = Bench(evolve(SMALL, policy=FairSeats(least=2, newcomers=16)))
     bench.give(*asks("b", 2))
     bench.turn(*asks("a", 9))
-    for _ in range(4 * JOIN_EVERY):
+    for _ in range(4 * JOIN_EVERY_STEPS):
         bench.turn()
     assert (seats(bench, "a"), seats(bench, "b")) == (4, 2)
     assert queue_blocked_by(bench.config, bench.state) == "share"
@@ -184,7 +199,7 @@ def test_others_pass_a_client_that_has_its_share_which_is_reported() -> None:
     bench.turn(*asks("c", 1))
     assert seats(bench, "c") == 1, "it came after those who wait, and passed them"
     assert bench.state.waiting.first() is first
-    for _ in range(2 * JOIN_EVERY):
+    for _ in range(2 * JOIN_EVERY_STEPS):
         bench.turn()
     assert seats(bench, "a") == 6, "with more beside it, it has more"
     bench.drain()
@@ -235,7 +250,7 @@ def test_as_fair_queue_decides_while_there_is_one_client() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("steps", range(JOIN_EVERY))
+@pytest.mark.parametrize("steps", range(JOIN_EVERY_STEPS))
 def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None:
     """No step passes then, so none is the fourth."""
     config = evolve(SMALL, late_masks=True, policy=FairSeats(least=6, newcomers=2))
@@ -253,10 +268,10 @@ def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None
     stood = bench.state.next_step
     assert not bench.state.inflight
     bench.turn(*asks("a", 9))
-    joins = 3 if stood % JOIN_EVERY == 0 else 2
+    joins = 3 if stood % JOIN_EVERY_STEPS == 0 else 2
     assert seats(bench, "a") == joins, "one at least, and then steps pass again"
     assert bench.state.next_step > stood
-    for _ in range(2 * JOIN_EVERY):
+    for _ in range(2 * JOIN_EVERY_STEPS):
         bench.turn()
     assert seats(bench, "a") == 6, "its share, and then no more"
     bench.turn(Pause("a", 0, paused=False), Pause("b", 0, paused=False))
@@ -271,7 +286,7 @@ def test_newcomers_that_are_paused_themselves_do_not_stand_either() -> None:
     bench.turn(*asks("c", 1, tokens=2))
     bench.drain()
     stood = bench.state.next_step
-    assert stood % JOIN_EVERY
+    assert stood % JOIN_EVERY_STEPS
     for name in names:
         request = evolve(ask(name, 1, 9), client=name[0], needs_host_mask=True)
         bench.give(Submit(request), Pause(name, 0))

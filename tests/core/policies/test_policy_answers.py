@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from minfer.policies.builtin import (
-    PREFILL,
+    PROMPT_TOKENS_PER_OUTPUT,
     Ageing,
     Deadline,
     Fair,
@@ -21,7 +21,7 @@ from minfer.policies.builtin import (
 )
 from minfer.policies.fair_seats import FairSeats
 from minfer.records.policy import FirstCome, Load
-from minfer.records.request import Request
+from minfer.records.request import Continuation, Request
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 
@@ -90,7 +90,7 @@ def test_deadlines_are_from_the_arrival_on_and_slack_stands_for_none() -> None:
 
 def test_shortest_ranks_by_the_work_that_is_left() -> None:
     policy = Shortest(0.5)
-    request = ask(2 * PREFILL, 10)
+    request = ask(2 * PROMPT_TOKENS_PER_OUTPUT, 10)
     assert policy.rank("s", request, 7.0) == ((7.0 + 0.5 * 12,), "s")
     assert policy.requeue_rank("s", (99.0,), request, 7.0, 4) == (7.0 + 0.5 * 8,)
 
@@ -202,7 +202,7 @@ def test_the_window_starts_anew_with_an_admission_and_forgets_who_gave_up() -> N
 
 def test_later_rounds_of_a_search_are_no_arrivals_to_the_window() -> None:
     policy, state = Window(5.0, 2), Gathering(14.0, 3, 9.0, 0.5)
-    beam = ask(priority=1, place=((2.0,), 4, 1))
+    beam = ask(priority=1, continuation=Continuation(place=((2.0,), 4, 1)))
     assert policy.rank(state, beam, 10.0) == ((15.0,), state)
     assert policy.ended(state, beam, 0, False) is state
 

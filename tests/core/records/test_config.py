@@ -100,7 +100,7 @@ def test_a_reserve_leaves_a_block() -> None:
 class Numbers:
     """Fields of each kind."""
 
-    above: float = field(default=1.0, validator=number(0, above=True, of="numbers: "))
+    above: float = field(default=1.0, validator=number(0, above=True, prefix="numbers: "))
     least: float = field(default=1.0, validator=number(0))
     whole: int = field(default=1, validator=number(-2))
     most: int = field(default=1, validator=number(1, 5))

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.records.request import (
+    Continuation,
+    KvTransfer,
+    ParameterError,
+    PromptOnly,
+    Request,
+    SamplingParams,
+)
 from minfer.sampling.beam import BeamRound
 from minfer.values.checks import check_number
 
@@ -72,10 +79,9 @@ def test_sampling_parameters_end_where_they_say(
 REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("id", ["", "x"], [1, None, b"x"]),
     ("client", ["", "x"], [1, None]),
-    ("pooling", ["", "last"], [1, None]),
+    ("prompt_only", [None], ["last", 1]),
     ("needs_host_mask", [True, False], [1, None]),
-    ("reads_cache", [True, False], [1, None]),
-    ("max_tokens", [-(2**63), 0, 2**63 - 1], [2**63, -(2**63) - 1, 1.0, None, True]),
+    ("max_tokens", [1, 2**63 - 1], [2**63, 0, -1, 1.0, None, True]),
     ("n", [0, 2**63 - 1], [2**63, "1"]),
     ("seed", [-(2**63), 2**63 - 1], [2**63, None]),
     ("priority", [-(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 0.5]),
@@ -87,11 +93,8 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
     ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
-    (
-        "tails",
-        [None, (b"", b"x")],
-        [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)],
-    ),
+    ("continuation", [Continuation()], [None, {}]),
+    ("kv_transfer", [None, KvTransfer()], [Continuation(), {}]),
 ]
 
 
@@ -105,6 +108,47 @@ def test_fields_of_a_request_end_where_they_say(
         with pytest.raises(ParameterError) as caught:
             ask(**{name: value})
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 1},
+        {"n": 2},
+        {"n": 0},
+        {"output": (1,)},
+        {"needs_host_mask": True},
+    ],
+)
+def test_a_request_of_its_prompt_only_yields_no_token(more: dict[str, Any]) -> None:
+    prompt_only: dict[str, Any] = {"max_tokens": 0, "prompt_only": PromptOnly()}
+    assert ask(**prompt_only).most_known(16) == len(ask().prompt) + 1
+    with pytest.raises(ParameterError) as caught:
+        ask(**prompt_only | more)
+    assert caught.value.param == "prompt_only"
+
+
+def test_what_is_needed_of_each_position_is_not_read_from_the_cache() -> None:
+    scored = SamplingParams(prompt_logprobs=0)
+    for pooling, recomputes in (("", False), ("last", False), ("mean", True)):
+        request = ask(max_tokens=0, prompt_only=PromptOnly(pooling))
+        assert request.reads_cache == (not recomputes)
+        assert request.recomputes_prompt == recomputes
+        assert not evolve(request, sampling=scored).reads_cache
+    assert ask().reads_cache
+    assert not ask(sampling=scored).reads_cache
+    with pytest.raises(ParameterError, match=r"prompt_only\.pooling"):
+        PromptOnly(1)  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize(
+    "wrong", [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)]
+)
+def test_keys_of_a_partial_block_are_two(wrong: Any) -> None:
+    assert Continuation(tail_keys=(b"", b"x")).tail_keys == (b"", b"x")
+    with pytest.raises(ParameterError) as caught:
+        Continuation(tail_keys=wrong)
+    assert caught.value.param == "continuation.tail_keys"
 
 
 @pytest.mark.parametrize("name", ["prompt", "output"])
@@ -148,14 +192,25 @@ def test_a_value_of_a_wrong_type_is_quoted_if_it_is_plain() -> None:
 def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None:
     assert ask(prompt=(1,) * 5, max_tokens=3).most_known(16) == 8
     assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
-    assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
-    assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17
+    assert (
+        ask(prompt=(1,) * 5, max_tokens=0, prompt_only=PromptOnly("last")).most_known(16)
+        == 6
+    )
+    assert (
+        ask(prompt=(1,) * 16, max_tokens=0, prompt_only=PromptOnly("last")).most_known(16)
+        == 17
+    )
 
 
 def test_what_a_client_has_given_is_the_prompt_of_its_search() -> None:
     beam = BeamRound(id="s", width=1, prompt=2, most=4)
     assert ask(prompt=(1, 2, 3)).num_prompt_tokens == 3
-    assert ask(prompt=(1, 2, 3), search=beam).num_prompt_tokens == 2
+    assert (
+        ask(
+            prompt=(1, 2, 3), continuation=Continuation(beam_round=beam)
+        ).num_prompt_tokens
+        == 2
+    )
 
 
 def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:

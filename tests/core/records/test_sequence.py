@@ -7,6 +7,7 @@ from attrs import evolve
 from hypothesis import given
 
 from minfer.records.messages import Submit
+from minfer.records.request import SamplingParams
 from minfer.records.sequence import (
     COLUMNS,
     Running,
@@ -45,12 +46,12 @@ def ranks(run: Running) -> list[int]:
 
 
 def test_what_is_computed_anew_is_computed_by_the_first_sample_and_once() -> None:
-    anew = ask("a", 6, 8, reads_cache=False)
+    anew = ask("a", 6, 8, sampling=SamplingParams(prompt_logprobs=0))
     first = Sequence(anew, 0, ((), 0, 0), 0.0, anew.prompt)
     assert not first.reads_cache
     assert evolve(first, history=(*anew.prompt, 1)).reads_cache, "it has output"
     assert evolve(first, sample=1).reads_cache
-    assert evolve(first, request=evolve(anew, reads_cache=True)).reads_cache
+    assert evolve(first, request=evolve(anew, sampling=SamplingParams())).reads_cache
 
 
 def test_newcomers_are_put_in_at_their_ranks() -> None:

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from minfer.records.tiers import HostTier, KnownKeys, Tiers, Transfer
-from minfer.values.checks import MOST, ConfigError
+from minfer.records.tiers import HostTier, RecentKeys, Tiers, Transfer, TransferKind
+from minfer.values.checks import MAX_INT64, ConfigError
 
 
 def moving(number: int, sample: Any, *waiting: str) -> Transfer:
-    loads = sample is not None
-    return Transfer(number, loads, (), (), (), sample, frozenset(waiting))
+    store = TransferKind.STORE_TO_HOST
+    kind = store if sample is None else TransferKind.LOAD_FROM_HOST
+    return Transfer(number, kind, (), (), (), sample, frozenset(waiting))
 
 
 def test_a_request_that_leaves_waits_for_no_transfer() -> None:
@@ -28,7 +29,7 @@ def test_a_request_that_leaves_waits_for_no_transfer() -> None:
 
 
 def test_old_keys_are_known_where_there_are_no_young_ones() -> None:
-    known = KnownKeys().add((b"a", b"b", b"c"), 4)
+    known = RecentKeys().add((b"a", b"b", b"c"), 4)
     assert known
     assert known.discard((b"c",))
     assert not known.discard((b"a", b"b", b"c"))
@@ -36,10 +37,10 @@ def test_old_keys_are_known_where_there_are_no_young_ones() -> None:
 
 @pytest.mark.parametrize("name", ["load_seconds", "page_seconds", "token_seconds"])
 def test_costs_have_bounds(name: str) -> None:
-    costs: list[Any] = [0, MOST]
+    costs: list[Any] = [0, MAX_INT64]
     for cost in costs:
         assert getattr(HostTier(pages=1, **{name: cost}), name) == cost
-    costs = [-0.1, 1.01 * MOST, float("nan"), True]
+    costs = [-0.1, 1.01 * MAX_INT64, float("nan"), True]
     for cost in costs:
         with pytest.raises(ConfigError, match=name):
             HostTier(pages=1, **{name: cost})

@@ -14,7 +14,7 @@ from minfer.blocks.keys import DIGEST, Key, block_keys
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Pause, Submit
 from minfer.records.policy import FirstCome
-from minfer.records.request import Request
+from minfer.records.request import Request, SamplingParams
 from minfer.records.state import EngineState, Turn
 from minfer.routing.messages import (
     BlocksEvicted,
@@ -151,7 +151,13 @@ def test_the_load_is_what_waits_what_runs_and_what_is_left_to_compute() -> None:
     run.turn()
     # the first two blocks are cached
     run.turn(Submit(cached((1,) * 8 + (2,) * 4, "2", max_tokens=3)))
-    run.turn(Submit(cached((1,) * 21, "3", max_tokens=3, reads_cache=False)))
+    run.turn(
+        Submit(
+            cached(
+                (1,) * 21, "3", max_tokens=3, sampling=SamplingParams(prompt_logprobs=0)
+            )
+        )
+    )
     pages = run.state.blocks.available
     assert load_report(run.config, "a", run.state) == LoadReport("a", 2, 1, 25, pages)
     run.turn(Submit(cached((1,) * 8, "4", max_tokens=3)))

@@ -12,14 +12,14 @@ import pytest
 from minfer.sampling.beam import (
     MAX_CANDIDATES,
     NEVER,
+    BeamCandidate,
     BeamSearch,
     Candidates,
-    Child,
     Hypothesis,
-    Round,
+    RoundContext,
     Search,
-    choose,
-    wanted,
+    choose_beams,
+    num_candidates,
 )
 from minfer.values.checks import ParameterError
 
@@ -27,8 +27,10 @@ Output = tuple[int, ...]
 Model = Callable[[Output], list[float]]  # log-probabilities of all tokens
 
 
-def this_round(how: BeamSearch, length: int, most: int, outs: list[Output]) -> Round:
-    return Round(how, frozenset({0}), length, most, outs.__getitem__)
+def this_round(
+    how: BeamSearch, length: int, most: int, outs: list[Output]
+) -> RoundContext:
+    return RoundContext(how, frozenset({0}), length, most, outs.__getitem__)
 
 
 def offers(*each: dict[int, float]) -> tuple[Candidates, ...]:
@@ -39,24 +41,24 @@ def offers(*each: dict[int, float]) -> tuple[Candidates, ...]:
 
 def test_of_the_best_those_that_end_are_kept_and_those_that_do_not_go_on() -> None:
     search = Search((-1.0, -2.0), offers({0: -0.1, 1: -1.0, 2: -3.0}, {1: -0.2, 0: -0.3}))
-    choice = choose(search, this_round(BeamSearch(), 3, 9, [(7, 8), (8, 7)]))
-    assert choice.children == (Child(0, 1, -2.0), Child(1, 1, -2.2))
-    (done,) = choice.done
+    choice = choose_beams(search, this_round(BeamSearch(), 3, 9, [(7, 8), (8, 7)]))
+    assert choice.next_beams == (BeamCandidate(0, 1, -2.0), BeamCandidate(1, 1, -2.2))
+    (done,) = choice.hypotheses
     assert done == Hypothesis((7, 8, 0), -1.1, -1.1 / 3, "stop")
 
 
 def test_what_ends_behind_the_best_is_no_hypothesis() -> None:
     search = Search((-1.0, -2.0), offers({1: -0.1, 2: -0.2, 0: -0.3}, {1: -9.0, 2: -9.5}))
-    choice = choose(search, this_round(BeamSearch(), 3, 9, [(), ()]))
-    assert [(one.parent, one.token) for one in choice.children] == [(0, 1), (0, 2)]
-    assert not choice.done
+    choice = choose_beams(search, this_round(BeamSearch(), 3, 9, [(), ()]))
+    assert [(one.parent, one.token) for one in choice.next_beams] == [(0, 1), (0, 2)]
+    assert not choice.hypotheses
 
 
 def test_the_last_round_ends_the_best_whatever_they_are() -> None:
     search = Search((-1.0, -2.0), offers({1: -0.1, 0: -0.2}, {1: -0.1, 2: -0.2}))
-    choice = choose(search, this_round(BeamSearch(), 2, 2, [(7,), (8,)]))
-    assert not choice.children
-    assert [(one.tokens, one.reason) for one in choice.done] == [
+    choice = choose_beams(search, this_round(BeamSearch(), 2, 2, [(7,), (8,)]))
+    assert not choice.next_beams
+    assert [(one.tokens, one.reason) for one in choice.hypotheses] == [
         ((7, 1), "length"),
         ((7, 0), "stop"),
     ]
@@ -79,11 +81,13 @@ def test_when_a_search_is_over_that_has_its_hypotheses(
     done = (Hypothesis((1,), -0.1, -0.1, "stop"), Hypothesis((2,), -0.3, -0.3, "stop"))
     search = Search((-0.9, -2.0), offers({1: -0.1, 2: -3.0}, {1: -1.0, 2: -3.0}), done)
     how = BeamSearch(length_penalty=penalty, early_stopping=early)
-    choice = choose(search, this_round(how, 4, 8, [(), ()]))
-    assert bool(choice.children) is not over
-    assert choice.done == done
-    fewer = Search(search.logprobs, search.offers, done[:1])
-    assert choose(fewer, this_round(how, 4, 8, [(), ()])).children, "one is missing"
+    choice = choose_beams(search, this_round(how, 4, 8, [(), ()]))
+    assert bool(choice.next_beams) is not over
+    assert choice.hypotheses == done
+    fewer = Search(search.logprobs, search.candidates, done[:1])
+    assert choose_beams(fewer, this_round(how, 4, 8, [(), ()])).next_beams, (
+        "one is missing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,40 +112,40 @@ def test_a_search_ends_by_the_best_that_a_beam_can_come_to(
     search = Search((-0.9, -2.0), offers({1: -0.1, 2: -3.0}, {1: -1.0, 2: -3.0}), done)
     stopping = {"early_stopping": early} if early else {}  # False is the default
     how = BeamSearch(length_penalty=penalty, **stopping)
-    choice = choose(search, this_round(how, 4, 8, [(), ()]))
-    assert bool(choice.children) is not over
+    choice = choose_beams(search, this_round(how, 4, 8, [(), ()]))
+    assert bool(choice.next_beams) is not over
 
 
 def test_of_few_tokens_on_offer_some_beams_count_for_nothing() -> None:
     search = Search((0.0, -inf, -inf), offers({1: -0.1, 0: -3.0}, {1: -0.1}, {1: -0.1}))
-    choice = choose(search, this_round(BeamSearch(), 2, 9, [()] * 3))
-    assert [one.logprob for one in choice.children] == [-0.1, -inf, -inf]
+    choice = choose_beams(search, this_round(BeamSearch(), 2, 9, [()] * 3))
+    assert [one.logprob for one in choice.next_beams] == [-0.1, -inf, -inf]
 
 
 def test_the_only_beam_of_the_first_round_has_all_children() -> None:
     search = Search((0.0, 0.0), (*offers({1: -0.1, 2: -3.0, 3: -9.0}), None))
-    choice = choose(search, this_round(BeamSearch(), 1, 9, [()]))
-    assert choice.children == (Child(0, 1, -0.1), Child(0, 2, -3.0))
+    choice = choose_beams(search, this_round(BeamSearch(), 1, 9, [()]))
+    assert choice.next_beams == (BeamCandidate(0, 1, -0.1), BeamCandidate(0, 2, -3.0))
 
 
 def test_children_too_few_for_the_beams_are_made_up_for() -> None:
     search = Search((-1.0, -2.0), offers({1: -0.1, 0: -3.0}, {0: -0.1}))
-    choice = choose(search, this_round(BeamSearch(), 2, 9, [(), ()]))
-    assert choice.children == (Child(0, 1, -1.1), Child(0, 1, -inf))
+    choice = choose_beams(search, this_round(BeamSearch(), 2, 9, [(), ()]))
+    assert choice.next_beams == (BeamCandidate(0, 1, -1.1), BeamCandidate(0, 1, -inf))
 
 
 def test_a_search_is_over_if_nothing_on_offer_goes_on() -> None:
     search = Search((-1.0, -2.0), offers({0: -0.1}, {0: -0.2}))
-    choice = choose(search, this_round(BeamSearch(), 2, 9, [(7,), (8,)]))
-    assert not choice.children
-    assert [one.tokens for one in choice.done] == [(7, 0), (8, 0)]
+    choice = choose_beams(search, this_round(BeamSearch(), 2, 9, [(7,), (8,)]))
+    assert not choice.next_beams
+    assert [one.tokens for one in choice.hypotheses] == [(7, 0), (8, 0)]
 
 
 def test_no_more_hypotheses_are_kept_than_there_are_beams() -> None:
     done = (Hypothesis((1,), -0.3, -0.3, "stop"), Hypothesis((2,), -0.9, -0.9, "stop"))
     search = Search((-0.1, -2.0), offers({0: -0.1, 1: -0.2}, {1: -1.0}), done)
-    choice = choose(search, this_round(BeamSearch(), 1, 9, [(), ()]))
-    assert [one.tokens for one in choice.done] == [(0,), (1,)]
+    choice = choose_beams(search, this_round(BeamSearch(), 1, 9, [(), ()]))
+    assert [one.tokens for one in choice.hypotheses] == [(0,), (1,)]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +164,8 @@ def test_a_search_that_makes_no_sense(how: dict[str, Any], param: str) -> None:
 
 
 def test_no_more_candidates_are_wanted_than_there_can_be() -> None:
-    assert wanted(4, 2) == 6
-    assert wanted(16, 9) == MAX_CANDIDATES
+    assert num_candidates(4, 2) == 6
+    assert num_candidates(16, 9) == MAX_CANDIDATES
 
 
 def searched(
@@ -178,14 +182,14 @@ def searched(
         for beam, out in enumerate(outs):
             values = model(out)
             best = sorted(range(len(values)), key=lambda t: -values[t])
-            ids = tuple(best[: wanted(width, len(stops))])
+            ids = tuple(best[: num_candidates(width, len(stops))])
             offered.append(Candidates(beam, ids, tuple(values[t] for t in ids)))
-        this = Round(how, stops, length, most, outs.__getitem__)
-        choice = choose(Search(sums, tuple(offered), done), this)
-        if not choice.children:
-            return list(choice.done)
-        outs = [(*outs[one.parent], one.token) for one in choice.children]
-        sums, done = tuple(one.logprob for one in choice.children), choice.done
+        this = RoundContext(how, stops, length, most, outs.__getitem__)
+        choice = choose_beams(Search(sums, tuple(offered), done), this)
+        if not choice.next_beams:
+            return list(choice.hypotheses)
+        outs = [(*outs[one.parent], one.token) for one in choice.next_beams]
+        sums, done = tuple(one.logprob for one in choice.next_beams), choice.hypotheses
 
 
 def exhaustive(
@@ -238,16 +242,16 @@ def test_of_equal_continuations_the_earlier_beam_and_the_likelier_token_come_fir
 ):
     each = ({3: -1.0, 1: -1.0, 2: -1.0}, {9: -1.0, 4: -1.0}, {5: -1.0})
     search = Search((-2.0, -2.0, -2.0), offers(*each))
-    choice = choose(search, this_round(BeamSearch(), 3, 9, [(), (), ()]))
-    assert [(one.parent, one.token) for one in choice.children] == [
+    choice = choose_beams(search, this_round(BeamSearch(), 3, 9, [(), (), ()]))
+    assert [(one.parent, one.token) for one in choice.next_beams] == [
         (0, 3),
         (0, 1),
         (0, 2),
     ]
     offer = offers({}, {}, each[1])[2]
     later = Search((-2.0, -2.0, -2.0), (None, None, offer))
-    choice = choose(later, this_round(BeamSearch(), 3, 9, [(), (), ()]))
-    assert [(one.parent, one.token) for one in choice.children[:2]] == [(2, 9), (2, 4)]
+    choice = choose_beams(later, this_round(BeamSearch(), 3, 9, [(), (), ()]))
+    assert [(one.parent, one.token) for one in choice.next_beams[:2]] == [(2, 9), (2, 4)]
 
 
 def test_of_equal_hypotheses_the_earlier_ones_are_kept() -> None:
@@ -255,7 +259,7 @@ def test_of_equal_hypotheses_the_earlier_ones_are_kept() -> None:
     this = this_round(BeamSearch(length_penalty=0.0), 3, 9, [(7,), (8,)])
     known = tuple(Hypothesis((at,), -3.0, -3.0, "stop") for at in (1, 2))
     search = Search((-2.0, -2.5), offers({0: -1.0, 1: -0.1}, {0: -0.5, 1: -0.2}), known)
-    assert choose(search, this).done == known
+    assert choose_beams(search, this).hypotheses == known
     better = offers({0: -0.5, 1: -0.6}, {0: -0.5, 1: -0.6})
-    done = choose(Search((-2.0, -2.5), better, known), this).done
+    done = choose_beams(Search((-2.0, -2.5), better, known), this).hypotheses
     assert [(one.tokens, one.score) for one in done] == [((7, 0), -2.5), ((1,), -3.0)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.sampling.logits import f32, is_penalized, is_shaped, shaped
+from minfer.sampling.logits import f32, is_penalized, is_shaped, shape_logits
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling, next_token
 
@@ -28,7 +28,7 @@ def made(
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
 ) -> list[float]:
-    return shaped(logits, how, prompt, output)
+    return shape_logits(logits, how, prompt, output)
 
 
 def test_only_what_is_allowed_is_left() -> None:

@@ -18,9 +18,9 @@ from minfer.sampling.reference_sampler import (
     NotFiniteError,
     draw,
     draw_key,
+    filter_tokens,
     gumbel,
     is_greedy,
-    kept,
     noise_bits,
     pick,
     scores,
@@ -122,64 +122,71 @@ def test_a_low_temperature_with_huge_logits_does_not_overflow() -> None:
 
 
 def test_top_k_keeps_all_ties_at_its_edge() -> None:
-    assert kept((1.0, 3.0, 2.0, 2.0, 0.0), 2, 1.0) == [1, 2, 3]
-    assert kept((1.0, 3.0, 2.0), 0, 1.0) == kept((1.0, 3.0, 2.0), -1, 1.0) == [0, 1, 2]
-    assert kept((1.0, 3.0, 2.0), 99, 1.0) == [0, 1, 2]
+    assert filter_tokens((1.0, 3.0, 2.0, 2.0, 0.0), 2, 1.0) == [1, 2, 3]
+    assert (
+        filter_tokens((1.0, 3.0, 2.0), 0, 1.0)
+        == filter_tokens((1.0, 3.0, 2.0), -1, 1.0)
+        == [0, 1, 2]
+    )
+    assert filter_tokens((1.0, 3.0, 2.0), 99, 1.0) == [0, 1, 2]
 
 
 def test_top_p_keeps_the_shortest_prefix_lower_ids_first_among_equals() -> None:
     even = (0.0, 0.0, 0.0, 0.0)
-    assert kept(even, 0, 0.5) == [0, 1]  # exactly half is enough
-    assert kept(even, 0, 0.51) == [0, 1, 2]
-    assert kept((0.0, 1.0, 0.0), 0, 0.6) == [0, 1]
-    assert kept(even, 0, 1e-9) == [0]  # at least one
+    assert filter_tokens(even, 0, 0.5) == [0, 1]  # exactly half is enough
+    assert filter_tokens(even, 0, 0.51) == [0, 1, 2]
+    assert filter_tokens((0.0, 1.0, 0.0), 0, 0.6) == [0, 1]
+    assert filter_tokens(even, 0, 1e-9) == [0]  # at least one
 
 
 def test_top_p_works_on_what_top_k_left_renormalised() -> None:
     logits = tuple(map(math.log, (0.4, 0.3, 0.2, 0.1)))
-    assert kept(logits, 0, 0.55) == [0, 1]
-    assert kept(logits, 2, 0.55) == [0]  # 0.4 of 0.7 is more than 0.55
+    assert filter_tokens(logits, 0, 0.55) == [0, 1]
+    assert filter_tokens(logits, 2, 0.55) == [0]  # 0.4 of 0.7 is more than 0.55
 
 
 def test_min_p_is_a_share_of_the_likeliest_and_top_p_works_on_what_it_leaves() -> None:
     logits = tuple(map(math.log, (0.4, 0.3, 0.2, 0.1)))
-    assert kept(logits, 0, 1.0, 0.49) == [0, 1, 2]
-    assert kept(logits, 0, 1.0, 0.51) == [0, 1]
-    assert kept(logits, 0, 0.55, 0.51) == [0]  # 0.4 of 0.7 is more than 0.55
-    assert kept(logits, 1, 1.0, 0.51) == [0]
-    assert kept((1.0, 3.0, 3.0), 0, 1.0, 1.0) == [1, 2]
-    assert kept((0.0, -math.inf), 0, 1.0, 0.0) == [0, 1]
-    assert kept((0.0, -300.0), 0, 1.0, 1e-300) == [0, 1]  # below float32: keeps all
+    assert filter_tokens(logits, 0, 1.0, 0.49) == [0, 1, 2]
+    assert filter_tokens(logits, 0, 1.0, 0.51) == [0, 1]
+    assert filter_tokens(logits, 0, 0.55, 0.51) == [0]  # 0.4 of 0.7 is more than 0.55
+    assert filter_tokens(logits, 1, 1.0, 0.51) == [0]
+    assert filter_tokens((1.0, 3.0, 3.0), 0, 1.0, 1.0) == [1, 2]
+    assert filter_tokens((0.0, -math.inf), 0, 1.0, 0.0) == [0, 1]
+    assert filter_tokens((0.0, -300.0), 0, 1.0, 1e-300) == [
+        0,
+        1,
+    ]  # below float32: keeps all
 
 
 def test_typical_tokens_are_as_surprising_as_one_expects() -> None:
     logits = tuple(map(math.log, (0.5, 0.2, 0.15, 0.15)))
     # Surprises are 0.69, 1.61, 1.90 and 1.90; 1.24 is expected.
-    assert kept(logits, 0, 1.0, typical_p=0.1) == [1]
-    assert kept(logits, 0, 1.0, typical_p=0.2) == [0, 1]
-    assert kept(logits, 0, 1.0, typical_p=0.71) == [0, 1, 2]
-    assert kept(logits, 0, 1.0, typical_p=0.9) == [0, 1, 2, 3]
-    assert kept(logits, 0, 1.0, typical_p=1.0) == [0, 1, 2, 3]
+    assert filter_tokens(logits, 0, 1.0, typical_p=0.1) == [1]
+    assert filter_tokens(logits, 0, 1.0, typical_p=0.2) == [0, 1]
+    assert filter_tokens(logits, 0, 1.0, typical_p=0.71) == [0, 1, 2]
+    assert filter_tokens(logits, 0, 1.0, typical_p=0.9) == [0, 1, 2, 3]
+    assert filter_tokens(logits, 0, 1.0, typical_p=1.0) == [0, 1, 2, 3]
 
 
 def test_what_cannot_come_does_not_change_what_is_typical() -> None:
     logits = (*map(math.log, (0.5, 0.2, 0.15, 0.15)), -math.inf)
-    assert kept(logits, 0, 1.0, typical_p=0.1) == [1]
+    assert filter_tokens(logits, 0, 1.0, typical_p=0.1) == [1]
 
 
 def test_typical_tokens_lower_ids_first_among_equals() -> None:
     even = (0.0, 0.0, 0.0, -math.inf)
-    assert kept(even, 0, 1.0, typical_p=0.5) == [0, 1]
-    assert kept(even, 0, 1.0, typical_p=1e-9) == [0]
+    assert filter_tokens(even, 0, 1.0, typical_p=0.5) == [0, 1]
+    assert filter_tokens(even, 0, 1.0, typical_p=1e-9) == [0]
 
 
 def test_typical_works_on_what_the_others_left_renormalised() -> None:
     logits = tuple(map(math.log, (0.5, 0.2, 0.15, 0.15)))
     # Of 5/7 and 2/7 the first is nearer to the 0.60 that is expected: 0.34 and 1.25.
-    assert kept(logits, 2, 1.0, typical_p=0.1) == [0]
-    assert kept(logits, 0, 0.65, typical_p=0.1) == [0]
-    assert kept(logits, 0, 1.0, 0.39, typical_p=0.1) == [0]
-    assert kept(logits, 2, 1.0, typical_p=0.72) == [0, 1]
+    assert filter_tokens(logits, 2, 1.0, typical_p=0.1) == [0]
+    assert filter_tokens(logits, 0, 0.65, typical_p=0.1) == [0]
+    assert filter_tokens(logits, 0, 1.0, 0.39, typical_p=0.1) == [0]
+    assert filter_tokens(logits, 2, 1.0, typical_p=0.72) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +216,7 @@ def test_a_draw_is_always_of_a_kept_token(
     params = SamplingParams(top_k=top_k, top_p=top_p)
     # As a draw sees them: what differs by less than float32 shows is equal, and the lower
     # id first.
-    ids = kept([f32(logit - max(logits)) for logit in logits], top_k, top_p)
+    ids = filter_tokens([f32(logit - max(logits)) for logit in logits], top_k, top_p)
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids

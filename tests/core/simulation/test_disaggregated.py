@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys
 from minfer.records.messages import Cancel, Emit, Execute
 from minfer.records.request import Request
-from minfer.records.tiers import LOAD, KeyedTier
+from minfer.records.tiers import LOAD, ExternalStore
 from minfer.routing.messages import EventIgnored
 from minfer.routing.policies import LeastLoaded, Prefix
 from minfer.routing.router import apply
@@ -22,7 +22,7 @@ from minfer.simulation.simulate import Arrival
 from tests.core.simulation.test_replicas import chats
 from tests.core.simulation.test_simulate import EVEN, config_of
 
-TIER = KeyedTier(known=256, sends=True, choice=LOAD, page_seconds=3.0)
+TIER = ExternalStore(max_known_keys=256, push_only=True, choice=LOAD, page_seconds=3.0)
 
 
 def simulation(arrivals: list[Arrival], **more: Any) -> DisaggregatedSimulation:
@@ -34,7 +34,7 @@ def simulation(arrivals: list[Arrival], **more: Any) -> DisaggregatedSimulation:
         **more,
     }
     return DisaggregatedSimulation(
-        evolve(config_of(), keyed=TIER),
+        evolve(config_of(), external_store=TIER),
         cost=EVEN,
         arrivals=arrivals,
         prefill_config=config_of(),

@@ -19,7 +19,6 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
-    FetchBlocks,
     Finished,
     Move,
     Moved,
@@ -34,7 +33,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, MOST_DRAFTS, Speculation
 from minfer.records.state import EngineState, Turn
-from minfer.records.tiers import LOAD, HostTier, KeyedTier
+from minfer.records.tiers import LOAD, ExternalStore, HostTier
 from minfer.simulation.cost import CostModel, StepWork, work_of
 from minfer.simulation.guesses import Guesses
 from minfer.simulation.oracle import Oracle
@@ -496,11 +495,11 @@ def test_no_sample_is_admitted_to_be_preempted_at_once(
     assert again <= 1
 
 
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("executor", [Simulated, lambda: Oracle(4, 40)])
 def test_transfers_take_their_time_one_after_the_other(
     executor: Callable[[], Oracle],
-    keyed: bool,
+    external: bool,
 ) -> None:
     """Of 4 blocks: a fixed second, and one for each."""
     costs: dict[str, Any] = {
@@ -509,8 +508,8 @@ def test_transfers_take_their_time_one_after_the_other(
         "page_seconds": 1.0,
     }
     config = config_of(num_blocks=8)
-    if keyed:
-        config = evolve(config, keyed=KeyedTier(known=99, **costs))
+    if external:
+        config = evolve(config, external_store=ExternalStore(max_known_keys=99, **costs))
     else:
         config = evolve(config, host=HostTier(pages=64, **costs))
     first = requested("a", 17)
@@ -547,7 +546,7 @@ def test_transfers_take_their_time_one_after_the_other(
 
 
 def _loads(command: TransferCommand) -> bool:
-    return command.loads if isinstance(command, Move) else type(command) is FetchBlocks
+    return command.kind.to_device
 
 
 def _end_of(turns: list[Turn], transfer: int) -> float:

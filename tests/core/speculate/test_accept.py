@@ -14,7 +14,7 @@ from minfer.sampling.reference_sampler import (
     next_token,
     scores,
 )
-from minfer.speculate.accept import Target, Verdict, masked, same_noise
+from minfer.speculate.accept import TargetOutput, Verdict, mask_logits, same_noise
 from minfer.speculate.rejection import chances
 from tests.core.speculate.tiny import PROMPT, VOCAB, Model, Setting, mask_after
 
@@ -43,7 +43,7 @@ def solo(setting: Setting, count: int) -> list[int]:
     for _ in range(count):
         logits = setting.target(known)
         if setting.grammar:
-            logits = list(masked(logits, mask_after(known)))
+            logits = list(mask_logits(logits, mask_after(known)))
         known.append(next_token(logits, setting.how, known, len(PROMPT)))
     return known[len(PROMPT) :]
 
@@ -103,7 +103,7 @@ def test_counts_move_with_every_accepted_token() -> None:
     """With a penalty, the fourth of four equal drafts meets a count of three."""
     how = RowSampling(seed=0, sample=0, temperature=0.0, frequency_penalty=1.0)
     flat = ((2.5, 0.0, -1.0, -9.0),) * 5
-    target = Target(how=how, known=(3,), prompt=1, logits=flat)
+    target = TargetOutput(sampling=how, tokens=(3,), num_prompt_tokens=1, logits=flat)
     assert same_noise(target, (0, 0, 0, 0)).tokens == (0, 0, 0, 1)
 
 
@@ -111,18 +111,26 @@ def test_masks_are_those_of_their_places() -> None:
     how = RowSampling(seed=0, sample=0, temperature=0.0)
     flat = ((3.0, 2.0, 1.0, 0.0),) * 3
     masks = (b"", b"\x0c", b"\x08")
-    target = Target(how=how, known=(3,), prompt=1, logits=flat, masks=masks)
+    target = TargetOutput(
+        sampling=how, tokens=(3,), num_prompt_tokens=1, logits=flat, masks=masks
+    )
     assert same_noise(target, (0, 2)).tokens == (0, 2, 3)
     assert same_noise(target, (0, 0)).tokens == (0, 2)
-    assert masked((1.0, 2.0), b"") == (1.0, 2.0)
-    assert masked((1.0,) * 9, b"\x01") == [1.0, *[-math.inf] * 8], (
+    assert mask_logits((1.0, 2.0), b"") == (1.0, 2.0)
+    assert mask_logits((1.0,) * 9, b"\x01") == [1.0, *[-math.inf] * 8], (
         "short masks allow less"
     )
 
 
 def test_a_mask_that_allows_nothing_is_an_error() -> None:
     how = RowSampling(seed=0, sample=0)
-    target = Target(how=how, known=(3,), prompt=1, logits=((0.0,) * 4,), masks=(b"\x00",))
+    target = TargetOutput(
+        sampling=how,
+        tokens=(3,),
+        num_prompt_tokens=1,
+        logits=((0.0,) * 4,),
+        masks=(b"\x00",),
+    )
     with pytest.raises(NotFiniteError):
         same_noise(target, ())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minfer.records.acceptance import Acceptance, Costs, Learning, counted_drafts
 from minfer.speculate import length
-from minfer.speculate.length import Lengths, Promises
+from minfer.speculate.length import ExpectedTokens, Lengths
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -118,7 +118,7 @@ def test_drafts_have_room(
 def test_a_busy_server_has_none() -> None:
     rows = [DraftRow(0.7, 6)]
     assert lengths(rows * 4, LARGE).drafts > (2,) * 4
-    assert lengths(rows * 4, LARGE, others=500).drafts == (0,) * 4
+    assert lengths(rows * 4, LARGE, other_inputs=500).drafts == (0,) * 4
     assert lengths(rows * 256, LARGE).drafts == (0,) * 256
     beyond = lengths(rows * 600, LARGE)
     assert beyond == Lengths((0,) * 600, 600.0, float("inf"))
@@ -128,10 +128,10 @@ def test_a_busy_server_has_none() -> None:
 def test_a_forward_is_filled_up_to_its_size() -> None:
     steps = Costs(((4, 1.0), (8, 1.5)))
     assert lengths([DraftRow(0.5, 6)], steps).drafts == (3,)
-    assert lengths([DraftRow(0.5, 6)], steps, others=3).drafts == (0,), (
+    assert lengths([DraftRow(0.5, 6)], steps, other_inputs=3).drafts == (0,), (
         "a half pays for no half"
     )
-    assert lengths([DraftRow(0.9, 6)], steps, others=3).drafts == (4,)
+    assert lengths([DraftRow(0.9, 6)], steps, other_inputs=3).drafts == (4,)
 
 
 def test_beside_prompts_they_may_cost_a_forward_more() -> None:
@@ -161,7 +161,7 @@ def test_the_deepest_that_promises_anything_is_tried() -> None:
 
 
 def test_the_likeliest_rows_are_those_of_the_depth() -> None:
-    promises = Promises([[0.5, 0.4], [0.5, 0.8], [1.5, 0.8]], [3, 2])
+    promises = ExpectedTokens([[0.5, 0.4], [0.5, 0.8], [1.5, 0.8]], [3, 2])
     assert [promises.likeliest(depth) for depth in (1, 2, 3)] == [[0, 1], [1, 0], [0, 1]]
 
 

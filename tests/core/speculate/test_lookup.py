@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.speculate.lookup import Library, Lookup, going_round
+from minfer.speculate.lookup import Library, Lookup, repeat_to
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.values.checks import ConfigError
 
@@ -14,7 +14,7 @@ A: Final = ("a", 0)
 B: Final = ("b", 0)
 RED: Final = b"red"
 BLUE: Final = b"blue"
-LOOKUP: Final = Lookup(batch=1, least=2, longest=4, others=100)
+LOOKUP: Final = Lookup(batch=1, min_match=2, max_match=4, max_scope_tokens=100)
 
 
 def reported(
@@ -45,7 +45,7 @@ def test_what_repeats_goes_round() -> None:
     assert LOOKUP.propose(state, A, 7).tokens == (9, 7, 8, 9, 7, 8, 9)
     state = reported(LOOKUP, LOOKUP.start(), A, (5, 5, 5))
     assert LOOKUP.propose(state, A, 4) == Proposal((5, 5, 5, 5), 2)
-    assert going_round((1, 2), 5) == (1, 2, 1, 2, 1)
+    assert repeat_to((1, 2), 5) == (1, 2, 1, 2, 1)
 
 
 def test_outputs_of_others_are_proposed_and_their_prompts_are_not() -> None:
@@ -69,7 +69,7 @@ def test_a_chunk_may_hold_the_end_of_a_prompt_and_output() -> None:
 
 def test_what_has_ended_still_serves_others() -> None:
     state = LOOKUP.ended(reported(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6), A)
-    assert A not in state.own
+    assert A not in state.samples
     assert LOOKUP.propose(state, A, 3) == Proposal()
     assert LOOKUP.propose(reported(LOOKUP, state, B, (4, 5)), B, 3).tokens == (6,)
     assert LOOKUP.ended(state, A) is state
@@ -77,7 +77,7 @@ def test_what_has_ended_still_serves_others() -> None:
 
 
 def test_others_are_shown_a_batch_at_a_time_and_the_rest_at_the_end() -> None:
-    lookup = Lookup(least=2, batch=3)
+    lookup = Lookup(min_match=2, batch=3)
     state = reported(lookup, lookup.start(), A, (1,), 4, 5)
     assert lookup.propose(reported(lookup, state, B, (4, 5)), B, 9) == Proposal()
     state = lookup.grew(state, A, (6,))
@@ -89,14 +89,14 @@ def test_others_are_shown_a_batch_at_a_time_and_the_rest_at_the_end() -> None:
 
 
 def test_who_ends_having_written_nothing_takes_nobodys_room() -> None:
-    lookup = Lookup(batch=1, least=2, scopes=1)
+    lookup = Lookup(batch=1, min_match=2, max_scopes=1)
     state = reported(lookup, lookup.start(), A, (), 1, 2, 3)
     state = reported(lookup, state, B, (1, 2), scope=BLUE)
-    assert set(lookup.ended(state, B).others) == {RED}
+    assert set(lookup.ended(state, B).scopes) == {RED}
 
 
 def test_the_end_of_a_sample_is_no_candidate() -> None:
-    lookup = Lookup(least=2, candidates=1)
+    lookup = Lookup(min_match=2, candidates=1)
     state = reported(lookup, lookup.start(), A, (1, 2, 3, 1, 2))
     assert lookup.propose(state, A, 1) == Proposal((3,), 2)
 
@@ -119,7 +119,7 @@ def test_what_another_scope_writes_changes_nothing(
     last: list[int],
 ) -> None:
     """Not even by pushing something out, while there is room for another scope."""
-    lookup = Lookup(batch=1, least=2, others=12, scopes=2)
+    lookup = Lookup(batch=1, min_match=2, max_scope_tokens=12, max_scopes=2)
     separate = mixed = lookup.start()
     for at in range(max(len(mine), len(theirs))):
         if at < len(mine):
@@ -156,24 +156,24 @@ def test_a_sample_begins_anew_if_it_is_reset() -> None:
 
 
 def test_of_a_sample_that_is_too_long_nothing_is_known() -> None:
-    lookup = Lookup(batch=1, least=2, known=5)
+    lookup = Lookup(batch=1, min_match=2, max_sample_tokens=5)
     state = reported(lookup, lookup.start(), A, (1, 1, 1, 1, 1))
     assert lookup.propose(state, A, 1).tokens == (1,)
     state = lookup.grew(state, A, (1,))
     assert lookup.propose(state, A, 1) == Proposal()
-    assert A not in state.own
+    assert A not in state.samples
 
 
 def test_old_scopes_go_when_there_are_too_many() -> None:
-    lookup = Lookup(batch=1, least=2, others=10, scopes=2)
+    lookup = Lookup(batch=1, min_match=2, max_scope_tokens=10, max_scopes=2)
     state = lookup.start()
     for number in range(6):
         scope = bytes([number])
         state = reported(lookup, state, (str(number), 0), (), 1, 2, 3, scope=scope)
         state = lookup.grew(state, ("0", 0), (7,))  # a request writes into the first
-        assert len(state.others) <= 2
-    assert b"\x00" in state.others
-    assert b"\x05" in state.others
+        assert len(state.scopes) <= 2
+    assert b"\x00" in state.scopes
+    assert b"\x05" in state.scopes
 
 
 def test_the_outputs_of_the_last_sixteen_scopes_are_kept_by_default() -> None:
@@ -183,35 +183,35 @@ def test_the_outputs_of_the_last_sixteen_scopes_are_kept_by_default() -> None:
         name, output = (str(number), 0), tuple(range(64))
         state = lookup.grew(lookup.began(state, name, bytes([number]), 0), name, output)
         last = range(max(0, number - 15), number + 1)
-        assert {*state.others} == {bytes([scope]) for scope in last}
+        assert {*state.scopes} == {bytes([scope]) for scope in last}
 
 
 def test_who_wrote_into_a_scope_that_went_begins_a_text_of_its_own() -> None:
-    lookup = Lookup(batch=1, least=2, others=20, scopes=1)
+    lookup = Lookup(batch=1, min_match=2, max_scope_tokens=20, max_scopes=1)
     state = reported(lookup, lookup.start(), A, (), 1, 2)
     state = reported(lookup, state, B, (), 8, 8, 8, scope=BLUE)  # RED goes
     state = reported(lookup, state, ("c", 0), (), 1, 2)  # and is there again
     state = lookup.grew(state, A, (3,))
-    (texts,) = [shelf.texts for shelf in state.others.values()]
+    (texts,) = [shelf.texts for shelf in state.scopes.values()]
     assert sorted(tuple(text.tokens) for text in texts.texts.values()) == [(1, 2), (3,)]
 
 
 def test_more_at_once_than_a_scope_holds_leaves_its_end() -> None:
-    lookup = Lookup(batch=1, least=2, others=3, scopes=2)
+    lookup = Lookup(batch=1, min_match=2, max_scope_tokens=3, max_scopes=2)
     state = lookup.began(lookup.start(), A, RED, 0)
     state = lookup.grew(state, A, (1, 2, 3, 4, 5))
-    texts = state.others[RED].texts
+    texts = state.scopes[RED].texts
     assert [tuple(text.tokens) for text in texts.texts.values()] == [(3, 4, 5)]
     for _ in range(9):
         state = lookup.grew(state, A, (6, 7))
-    assert state.others[RED].texts.size <= 3
-    assert len(state.others[RED].texts.texts) <= 3
+    assert state.scopes[RED].texts.size <= 3
+    assert len(state.scopes[RED].texts.texts) <= 3
 
 
 def test_without_others_nothing_is_kept_of_them() -> None:
-    lookup = Lookup(batch=1, least=2, others=0)
+    lookup = Lookup(batch=1, min_match=2, max_scope_tokens=0)
     state = reported(lookup, lookup.start(), A, (), 1, 2, 3)
-    assert not state.others
+    assert not state.scopes
     state = reported(lookup, state, B, (1, 2))
     assert lookup.propose(state, B, 1) == Proposal()
 
@@ -226,7 +226,7 @@ def test_who_never_proposes_is_a_proposer() -> None:
 
 
 def test_sizes_are_checked() -> None:
-    with pytest.raises(ConfigError, match="lookup: least must be"):
-        Lookup(least=0)
+    with pytest.raises(ConfigError, match="lookup: min_match must be"):
+        Lookup(min_match=0)
     with pytest.raises(ConfigError, match="lookup: candidates must be"):
         Lookup(candidates=0)

@@ -18,16 +18,16 @@ from minfer.sampling.reference_sampler import (
     scores,
     uniform,
 )
-from minfer.speculate.accept import Target, Verdict, same_noise
+from minfer.speculate.accept import TargetOutput, Verdict, same_noise
 from minfer.speculate.rejection import (
     Chances,
     Noise,
     Streams,
     accepts,
     chances,
-    drawn,
     rejection,
     residual,
+    sample_draft,
 )
 from tests.circles import claimed
 from tests.core.sampling.test_reference_sampler import PINNED_STREAM, chi_square, critical
@@ -85,32 +85,32 @@ def test_three_drafts_as_well() -> None:
 
 
 def careless(
-    target: Target, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
+    target: TargetOutput, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
 ) -> Verdict:
     """A draft is accepted with its probability, however likely it was to be drawn."""
     return rejection(target, drafts, [dict.fromkeys(q, 1.0) for q in qs], noise)
 
 
 def forgetful(
-    target: Target, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
+    target: TargetOutput, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
 ) -> Verdict:
     """What takes the place of a rejected draft is drawn from all of the target's."""
     verdict = rejection(target, drafts, qs, noise)
     kept = verdict.tokens[:-1]
-    scored = scores(target.shaped(kept), target.how)
+    scored = scores(target.shape_logits(kept), target.sampling)
     return Verdict((*kept, noise.pick(scored, 0)), len(drafts))
 
 
 def uncounting(
-    target: Target, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
+    target: TargetOutput, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
 ) -> Verdict:
     """Penalties do not see the drafts that were accepted."""
-    plain = evolve(target, how=evolve(target.how, frequency_penalty=0.0))
+    plain = evolve(target, sampling=evolve(target.sampling, frequency_penalty=0.0))
     return rejection(plain, drafts, qs, noise)
 
 
 def eager(
-    target: Target, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
+    target: TargetOutput, drafts: Sequence[int], qs: Sequence[Chances], noise: Noise
 ) -> Verdict:
     """A draft is accepted a little too often."""
     some = [{t: share * 0.9 for t, share in q.items()} for q in qs]
@@ -154,7 +154,7 @@ def sampled(setting: Setting, count: int, shared: str = "") -> Counter[tuple[int
             noise = evolve(noise, **{one: getattr(noise, other)})
         known = PROMPT
         while len(known) < len(PROMPT) + 2:
-            draft = drawn(setting.draft(known), how, known, len(PROMPT), noise)
+            draft = sample_draft(setting.draft(known), how, known, len(PROMPT), noise)
             target = here.at((draft.token,), known)
             known += rejection(target, (draft.token,), [draft.chances], noise).tokens
         found[known[len(PROMPT) : len(PROMPT) + 2]] += 1
@@ -321,7 +321,7 @@ def test_the_three_streams_differ_by_seed_and_sample() -> None:
 def test_a_draft_says_what_it_was_drawn_from() -> None:
     how, model = WAYS["top-k"], Model(9)
     noise = Streams.of(4, 0)
-    one = drawn(model(PROMPT), how, PROMPT, len(PROMPT), noise)
+    one = sample_draft(model(PROMPT), how, PROMPT, len(PROMPT), noise)
     assert one.chances == chances(scores(model(PROMPT), how))
     assert len(one.chances) == 2
     assert sum(one.chances.values()) == pytest.approx(1)
@@ -331,5 +331,5 @@ def test_a_draft_says_what_it_was_drawn_from() -> None:
 def test_penalties_of_a_draft_are_by_the_output() -> None:
     how = RowSampling(seed=0, sample=0, temperature=0.0, frequency_penalty=1.0)
     noise, logits = Streams.of(0, 0), (1.5, 1.0, 0.0, -1.0)
-    assert drawn(logits, how, (0, 0, 2), 2, noise).token == 0
-    assert drawn(logits, how, (0, 0, 2), 1, noise).token == 1
+    assert sample_draft(logits, how, (0, 0, 2), 2, noise).token == 0
+    assert sample_draft(logits, how, (0, 0, 2), 1, noise).token == 1

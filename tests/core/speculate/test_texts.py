@@ -68,7 +68,7 @@ def written(
     for back, tokens in writing:
         number = texts.next if back is None else texts.next - 1 - back
         if back is None:
-            texts = texts.begun()
+            texts = texts.with_new_text()
             slow.texts[number] = slow.gone[number] = ()
         texts = texts.extended(number, tokens)
         slow.extend(number, tokens)
@@ -84,11 +84,11 @@ def test_what_is_found_is_what_brute_force_finds(
     candidates: int,
 ) -> None:
     texts, slow = written(ROOMY, writing)
-    assert texts.found(last, candidates) == slow.found(last, candidates)
+    assert texts.find(last, candidates) == slow.found(last, candidates)
     for number in texts.texts:
-        end = texts.last(number, 5)
+        end = texts.last_tokens(number, 5)
         assert end == slow.texts[number][-5:]
-        assert texts.found(end, candidates) == slow.found(end, candidates)
+        assert texts.find(end, candidates) == slow.found(end, candidates)
 
 
 @pytest.mark.long
@@ -103,12 +103,12 @@ def test_the_oldest_texts_go(
     assert texts.size == sum(map(len, slow.texts.values())) <= capacity
     assert sorted(texts.texts) == list(range(texts.first, texts.next))
     assert len(texts.heads) <= 2 * capacity
-    match = texts.found(last, 4)
+    match = texts.find(last, 4)
     if match:  # whatever shares a slot, what is found is there
         tokens = slow.texts[match.text]
         assert match.length >= LEAST
         assert tokens[: match.place][-match.length :] == last[-match.length :]
-        assert texts.following(match, 3) == tokens[match.place : match.place + 3] != ()
+        assert texts.tokens_after(match, 3) == tokens[match.place : match.place + 3] != ()
 
 
 @given(WRITING, WRITING, TOKENS)
@@ -118,58 +118,68 @@ def test_older_versions_stay_what_they_were(
     last: tuple[int, ...],
 ) -> None:
     texts, slow = written(ROOMY, one)
-    newer = texts.begun()
+    newer = texts.with_new_text()
     for back, tokens in other:
         newer = newer.extended(newer.next - 1 - (back or 0), tokens)
-    assert texts.found(last, 5) == slow.found(last, 5)
+    assert texts.find(last, 5) == slow.found(last, 5)
     assert {n: tuple(text.tokens) for n, text in texts.texts.items()} == slow.texts
 
 
 def test_the_longest_of_the_candidates_wins_and_the_latest_of_equals() -> None:
-    texts = Texts(LEAST, ROOMY).begun().extended(0, (7, 1, 2, 5, 8, 1, 2, 6, 8, 1, 2, 4))
-    assert texts.found((7, 1, 2), 3) == Match(0, 3, 3)
-    assert texts.found((7, 1, 2), 2) == Match(0, 11, 2), "the first was not looked at"
-    assert texts.found((8, 1, 2), 3) == Match(0, 11, 3)
-    assert texts.found((9, 9, 2), 3) is None
-    assert texts.found((2,), 3) is None
+    texts = (
+        Texts(LEAST, ROOMY)
+        .with_new_text()
+        .extended(0, (7, 1, 2, 5, 8, 1, 2, 6, 8, 1, 2, 4))
+    )
+    assert texts.find((7, 1, 2), 3) == Match(0, 3, 3)
+    assert texts.find((7, 1, 2), 2) == Match(0, 11, 2), "the first was not looked at"
+    assert texts.find((8, 1, 2), 3) == Match(0, 11, 3)
+    assert texts.find((9, 9, 2), 3) is None
+    assert texts.find((2,), 3) is None
 
 
 def test_nothing_is_found_where_a_text_ends() -> None:
-    texts = Texts(LEAST, ROOMY).begun().extended(0, (1, 2))
-    assert texts.found((1, 2), 3) is None
-    assert texts.extended(0, (3,)).found((1, 2), 3) == Match(0, 2, 2)
+    texts = Texts(LEAST, ROOMY).with_new_text().extended(0, (1, 2))
+    assert texts.find((1, 2), 3) is None
+    assert texts.extended(0, (3,)).find((1, 2), 3) == Match(0, 2, 2)
 
 
 def test_no_more_tokens_follow_than_are_asked_for() -> None:
-    texts = Texts(LEAST, ROOMY).begun().extended(0, (1, 2, 3, 4, 5))
-    assert texts.following(Match(0, 2, 2), 2) == (3, 4)
-    assert texts.following(Match(0, 2, 2), 9) == (3, 4, 5)
+    texts = Texts(LEAST, ROOMY).with_new_text().extended(0, (1, 2, 3, 4, 5))
+    assert texts.tokens_after(Match(0, 2, 2), 2) == (3, 4)
+    assert texts.tokens_after(Match(0, 2, 2), 9) == (3, 4, 5)
 
 
 def test_a_text_that_needs_more_than_there_is_stays_as_it_is() -> None:
-    texts = Texts(LEAST, 4).begun().extended(0, (1, 2, 3))
+    texts = Texts(LEAST, 4).with_new_text().extended(0, (1, 2, 3))
     assert texts.extended(0, (4, 5)) is texts
     assert texts.extended(9, (4,)) is texts
     assert texts.extended(0, (4,)).size == 4
 
 
 def test_a_text_may_push_itself_out() -> None:
-    texts = Texts(LEAST, 4).begun().extended(0, (1, 2)).begun().extended(1, (1, 2))
+    texts = (
+        Texts(LEAST, 4)
+        .with_new_text()
+        .extended(0, (1, 2))
+        .with_new_text()
+        .extended(1, (1, 2))
+    )
     pushed = texts.extended(0, (3,))
     assert sorted(pushed.texts) == [1]
     assert pushed.size == 2
 
 
 def test_a_gram_may_be_one_token() -> None:
-    texts = Texts(1, ROOMY).begun().extended(0, (5, 6, 7))
-    assert texts.found((9, 6), 3) == Match(0, 2, 1)
+    texts = Texts(1, ROOMY).with_new_text().extended(0, (5, 6, 7))
+    assert texts.find((9, 6), 3) == Match(0, 2, 1)
 
 
 def test_the_table_does_not_grow_beyond_its_slots() -> None:
-    texts = Texts(LEAST, 3).begun()
+    texts = Texts(LEAST, 3).with_new_text()
     for token in range(200):
         if texts.size == texts.capacity:
-            texts = texts.begun()
+            texts = texts.with_new_text()
         texts = texts.extended(texts.next - 1, (token,))
     assert texts.size <= 3
     assert len(texts.heads) <= 6

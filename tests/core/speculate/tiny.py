@@ -12,15 +12,15 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from minfer.sampling.logits import shaped
+from minfer.sampling.logits import shape_logits
 from minfer.sampling.reference_sampler import RowSampling, scores
-from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.accept import TargetOutput, Verdict
 from minfer.speculate.rejection import Chances, Noise, chances
 
 VOCAB = 4
 PROMPT: tuple[int, ...] = (2, 0)
 LARGEST_COIN = 1 - 2**-24
-Rule = Callable[[Target, Sequence[int], Sequence[Chances], Noise], Verdict]
+Rule = Callable[[TargetOutput, Sequence[int], Sequence[Chances], Noise], Verdict]
 Outcomes = dict[tuple[int, ...], float]
 
 
@@ -50,13 +50,13 @@ class Setting:
     how: RowSampling
     grammar: bool = False
 
-    def at(self, drafts: Sequence[int], known: tuple[int, ...] = PROMPT) -> Target:
+    def at(self, drafts: Sequence[int], known: tuple[int, ...] = PROMPT) -> TargetOutput:
         """What the target says of drafts behind what is known."""
         ways = [(*known, *drafts[:place]) for place in range(len(drafts) + 1)]
-        return Target(
-            how=self.how,
-            known=known,
-            prompt=len(PROMPT),
+        return TargetOutput(
+            sampling=self.how,
+            tokens=known,
+            num_prompt_tokens=len(PROMPT),
             logits=tuple(self.target(way) for way in ways),
             masks=tuple(map(mask_after, ways)) if self.grammar else (),
         )
@@ -70,12 +70,12 @@ class Setting:
         """The probability of tokens behind the prompt, by the target alone."""
         share = 1.0
         for place, token in enumerate(tokens):
-            emitted = self.at(tokens[:place]).shaped(tokens[:place])
+            emitted = self.at(tokens[:place]).shape_logits(tokens[:place])
             share *= chances(scores(emitted, self.how)).get(token, 0.0)
         return share
 
     def _chances(self, logits: list[float], known: tuple[int, ...]) -> Chances:
-        made = shaped(logits, self.how, known[: len(PROMPT)], known[len(PROMPT) :])
+        made = shape_logits(logits, self.how, known[: len(PROMPT)], known[len(PROMPT) :])
         return chances(scores(made, self.how))
 
 

@@ -221,7 +221,7 @@ def test_who_may_wait() -> None:
     books = Ledger.at(bench.config, bench.state).books
     assert books.flights
     assert not may_wait_to_draft(books)
-    own = len(books.accounts["a", 0].known)
+    own = len(books.accounts["a", 0].tokens)
     device, none = (evolve(bench.config, speculation=one) for one in (ON_DEVICE, None))
     for known, may in ((3, False), (own, True)):
         proposals = bench.state.drafting.proposals.set(("a", 0), Proposed(known, (1,)))

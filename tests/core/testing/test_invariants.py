@@ -12,11 +12,12 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
     Submit,
 )
+from minfer.records.request import PromptOnly
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Fence, initial
 from minfer.records.waiting import WaitingQueue
 from minfer.testing import invariants
-from minfer.testing.invariants import InvariantError, _windows, check
+from minfer.testing.invariants import InvariantError, _check_windows, check
 from minfer.values.log import Log
 from minfer.values.tickets import words_of
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -176,7 +177,7 @@ def test_what_a_window_holds_too_long_or_too_early_is_named() -> None:
 
 def check_windows(config: EngineConfig, state: EngineState) -> None:
     """Other laws would say something of these states, too."""
-    _windows(config, state.running, 0, committed(config, state, 0))
+    _check_windows(config, state.running, 0, committed(config, state, 0))
 
 
 def test_a_line_that_does_not_find_its_own_is_named(
@@ -191,7 +192,7 @@ def test_a_line_that_does_not_find_its_own_is_named(
 def test_what_is_left_over_when_all_has_ended_is_named() -> None:
     """Laws that are asked before it would find each of these, too."""
     state = initial(CONFIG)
-    invariants._quiescence(state)
+    invariants._check_quiescence(state)
     for wrong in (
         evolve(state, fences=(Fence(1, (), ()),)),
         evolve(state, faults=((("x", 0), 1),)),
@@ -200,14 +201,14 @@ def test_what_is_left_over_when_all_has_ended_is_named() -> None:
         blocks_with(state, live=1),
     ):
         with pytest.raises(InvariantError, match="quiescence: something is left over"):
-            invariants._quiescence(wrong)
+            invariants._check_quiescence(wrong)
 
 
 def test_who_computes_all_anew_shares_nothing_of_it() -> None:
     state = busy(1).state
     own = next(i for i, chain in enumerate(state.running.chains) if chain.sealed)
     seq = state.running.seqs[own]
-    wish = evolve(seq.request, reads_cache=False, pooling="mean")
+    wish = evolve(seq.request, max_tokens=0, prompt_only=PromptOnly("mean"), output=())
     seqs = list(state.running.seqs)
     seqs[own] = evolve(seq, request=wish)
     with pytest.raises(InvariantError, match="computed anew"):

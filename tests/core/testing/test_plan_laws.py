@@ -11,11 +11,12 @@ from minfer.engine import step
 from minfer.planning import schedule as scheduling
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
 from minfer.records.plan import PrefillTokens
+from minfer.records.request import PromptOnly
 from minfer.records.state import Transition, Turn
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
-from minfer.testing.result_laws import good
+from minfer.testing.result_laws import is_valid_result
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,
@@ -168,8 +169,7 @@ def test_who_goes_on_is_planned() -> None:
 @pytest.mark.parametrize("how", ["last", "mean"])
 def test_a_row_that_is_pooled_is_opened_so_and_yields_nothing(how: str) -> None:
     bench = Bench()
-    wish = ask("x", 9, 0, pooling=how)
-    submit = Submit(evolve(wish, reads_cache=how == "last"))
+    submit = Submit(ask("x", 9, 0, prompt_only=PromptOnly(how)))
     before = bench.state
     made = bench.give(submit)
     events = (Tick(bench.clock), submit)
@@ -231,6 +231,6 @@ def test_the_engine_and_its_judge_take_the_same_results(case: int) -> None:
     done = evolve(Executed(plan.step, ((3,), (4,), (5,))), **odd)
     events = (Tick(99.0), done)
     turn = step(bench.config, before, events)
-    assert good(bench.config, plan, done) is right
+    assert is_valid_result(bench.config, plan, done) is right
     assert any(isinstance(one, Discarded) for one in turn.reasons) is not right
     check_turn(bench.config, before, events, turn)

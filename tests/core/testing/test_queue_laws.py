@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
 from minfer.policies.builtin import Priority
-from minfer.policies.fair_seats import JOIN_EVERY, FairSeats
+from minfer.policies.fair_seats import JOIN_EVERY_STEPS, FairSeats
 from minfer.records.messages import (
     Admitted,
     Preempted,
@@ -66,7 +66,7 @@ def shared(turn: Turn) -> bool:
     state = turn.transition.state
     reported = state.blocked is not None and state.blocked.cause == "share"
     step = state.inflight[-1].step if state.inflight else 1
-    return reported and len(state.running) > 2 and step % JOIN_EVERY == 0
+    return reported and len(state.running) > 2 and step % JOIN_EVERY_STEPS == 0
 
 
 BITES = (
@@ -85,7 +85,7 @@ BITES = (
         (FULL,),
     ),
     Bite(
-        "held: .* nothing holds",
+        "held: .* nothing blocks",
         has(QueueBlocked),
         lambda t: stated(t, blocked=None),
         TIGHT,
@@ -141,7 +141,7 @@ BITES = (
         judged=evolve(CONFIG, num_blocks=12, policy=Priority()),
     ),
     Bite(
-        "held: .* and its client is held back",
+        "held: .* and its client is deferred",
         shared,
         as_it_is,
         evolve(CONFIG, policy=FairSeats(least=1)),

@@ -28,7 +28,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import BlockedHead, EngineState, initial
 from minfer.testing.invariants import InvariantError
-from minfer.testing.size_laws import bounds, check_sizes, of_policy
+from minfer.testing.size_laws import check_sizes, policy_limits, size_limits
 from minfer.values.log import Log
 from minfer.values.pmap import Map
 from tests.circles import claimed, long
@@ -51,7 +51,7 @@ def collections(kind: type, path: str = "") -> set[str]:
 
 def test_every_collection_of_a_state_has_a_bound() -> None:
     state = initial(CONFIG)
-    assert collections(EngineState) == bounds(CONFIG, state, state).keys()
+    assert collections(EngineState) == size_limits(CONFIG, state, state).keys()
 
 
 @pytest.mark.parametrize("policy", [*(kind() for kind in POLICIES.values()), Fair()])
@@ -59,7 +59,7 @@ def test_every_map_of_a_policy_has_a_bound(policy: Policy) -> None:
     own = policy.start()
     if attrs.has(type(own)):
         state = evolve(initial(CONFIG), policy=own)
-        assert collections(type(own)) == of_policy(state, 0).keys()
+        assert collections(type(own)) == policy_limits(state, 0).keys()
     else:
         assert own is None or set(map(type, own)) <= {int, float}
 
@@ -159,7 +159,7 @@ def _lengths(policy: Policy, drafter: str, turns: int) -> list[dict[str, int]]:
     )
     rng, state, found = Random(f"{policy} {drafter}"), initial(config), []
     came, known = 0, dict[SampleId, int]()
-    names = bounds(config, state, state)
+    names = size_limits(config, state, state)
     for number in range(turns):
         events: list[Event] = [Tick(number / 20)]
         events += [Executed(p.step, _tokens(p, rng)) for p in state.inflight[:1]]

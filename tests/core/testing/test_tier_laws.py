@@ -7,7 +7,7 @@ from attrs import evolve
 
 from minfer.records.messages import Loading, LostBlocks, Move, Submit
 from minfer.records.state import EngineState, Transition, Turn
-from minfer.records.tiers import NO_TIERS, Tiers
+from minfer.records.tiers import NO_TIERS, Tiers, TransferKind
 from minfer.testing.invariants import InvariantError, check
 from minfer.testing.ledger import Ledger
 from tests.core.tiers.hosted import TIGHT, Hosted
@@ -40,7 +40,7 @@ def changed(turn: Transition, change: Callable[[Move], Move]) -> Transition:
     ("change", "why"),
     [
         (lambda one: evolve(one, number=99), "did not begin"),
-        (lambda one: evolve(one, loads=not one.loads), "the other way"),
+        (lambda one: evolve(one, kind=TransferKind.STORE_TO_EXTERNAL), "the other way"),
         (lambda one: evolve(one, targets=one.targets[::-1]), "other pages"),
         (lambda one: evolve(one, sources=one.sources[::-1]), "are read, not"),
     ],
@@ -57,7 +57,10 @@ def test_a_wrong_move_is_named(
 def test_a_load_without_its_reason_and_a_loss_that_never_was_are_named() -> None:
     turn = turn_with(loads=True)
     bare = [one for one in turn.transition.reasons if not isinstance(one, Loading)]
-    for reasons in (bare, [*turn.transition.reasons, LostBlocks(1, "x")]):
+    for reasons in (
+        bare,
+        [*turn.transition.reasons, LostBlocks(1, "x", TransferKind.LOAD_FROM_HOST)],
+    ):
         wrong = evolve(turn.transition, reasons=tuple(reasons))
         with pytest.raises(InvariantError, match="tiers"):
             Ledger.at(TIGHT, turn.before).take(turn.events, wrong)

@@ -52,18 +52,20 @@ class Hosted(Bench):
         """Until nothing is left to be done."""
         self.drain()
         for _ in range(100):
-            if not self.state.tiers.transfers and not self.state.tiers.unstored:
+            if not self.state.tiers.transfers and not self.state.tiers.host_queue:
                 return
             self.turn()
         raise AssertionError(f"never settled: {self.state.tiers}")
 
     @property
     def loads(self) -> list[Move]:
-        return [one for one in self.moves if isinstance(one, Move) and one.loads]
+        return [one for one in self.moves if isinstance(one, Move) and one.kind.to_device]
 
     @property
     def stores(self) -> list[Move]:
-        return [one for one in self.moves if isinstance(one, Move) and not one.loads]
+        return [
+            one for one in self.moves if isinstance(one, Move) and not one.kind.to_device
+        ]
 
     @property
     def computed(self) -> int:

@@ -16,16 +16,17 @@ from minfer.records.messages import (
     Submit,
     Tick,
 )
+from minfer.records.request import Continuation
 from minfer.records.state import EngineState, initial
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
-from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
+from tests.core.tiers.test_external import ALONE, BOTH, External
 from tests.core.tiers.test_tiers import LONG, keys_of
 
 
 def test_as_many_blocks_wait_as_the_pool_has() -> None:
     config = evolve(BOTH, max_num_batched_tokens=32, max_num_seqs=8)
-    bench = Keyed(evolve(config, host=evolve(HOST, storing=1)), storing=1)
+    bench = External(evolve(config, host=evolve(HOST, storing=1)), storing=1)
     bench.late = True
     every = [ask(f"{i}", prompt=(30 + i,) * 4, max_tokens=1) for i in range(18)]
     for some in (every[:8], every[8:12], every[12:]):
@@ -33,23 +34,33 @@ def test_as_many_blocks_wait_as_the_pool_has() -> None:
         while bench.state.requests:
             bench.turn()
         tiers = bench.state.tiers
-        assert (len(tiers.unstored), len(tiers.unsaved)) == (7, 7)  # one is on its way
+        assert (len(tiers.host_queue), len(tiers.external_queue)) == (
+            7,
+            7,
+        )  # one is on its way
     last = [key for one in every[-7:] for key in keys_of(one)]
-    assert [*tiers.unsaved] == [*tiers.unstored] == last
+    assert [*tiers.external_queue] == [*tiers.host_queue] == last
 
 
 def test_pages_that_are_stored_at_once_are_counted() -> None:
-    bench = Keyed(evolve(BOTH, num_blocks=16, groups=(CacheGroup(pages=2),)), storing=5)
+    bench = External(
+        evolve(BOTH, num_blocks=16, groups=(CacheGroup(pages=2),)), storing=5
+    )
     bench.serve(LONG)
     assert [len(one.keys) for one in bench.saves] == [2, 2]
 
 
 def test_partial_blocks_are_not_stored() -> None:
     groups = (CacheGroup(), CacheGroup(window=9))
-    bench = Keyed(evolve(ALONE, num_blocks=16, groups=groups))
+    bench = External(evolve(ALONE, num_blocks=16, groups=groups))
     request = ask("a", prompt=(11, 12, 13, 14, 1, 2, 3), max_tokens=1)
     [key] = keys = keys_of(request)
-    bench.serve(evolve(request, tails=tail_keys(b"", keys, request.prompt, 4)))
+    bench.serve(
+        evolve(
+            request,
+            continuation=Continuation(tail_keys=tail_keys(b"", keys, request.prompt, 4)),
+        )
+    )
     whole = {key, group_key(key, 1)}
     tails = {*bench.state.blocks.prefix.nodes} - whole
     assert {len(one) for one in tails} == {DIGEST + 1, DIGEST + 2}
@@ -57,7 +68,7 @@ def test_partial_blocks_are_not_stored() -> None:
 
 
 def test_consecutive_blocks_are_one_run() -> None:
-    bench = Keyed(evolve(BOTH, max_num_batched_tokens=32))
+    bench = External(evolve(BOTH, max_num_batched_tokens=32))
     bench.late = True
     other = ask("other", prompt=(40,) * 9, max_tokens=1)
     bench.turn(Submit(LONG), Submit(other))
@@ -94,7 +105,7 @@ def test_a_run_without_room_behind_its_parent_holds_nothing() -> None:
 def test_a_key_that_begins_as_one_of_a_partial_block_is_of_a_whole_one() -> None:
     prompts = ((*divmod(i, 40), 1, 2, 3) for i in range(1600))
     prompt = next(one for one in prompts if keys_of(ask("a", prompt=one))[0][:1] == TAIL)
-    bench = Keyed()
+    bench = External()
     bench.serve(ask("a", prompt=prompt, max_tokens=1))
     assert len(bench.saves) == 1
 
@@ -123,7 +134,7 @@ def changed_nodes(context: int) -> int:
         events = tuple([Executed(one.step, ((7,),) * len(one.rows)) for one in plans])
         if number > 5:
             most = max(most, changed(before.blocks, state.blocks), between(before, state))
-    assert not state.tiers.unstored
+    assert not state.tiers.host_queue
     assert state.tiers.host is not None
     assert len(state.tiers.host.prefix.nodes) > context // 4 + 5
     return most
@@ -147,12 +158,12 @@ def test_a_block_is_stored_at_the_same_cost_behind_any_context() -> None:
 
 
 def test_a_model_of_windows_alone_has_its_blocks_stored_and_loaded() -> None:
-    bench = Keyed(evolve(BOTH, num_blocks=16, groups=(CacheGroup(window=9),)))
+    bench = External(evolve(BOTH, num_blocks=16, groups=(CacheGroup(window=9),)))
     bench.serve(LONG)
     host = bench.state.tiers.host
     assert host is not None
     assert {*host.prefix.nodes} == {*bench.oracle.outside} == {*keys_of(LONG)}
-    bench.state = evolve(bench.state, blocks=Keyed(bench.config).state.blocks)
+    bench.state = evolve(bench.state, blocks=External(bench.config).state.blocks)
     assert bench.serve(evolve(LONG, id="again")) == bench.right(LONG)
     [load] = bench.loads
     assert len(load.targets) == 2  # what the next query reads

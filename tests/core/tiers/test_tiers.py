@@ -20,6 +20,7 @@ from minfer.records.messages import (
     Recomputing,
     Submit,
 )
+from minfer.records.request import Continuation
 from minfer.records.tiers import BY_COST, LOAD, RECOMPUTE, HostTier
 from minfer.values.checks import ConfigError
 from tests.core.test_engine import CONFIG, ask
@@ -249,7 +250,12 @@ def test_a_load_overwrites_nothing_that_a_plan_in_flight_copies() -> None:
 
     def tailed(request: Any) -> Any:
         keys = block_keys(request.root, request.prompt, 4)
-        return evolve(request, tails=tail_keys(request.root, keys, request.prompt, 4))
+        return evolve(
+            request,
+            continuation=Continuation(
+                tail_keys=tail_keys(request.root, keys, request.prompt, 4)
+            ),
+        )
 
     bench = Hosted(evolve(TIGHT, depth=2))
     bench.serve(LONG)

@@ -3,15 +3,15 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from minfer.values.queue import RUN, Queue
+from minfer.values.queue import RUN_ENTRIES, Queue
 
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, RUN + 20), st.integers(0, 100), st.booleans()),
+        st.tuples(st.integers(0, RUN_ENTRIES + 20), st.integers(0, 100), st.booleans()),
         max_size=40,
     ),
-    st.integers(0, 4 * RUN),
+    st.integers(0, 4 * RUN_ENTRIES),
 )
 def test_a_queue_is_a_tuple_that_changes_at_its_ends(
     changes: list[tuple[int, int, bool]], most: int
@@ -38,10 +38,10 @@ def test_a_queue_is_a_tuple_that_changes_at_its_ends(
 
 def test_short_runs_are_made_longer_and_none_is_copied_that_is_long() -> None:
     queue = Queue[int]()
-    for number in range(10 * RUN):
+    for number in range(10 * RUN_ENTRIES):
         queue = queue.extended((number,), 10**6)
-    assert [len(run) for run in queue.runs.values()] == [RUN] * 10
+    assert [len(run) for run in queue.runs.values()] == [RUN_ENTRIES] * 10
     first = queue.runs[queue.first]
-    shorter = queue.without_first(RUN - 1).extended((1,), 10**6)
+    shorter = queue.without_first(RUN_ENTRIES - 1).extended((1,), 10**6)
     assert shorter.runs[queue.first] is first
-    assert [*shorter][:2] == [RUN - 1, RUN]
+    assert [*shorter][:2] == [RUN_ENTRIES - 1, RUN_ENTRIES]

@@ -1,4 +1,4 @@
-"""An engine that is made up, its host, and fronts on links without sockets."""
+"""An engine that is made up, its host, and API servers on links without sockets."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ IDLE = Snapshot(
 
 
 def names_of(remote: RemoteEngine) -> list[str]:
-    """The names of a front's requests on its link."""
+    """The names of an API server's requests on its link."""
     return [name for record in remote._requests.all() for name in record.names]
 
 
@@ -131,9 +131,9 @@ class MadeUp:
 
 @define(eq=False)
 class Ends:
-    """A host with fronts, which hear what it says when `carry` is called."""
+    """A host with API servers, which hear what it says when `carry` is called."""
 
-    fronts: int = 1
+    api_servers: int = 1
     engine: MadeUp = field(factory=MadeUp)
     host: EngineServer = field(init=False)
     remotes: list[RemoteEngine] = field(init=False)
@@ -143,9 +143,9 @@ class Ends:
     why: list[str] = field(factory=list)  # the engine broke
 
     def __attrs_post_init__(self) -> None:
-        self.host = EngineServer(self.fronts, self.why.append)
+        self.host = EngineServer(self.api_servers, self.why.append)
         self.remotes, self.heard, self.sessions, self.down = [], [], [], []
-        for number in range(self.fronts):
+        for number in range(self.api_servers):
             remote = RemoteEngine(number, clock=self.engine.clock)
             self.heard.append([])
             remote.listen(self.heard[-1].append)
@@ -154,7 +154,7 @@ class Ends:
             self.sessions.append(Session(self.down[-1].append))
 
     def link(self, number: int = 0) -> None:
-        """Have a front make its link."""
+        """Have an API server make its link."""
         self.down[number] = []
         session = self.sessions[number] = Session(self.down[number].append)
         self.host.join(session)
@@ -173,22 +173,22 @@ class Ends:
         self.host.open(self.engine, READY)
 
     def carry(self) -> None:
-        """Have all fronts hear what was said to them."""
+        """Have all API servers hear what was said to them."""
         for remote, emitted in zip(self.remotes, self.down, strict=True):
             while emitted:
-                remote.receive(wire.read_to_front(emitted.pop(0)))
+                remote.receive(wire.read_to_api_server(emitted.pop(0)))
 
     def emitted(self, number: int, kind: type[Any]) -> list[Any]:
-        """What of a kind was said to a front that has not heard it yet."""
-        messages = [wire.read_to_front(data) for data in self.down[number]]
+        """What of a kind was said to an API server that has not heard it yet."""
+        messages = [wire.read_to_api_server(data) for data in self.down[number]]
         return [message for message in messages if isinstance(message, kind)]
 
 
-def linked(fronts: int = 1) -> Ends:
-    """A host whose engine is ready, and whose fronts are there."""
-    ends = Ends(fronts)
+def linked(api_servers: int = 1) -> Ends:
+    """A host whose engine is ready, and whose API servers are there."""
+    ends = Ends(api_servers)
     ends.open()
-    for number in range(fronts):
+    for number in range(api_servers):
         ends.link(number)
     ends.carry()
     return ends

@@ -1,4 +1,4 @@
-"""A front's end of a real link that does only what it is told to."""
+"""An API server's end of a real link that does only what it is told to."""
 
 import contextlib
 import socket
@@ -15,7 +15,7 @@ from minfer.effects.net.listener import connect
 
 @define(eq=False)
 class Plain:
-    """A front that does only what it is told to."""
+    """An API server that does only what it is told to."""
 
     socket: socket.socket
     reader: FrameReader = field(factory=lambda: FrameReader(wire.MAX_MESSAGE_BYTES))
@@ -24,18 +24,18 @@ class Plain:
         for message in messages:
             self.socket.sendall(frame(wire.encode(message)))
 
-    def hear(self) -> list[wire.ToFront]:
+    def hear(self) -> list[wire.ToApiServer]:
         data = self.socket.recv(2**16)
-        return [wire.read_to_front(message) for message in self.reader.feed(data)]
+        return [wire.read_to_api_server(message) for message in self.reader.feed(data)]
 
-    def rest(self) -> list[wire.ToFront]:
+    def rest(self) -> list[wire.ToApiServer]:
         """What is still sent until the other end closes."""
         self.socket.settimeout(10)
-        messages = list[wire.ToFront]()
+        messages = list[wire.ToApiServer]()
         with contextlib.suppress(ConnectionError):
             while data := self.socket.recv(2**16):
                 messages += [
-                    wire.read_to_front(message) for message in self.reader.feed(data)
+                    wire.read_to_api_server(message) for message in self.reader.feed(data)
                 ]
         return messages
 
@@ -50,7 +50,7 @@ class Plain:
 
 @contextlib.contextmanager
 def plain(path: Path, *messages: wire.ToEngine) -> Iterator[Plain]:
-    """A front at the engine of a path, once that has let it in."""
+    """An API server at the engine of a path, once that has let it in."""
     with connect(path, own_terms(), "plain") as link:
         front = Plain(link)
         front.say(*messages)

@@ -12,7 +12,7 @@ from minfer.effects.cluster.link.crash_denylist import (
     request_digest,
 )
 from minfer.effects.cluster.link.crash_rule import MAX_CLIENT_DEATHS, REFUSED_SECONDS
-from minfer.records.request import SamplingParams
+from minfer.records.request import PromptOnly, SamplingParams
 from tests.effects.cluster.ends import request
 
 
@@ -27,7 +27,8 @@ def test_a_digest_is_of_what_determines_the_work() -> None:
         evolve(asked, stop_ids=frozenset((3,))),
         evolve(asked, bad_words=((5,),)),
         evolve(asked, sampling=SamplingParams(temperature=0.5)),
-        evolve(asked, pooling="last"),
+        evolve(asked, n=1, max_tokens=0, prompt_only=PromptOnly()),
+        evolve(asked, n=1, max_tokens=0, prompt_only=PromptOnly("last")),
     ]
     digests = {request_digest(request) for request in (asked, *variants)}
     assert len(digests) == 1 + len(variants)

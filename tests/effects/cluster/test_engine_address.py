@@ -1,4 +1,4 @@
-"""Where engines on other machines listen, as their keeper says it to fronts."""
+"""Where engines on other machines listen, as their keeper says it to API servers."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ code = engine_process.run_engine(
 )
 sys.exit(code)
 """
-HELLO = wire.FrontHello(0, 1, 0, ())
+HELLO = wire.ApiServerHello(0, 1, 0, ())
 REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
 
 
@@ -99,32 +99,35 @@ def engine(
             process.kill()
 
 
-def until(front: Plain, true: Callable[[wire.ToFront], bool]) -> None:
-    front.socket.settimeout(10)
-    while not any(map(true, front.hear())):
+def until(api_server: Plain, true: Callable[[wire.ToApiServer], bool]) -> None:
+    api_server.socket.settimeout(10)
+    while not any(map(true, api_server.hear())):
         pass
 
 
 @pytest.mark.long
 def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
-    with engine(tmp_path, slow=0.3) as running, plain(running.path, HELLO) as front:
-        until(front, lambda message: message == wire.LoadingProgress("loading the model"))
+    with engine(tmp_path, slow=0.3) as running, plain(running.path, HELLO) as api_server:
         until(
-            front,
+            api_server,
+            lambda message: message == wire.LoadingProgress("loading the model"),
+        )
+        until(
+            api_server,
             lambda message: (
                 isinstance(message, wire.EngineReady) and message.num_blocks == 64
             ),
         )
         assert running.line() == "ready"
-        front.say(wire.SubmitRequests((REQUESTED,)))
+        api_server.say(wire.SubmitRequests((REQUESTED,)))
         until(
-            front,
+            api_server,
             lambda message: (
-                isinstance(message, wire.FrontOutputs) and bool(message.finished)
+                isinstance(message, wire.ApiServerOutputs) and bool(message.finished)
             ),
         )
         running.process.send_signal(STOP)
-        assert front.is_cut()
+        assert api_server.is_cut()
         assert running.ended() == (0, "")
 
 
@@ -134,11 +137,11 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
         assert running.line() == "ready"
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             running.process.send_signal(signal_number)
-        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
             until(
-                front,
+                api_server,
                 lambda message: (
-                    isinstance(message, wire.FrontOutputs) and bool(message.finished)
+                    isinstance(message, wire.ApiServerOutputs) and bool(message.finished)
                 ),
             )
         running.process.send_signal(STOP)
@@ -156,8 +159,8 @@ def test_an_unwanted_model_is_not_waited_for(tmp_path: Path) -> None:
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     with engine(tmp_path, broken=True) as running:
         assert running.line() == "ready"
-        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
-            messages = front.rest()
+        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
+            messages = api_server.rest()
         # It is not announced as an end for which no request is blamed.
         assert wire.LoadingProgress("ending") not in messages
         code, err = running.ended()
@@ -173,11 +176,14 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
     for number in range(3):
         with engine(tmp_path, journal=str(folder)) as running:
             assert running.line() == "ready"
-            with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+            with plain(
+                running.path, HELLO, wire.SubmitRequests((REQUESTED,))
+            ) as api_server:
                 until(
-                    front,
+                    api_server,
                     lambda message: (
-                        isinstance(message, wire.FrontOutputs) and bool(message.tokens)
+                        isinstance(message, wire.ApiServerOutputs)
+                        and bool(message.tokens)
                     ),
                 )
                 running.process.kill()
@@ -196,9 +202,9 @@ def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
     for blocks in (64, 32):  # there is less memory by then
         with engine(tmp_path, blocks=blocks) as running:
             assert running.line() == "ready"
-            with plain(running.path, HELLO) as front:
+            with plain(running.path, HELLO) as api_server:
                 until(
-                    front,
+                    api_server,
                     lambda message: (
                         isinstance(message, wire.EngineReady) and message.num_blocks == 64
                     ),

@@ -1,4 +1,6 @@
-"""The engine's end: each front hears of its own, and no front harms another one."""
+"""The engine's end: each API server hears of its own, and no API server harms another
+one.
+"""
 
 from typing import Any
 
@@ -9,7 +11,7 @@ from attrs import evolve
 from minfer.blocks.keys import DIGEST, block_keys, tail_keys
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server.engine_server import (
-    FRONT_RETURN_SECONDS,
+    API_SERVER_RETURN_SECONDS,
     LOADING_STAGE_SECONDS,
     EngineServer,
 )
@@ -21,7 +23,7 @@ from minfer.effects.live.client import EngineDied, TurnOutputs
 from minfer.effects.live.errors import CrashingRequestError
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, QueueBlocked
-from minfer.records.request import SamplingParams
+from minfer.records.request import Continuation, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.cluster.ends import (
     IDLE,
@@ -34,8 +36,10 @@ from tests.effects.cluster.ends import (
 )
 
 
-def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.FrontHello:
-    return wire.FrontHello(front, life, 0, resumed)
+def hello(
+    api_server: int = 0, life: int = 1, *resumed: wire.Resumed
+) -> wire.ApiServerHello:
+    return wire.ApiServerHello(api_server, life, 0, resumed)
 
 
 def joined(ends: Ends) -> tuple[Session, list[bytes]]:
@@ -53,8 +57,8 @@ def nothing_left(ends: Ends) -> None:
     assert not host._quarantine.waiting()
 
 
-def ended(ends: Ends, front: int = 0) -> list[tuple[str, str]]:
-    news = [message for message in ends.heard[front] if isinstance(message, TurnOutputs)]
+def ended(ends: Ends, api_server: int = 0) -> list[tuple[str, str]]:
+    news = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
     return [(end.id, end.reason) for message in news for end in message.finished]
 
 
@@ -81,7 +85,7 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
     for tokens in (((1,), (2,)), ((3,), (4,))):
         ends.engine.say(TurnOutputs(time=0.0, ids=batch, tokens=tokens))
     for number, (name, early, late) in enumerate([("a", 2, 4), ("b", 1, 3)]):
-        first, second = ends.emitted(number, wire.FrontOutputs)
+        first, second = ends.emitted(number, wire.ApiServerOutputs)
         assert (first.ids, second.ids) == (((name, 0),), None)
         assert (first.tokens, second.tokens) == (((early,),), ((late,),))
     ends.carry()
@@ -96,8 +100,8 @@ def test_outputs_of_unknown_requests_are_dropped() -> None:
     ends.remotes[0].submit([request("a")])
     ends.engine.say(TurnOutputs(time=0.0, reasons=(QueueBlocked("a", 0, "blocks"),)))
     ends.engine.say(TurnOutputs(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
-    assert len(ends.emitted(0, wire.FrontOutputs)) == 1
-    assert not ends.emitted(1, wire.FrontOutputs)
+    assert len(ends.emitted(0, wire.ApiServerOutputs)) == 1
+    assert not ends.emitted(1, wire.ApiServerOutputs)
 
 
 def test_admissions_are_reported_before_the_step() -> None:
@@ -162,7 +166,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
     [
         ([], wire.SubmitRequests((request(),))),
         ([], wire.CancelRequests(("a",))),
-        ([], wire.FrontTotals(Totals({}, {}))),
+        ([], wire.ApiServerTotals(Totals({}, {}))),
         ([hello()], hello()),
         ([], hello(1)),
         ([], hello(-1)),
@@ -196,7 +200,7 @@ def test_a_connection_without_a_hello_harms_no_other() -> None:
     ends.remotes[0].submit([request("a")])
     ends.engine.give(a=1)
     ends.host.tick()
-    assert [type(wire.read_to_front(message)) for message in emitted] == [
+    assert [type(wire.read_to_api_server(message)) for message in emitted] == [
         wire.EngineReady,
         wire.EngineStatus,
     ]
@@ -262,19 +266,30 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
     keys = block_keys(b"root", prompt, size)
     tails = tail_keys(b"root", keys, prompt, size)
     wrong = (b"x" * DIGEST,) * 2
-    asked = evolve(request(), prompt=prompt, root=b"root", keys=wrong, tails=wrong)
+    continuation = Continuation(tail_keys=wrong)
+    asked = evolve(
+        request(),
+        prompt=prompt,
+        max_tokens=1,
+        root=b"root",
+        keys=wrong,
+        continuation=continuation,
+    )
     cases = {None: (keys, tails), 1: (wrong, wrong)}
-    for fronts, right in cases.items():
+    for api_servers, right in cases.items():
         engine = MadeUp()
-        host = EngineServer(fronts, print, block_size=size)
+        host = EngineServer(api_servers, print, block_size=size)
         host.open(engine, READY)
-        engine.now = FRONT_RETURN_SECONDS
+        engine.now = API_SERVER_RETURN_SECONDS
         session = Session(lambda _: None)
         host.join(session)
         host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
         host.receive(session, wire.SubmitRequests((evolve(asked, id="b"),)))
         for name in "ab":
-            assert (engine.served[name].keys, engine.served[name].tails) == right
+            assert (
+                engine.served[name].keys,
+                engine.served[name].continuation.tail_keys,
+            ) == right
         plain = evolve(request("c"), prompt=prompt)
         host.receive(session, wire.SubmitRequests((plain,)))
         assert engine.served["c"].keys == ()
@@ -288,24 +303,24 @@ def suspects(*names: str) -> tuple[wire.Resumed, ...]:
 
 
 def alone(emitted: list[bytes]) -> list[tuple[str, bool]]:
-    messages = map(wire.read_to_front, emitted)
+    messages = map(wire.read_to_api_server, emitted)
     probes = [message for message in messages if isinstance(message, wire.ProbingRequest)]
     return [(message.id, message.alone) for message in probes]
 
 
-def evolve_hello(message: wire.FrontHello, *crashing: CrashingRequest) -> wire.FrontHello:
+def evolve_hello(
+    message: wire.ApiServerHello, *crashing: CrashingRequest
+) -> wire.ApiServerHello:
     return msgspec.structs.replace(message, crashing=crashing)
 
 
-def finished(ends: Ends, front: int) -> list[Finished]:
-    outputs = [
-        message for message in ends.heard[front] if isinstance(message, TurnOutputs)
-    ]
+def finished(ends: Ends, api_server: int) -> list[Finished]:
+    outputs = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
     return [end for message in outputs for end in message.finished]
 
 
 def probing(emitted: list[bytes]) -> list[str]:
-    messages = map(wire.read_to_front, emitted)
+    messages = map(wire.read_to_api_server, emitted)
     return [
         message.id for message in messages if isinstance(message, wire.ProbingRequest)
     ]
@@ -316,7 +331,7 @@ def test_suspects_run_isolated_and_all_fronts_know() -> None:
     ends.open()
     (first, emitted), (second, other_emitted) = joined(ends), joined(ends)
     ends.host.receive(first, hello(0, 1, *suspects("a", "b")))
-    assert not ends.engine.requested  # the other front may have suspects, too
+    assert not ends.engine.requested  # the other API server may have suspects, too
     ends.host.receive(second, hello(1, 1, wire.Resumed(request("c"), 1)))
     ends.host.receive(second, wire.SubmitRequests((request("d"),)))
     assert ends.engine.requested == [("a",)]
@@ -379,13 +394,15 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
         remote.check(evolve(bad, id="c", max_tokens=7))
     assert ends.engine.cancelled == ["like it"]
     assert [(end.id, end.reason) for end in finished(ends, 0)] == [("like it", "error")]
-    # A front that has not heard of it yet sends it all the same.
+    # An API server that has not heard of it yet sends it all the same.
     ends.host.receive(session, wire.SubmitRequests((evolve(bad, id="d"),)))
-    messages = map(wire.read_to_front, emitted)
-    outputs = [message for message in messages if isinstance(message, wire.FrontOutputs)]
+    messages = map(wire.read_to_api_server, emitted)
+    outputs = [
+        message for message in messages if isinstance(message, wire.ApiServerOutputs)
+    ]
     (end,) = [end for message in outputs for end in message.finished]
     assert (end.id, end.reason, end.error.startswith(REFUSED)) == ("d", "error", True)
-    # An engine or a front that starts again learns it from the others.
+    # An engine or an API server that starts again learns it from the others.
     ends.host = EngineServer(2, ends.why.append)
     for number in range(2):
         ends.remotes[number].disconnect()
@@ -434,7 +451,7 @@ def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
     ends.host.receive(session, hello(0, 1, *suspects("a")))
     ends.host.tick()
     assert not ends.engine.requested
-    ends.engine.now = FRONT_RETURN_SECONDS
+    ends.engine.now = API_SERVER_RETURN_SECONDS
     ends.host.tick()
     assert ends.engine.requested == [("a",)]
 
@@ -448,11 +465,11 @@ def test_who_is_held_and_not_wanted_any_more(action: str) -> None:
     ends.host.receive(first, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0)))
     if action == "cancel":
         ends.host.receive(first, wire.CancelRequests(("b", "c")))
-        messages = map(wire.read_to_front, emitted)
+        messages = map(wire.read_to_api_server, emitted)
         closed = [
             d
             for message in messages
-            if isinstance(message, wire.FrontOutputs)
+            if isinstance(message, wire.ApiServerOutputs)
             for d in message.finished
         ]
         assert [(d.id, d.reason, d.length) for d in closed] == [
@@ -502,7 +519,7 @@ def test_a_suspect_that_is_refused_blocks_none() -> None:
 def counts(ends: Ends) -> Any:
     ends.host.tick()
     ends.carry()
-    return dict(ends.remotes[-1].snapshot().fronts.counts)
+    return dict(ends.remotes[-1].snapshot().api_servers.counts)
 
 
 def test_what_fronts_count_is_one_sum_and_nothing_counts_twice() -> None:
@@ -512,7 +529,7 @@ def test_what_fronts_count_is_one_sum_and_nothing_counts_twice() -> None:
     assert counts(ends) == {"x": 11}
     ends.cut(0)
     assert counts(ends) == {"x": 11}
-    ends.link(0)  # the same front, over another link
+    ends.link(0)  # the same API server, over another link
     ends.remotes[0].count(Totals({"x": 2.0}, {}))
     assert counts(ends) == {"x": 12}
 
@@ -527,7 +544,8 @@ def test_a_front_that_was_started_again_counts_anew() -> None:
     assert counts(ends) == {"x": 6}
 
 
-# --- while an engine is loaded, and while fronts drain ----------------------------------
+# --- while an engine is loaded, and while API servers drain
+# ----------------------------------
 
 
 def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
@@ -541,7 +559,7 @@ def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
     ends.open()
     assert ends.engine.requested == [("b",)]
     assert list(ends.engine.live) == ["b"], "it is in the registry of the client"
-    assert wire.read_to_front(emitted[-1]) == READY
+    assert wire.read_to_api_server(emitted[-1]) == READY
     ends.engine.end("b")
     nothing_left(ends)
 
@@ -598,7 +616,7 @@ def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
         MadeUp(state=evolve(IDLE, stalled=stalled)), wire.EngineReady(device, 9, b"print")
     )
     host.tick()
-    assert beats == [True] * well, "whether a front is there or not"
+    assert beats == [True] * well, "whether an API server is there or not"
 
 
 def test_an_engine_that_loads_is_well_while_it_gets_on() -> None:

@@ -1,4 +1,4 @@
-"""What a front says of its engine."""
+"""What an API server says of its engine."""
 
 import pytest
 from attrs import evolve

@@ -18,7 +18,13 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import (
+    Continuation,
+    KvTransfer,
+    PromptOnly,
+    Request,
+    SamplingParams,
+)
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
@@ -52,10 +58,11 @@ SAMPLING = other(
     bad_words=("a", "ß"),
 )
 REQUEST = other(
-    Request(id="a", prompt=(1,), max_tokens=1),
+    Request(id="a", prompt=(1,), prompt_only=PromptOnly()),
     id="b#2",
     prompt=(5, 2**32 - 1, 0),
-    max_tokens=2**31,
+    max_tokens=1,
+    prompt_only=None,
     stop_ids=frozenset({3, 9}),
     bad_words=((3,), (4, 5)),
     n=3,
@@ -69,24 +76,25 @@ REQUEST = other(
     keys=(b"k1", b"\xfe"),
     output=(8, 7),
     needs_host_mask=True,
-    pooling="mean",
-    reads_cache=False,
-    tails=(b"", b"k3"),
-    place=((1.5, -2.0), 7, 3),
-    sent_from=2,
-    stored=6,
-    push_to="engine 2",
-    taken=True,
-    search=other(
-        BeamRound(id="", width=1, prompt=1, most=1),
-        id="s",
-        width=4,
-        prompt=9,
-        most=5,
-        number=2,
-        beam=3,
-        how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    continuation=other(
+        Continuation(),
+        tail_keys=(b"", b"k3"),
+        place=((1.5, -2.0), 7, 3),
+        beam_round=other(
+            BeamRound(id="", width=1, prompt=1, most=1),
+            id="s",
+            width=4,
+            prompt=9,
+            most=5,
+            number=2,
+            beam=3,
+            how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+        ),
     ),
+    kv_transfer=other(
+        KvTransfer(), first_block=2, num_stored_blocks=6, push_to="engine 2"
+    ),
+    taken=True,
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -147,12 +155,14 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
     same(request.sampling, SAMPLING)
     plain = Request(id="a", prompt=(1,), max_tokens=1)
     assert plain.deadline == inf
-    same(to_engine(wire.SubmitRequests((plain,))).requests[0], plain)
+    pooled = Request(id="a", prompt=(1,), prompt_only=PromptOnly("mean"))
+    for one in (plain, pooled):
+        same(to_engine(wire.SubmitRequests((one,))).requests[0], one)
 
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
     for message in (
-        wire.FrontHello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
+        wire.ApiServerHello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
         wire.CancelRequests(("a", "b")),
         wire.EndSamples((Finish("a", 1, 5, "stop"),)),
         wire.ResetCache(),
@@ -208,9 +218,9 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
         "journal_writing": False,
         "journal_errors": 7,
     }
-    # A front has its own clock and its own end. How often the cache was reset, and what
-    # fronts have counted, the host was told by them.
-    front_fields = {"time", "dead", "resets", "fronts", "replicas"}
+    # An API server has its own clock and its own end. How often the cache was reset, and
+    # what API servers have counted, the host was told by them.
+    front_fields = {"time", "dead", "resets", "api_servers", "replicas"}
     assert reported.keys() | front_fields == attrs.fields_dict(Snapshot).keys(), (
         "does it cross?"
     )
@@ -220,11 +230,11 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     ends.carry()
     snapshot = ends.remotes[0].snapshot()
     assert {name: getattr(snapshot, name) for name in reported} == reported
-    assert snapshot.fronts == TOTALS
+    assert snapshot.api_servers == TOTALS
 
 
 def test_totals_are_the_same_on_the_other_side() -> None:
-    same(to_engine(wire.FrontTotals(TOTALS)).totals, TOTALS)
+    same(to_engine(wire.ApiServerTotals(TOTALS)).totals, TOTALS)
 
 
 GOOD = wire.encode(wire.CancelRequests(("ab",)))
@@ -256,7 +266,7 @@ def packed(**fields: Any) -> bytes:
         packed(ids=["a"]),
         packed(type="cancel", ids=[1]),
         packed(type="cancel"),
-        packed(type="hello", front="0", life=1, resets=0, resumed=[]),
+        packed(type="hello", api_server="0", life=1, resets=0, resumed=[]),
         packed(
             type="end", ends=[{"id": "a", "sample": 0, "length": 1, "reason": "error"}]
         ),
@@ -264,7 +274,7 @@ def packed(**fields: Any) -> bytes:
     ],
 )
 def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
-    with pytest.raises(wire.LinkError, match="a front says what it must not"):
+    with pytest.raises(wire.LinkError, match="an API server says what it must not"):
         wire.read_to_engine(data)
 
 

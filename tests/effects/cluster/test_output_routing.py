@@ -1,4 +1,6 @@
-"""Each front is told of its own rows, and of the batch's ids only when they change."""
+"""Each API server is told of its own rows, and of the batch's ids only when
+they change.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,8 +55,8 @@ def test_ends_are_sent_to_fronts_with_no_rows() -> None:
     news = TurnOutputs(time=1.0, finished=(end,), ids=(("b", 0),), tokens=((5,),))
     reported = dict(shares.route(news, [first, second], {"a": first, "b": second}))
     assert reported == {
-        first: wire.FrontOutputs(1.0, finished=(end,)),
-        second: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
+        first: wire.ApiServerOutputs(1.0, finished=(end,)),
+        second: wire.ApiServerOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
 
 
@@ -65,5 +67,5 @@ def test_drafts_are_reported_with_the_rows_that_had_them() -> None:
     readers = {"a": first, "b": second, "c": first}
     reported = dict(OutputRouter().route(news, [first, second], readers))
     assert (reported[first].drafts, reported[second].drafts) == ((0, 2), (3,))
-    read = wire.read_to_front(wire.encode(reported[second]))
+    read = wire.read_to_api_server(wire.encode(reported[second]))
     assert read == reported[second]

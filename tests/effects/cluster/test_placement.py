@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_client.replica_link import (
     MAX_FAILED_LOADS,
@@ -33,7 +33,7 @@ from tests.circles import seeds
 from tests.effects.cluster import world as worlds
 from tests.effects.cluster.ends import IDLE, READY, request
 from tests.effects.cluster.test_remote_engine import KILLS
-from tests.effects.cluster.world import CONFIG, Front, Poison, World
+from tests.effects.cluster.world import CONFIG, Frontend, Poison, World
 
 ALL = tuple(ROUTING_POLICIES)
 
@@ -47,11 +47,11 @@ def settle(world: World, condition: Callable[[], bool], max_moves: int = 20_000)
     raise AssertionError("it never was so")
 
 
-def started(replicas: int = 3, fronts: int = 1, policy: str = "prefix") -> World:
-    """A world in which all engines are ready, and all fronts know that."""
-    world = World(0, fronts=fronts, replicas=replicas, policy=policy)
+def started(replicas: int = 3, api_servers: int = 1, policy: str = "prefix") -> World:
+    """A world in which all engines are ready, and all API servers know that."""
+    world = World(0, api_servers=api_servers, replicas=replicas, policy=policy)
     remote_replicas = [
-        replica for front in world.fronts for replica in front.remote.replicas
+        one for api_server in world.api_servers for one in api_server.remote.replicas
     ]
     settle(world, lambda: not any(replica.unready for replica in remote_replicas))
     return world
@@ -59,8 +59,10 @@ def started(replicas: int = 3, fronts: int = 1, policy: str = "prefix") -> World
 
 def quiet(world: World) -> bool:
     """Whether nothing is served, and all that was said has arrived."""
-    links = [link for front in world.fronts for link in front.links.values()]
-    busy = any(front.remote.working for front in world.fronts)
+    links = [
+        link for api_server in world.api_servers for link in api_server.links.values()
+    ]
+    busy = any(api_server.remote.working for api_server in world.api_servers)
     return not busy and not any(link.up or link.down for link in links)
 
 
@@ -68,8 +70,8 @@ def prompted(name: str, *prompt: int, tokens: int = 20) -> Request:
     return Request(id=name, prompt=prompt, max_tokens=tokens)
 
 
-def where(front: Front, name: str) -> int | None:
-    record = front.remote._requests.get(name)
+def where(api_server: Frontend, name: str) -> int | None:
+    record = api_server.remote._requests.get(name)
     return None if record is None else record.replica
 
 
@@ -79,15 +81,15 @@ def test_the_requests_of_an_engine_that_died_find_room_at_the_others(
     """However long the line is: they were taken before."""
     monkeypatch.setattr(worlds, "CONFIG", evolve(CONFIG, max_waiting=2, max_num_seqs=1))
     world = started(replicas=2, policy="round_robin")
-    [front] = world.fronts
+    [api_server] = world.api_servers
     names = "abcdef"
     for name in names:
-        world.ask(front, prompted(name, 1, 2, ord(name) - 97))
+        world.ask(api_server, prompted(name, 1, 2, ord(name) - 97))
         world.move(hostile=False)
-    settle(world, lambda: not any(link.up for link in front.links.values()))
+    settle(world, lambda: not any(one.up for one in api_server.links.values()))
     world.kill(0)
-    settle(world, lambda: not front.remote.working)
-    assert [front.ended[name, 0].reason for name in names] == ["length"] * len(names)
+    settle(world, lambda: not api_server.remote.working)
+    assert [api_server.ended[name, 0].reason for name in names] == ["length"] * len(names)
 
 
 # --- whatever happens -------------------------------------------------------------------
@@ -101,19 +103,19 @@ def test_no_request_loses_anything_whichever_engine_dies(seeds: range) -> None:
         rng = Random(seed)
         world = World(
             seed,
-            fronts=rng.choice((1, 2, 3)),
+            api_servers=rng.choice((1, 2, 3)),
             replicas=rng.choice((2, 3)),
             policy=rng.choice(ALL),
         )
         world.run(600)
         world.judge()
         deaths += world.deaths
-        for front in world.fronts:
-            router = front.remote._router
+        for api_server in world.api_servers:
+            router = api_server.remote._router
             assert router is not None
             assert not router.state.requests, "ended ones are on no replica"
-            assert not front.remote._requests.unplaced
-            sent = front.remote.sent
+            assert not api_server.remote._requests.unplaced
+            sent = api_server.remote.sent
             resumed += sum(n for cause, n in sent.items() if "resumed" in cause)
     assert deaths > len(seeds)
     assert resumed > len(seeds)
@@ -133,7 +135,7 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
         poison = kills if n == 1 else evolve(kills, sample=rng.choice((None, 2)))
         world = World(seed, 2, "bad", poison, replicas=replicas, policy=rng.choice(ALL))
         remote_replicas = [
-            replica for front in world.fronts for replica in front.remote.replicas
+            one for api_server in world.api_servers for one in api_server.remote.replicas
         ]
         settle(world, lambda: not any(replica.unready for replica in remote_replicas))  # noqa: B023 - at once
         bad = evolve(
@@ -148,13 +150,15 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
         requests = [evolve(world.any_request(), id=f"r{i}") for i in range(10)]
         requests.insert(rng.randrange(6), bad)
         for number, new_request in enumerate(requests):
-            world.ask(world.fronts[number % 2], new_request)
+            world.ask(world.api_servers[number % 2], new_request)
         world.run(0)
         world.judge()
         assert world.deaths <= 3
         assert world.beside <= 2
         assert world.outages == 0
-        ends = [end for front in world.fronts for end in front.ended.values()]
+        ends = [
+            end for api_server in world.api_servers for end in api_server.ended.values()
+        ]
         wrong = [end for end in ends if end.reason == "error"]
         assert {end.id for end in wrong} == {"bad"}
         assert all(end.error.startswith(GIVEN_UP) for end in wrong)
@@ -165,21 +169,21 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
 
 def test_a_prompt_that_comes_again_goes_to_the_replica_that_has_it() -> None:
     world = started()
-    (front,) = world.fronts
+    (api_server,) = world.api_servers
     prompt = tuple(range(16))
     keyed = evolve(
         prompted("a", *prompt), keys=block_keys(b"", prompt, CONFIG.block_size)
     )
-    world.ask(front, keyed)
-    first = where(front, "a")
+    world.ask(api_server, keyed)
+    first = where(api_server, "a")
     settle(world, lambda: quiet(world))
     for replica in world.replicas:  # what the engines have not sent yet
         assert replica.host is not None
         replica.host.tick()
     settle(world, lambda: quiet(world))
     for number in range(4):
-        world.ask(front, evolve(keyed, id=f"b{number}"))
-        (sending,) = front.remote.live[f"b{number}"].sendings
+        world.ask(api_server, evolve(keyed, id=f"b{number}"))
+        (sending,) = api_server.remote.live[f"b{number}"].sendings
         placed = sending.placed
         assert (int(placed.replica), placed.hit, placed.why) == (first, 4, "cost")
         settle(world, lambda: quiet(world))
@@ -187,28 +191,28 @@ def test_a_prompt_that_comes_again_goes_to_the_replica_that_has_it() -> None:
 
 def test_a_replica_that_is_there_again_takes_load_again() -> None:
     world = started(2, policy="least_loaded")
-    (front,) = world.fronts
+    (api_server,) = world.api_servers
     world.kill(0)
     for number in range(4):
-        world.ask(front, prompted(f"a{number}", number))
-    assert {where(front, f"a{number}") for number in range(4)} == {1}
-    settle(world, lambda: not front.remote.replicas[0].unready)
+        world.ask(api_server, prompted(f"a{number}", number))
+    assert {where(api_server, f"a{number}") for number in range(4)} == {1}
+    settle(world, lambda: not api_server.remote.replicas[0].unready)
     for number in range(4):
-        world.ask(front, prompted(f"b{number}", number))
-    assert {where(front, f"b{number}") for number in range(4)} == {0}
+        world.ask(api_server, prompted(f"b{number}", number))
+    assert {where(api_server, f"b{number}") for number in range(4)} == {0}
     world.run(0)
     world.judge()
 
 
 def test_without_a_replica_requests_wait_and_all_of_them_are_served() -> None:
-    world = World(0, fronts=1, replicas=2)
-    (front,) = world.fronts
+    world = World(0, api_servers=1, replicas=2)
+    (api_server,) = world.api_servers
     for number in range(6):
-        world.ask(front, prompted(f"a{number}", number))
-    front.remote.cancel(["a5"])
-    assert front.ended["a5", 0].reason == "cancelled"
-    assert len(front.remote._requests.unplaced) == 5
-    now = front.remote.snapshot()
+        world.ask(api_server, prompted(f"a{number}", number))
+    api_server.remote.cancel(["a5"])
+    assert api_server.ended["a5", 0].reason == "cancelled"
+    assert len(api_server.remote._requests.unplaced) == 5
+    now = api_server.remote.snapshot()
     assert (now.waiting, now.waiting_for) == (5, {"replica": 5})
     world.run(0)
     world.judge()
@@ -224,7 +228,7 @@ def test_a_request_that_is_deferred_waits_until_one_of_its_tenant_starts() -> No
     ends.remote.submit([evolve(request("late"), client="x")])
     assert ends.submitted() == [["x0", "y0"], ["x1", "y1"]]
     assert list(ends.remote._requests.unplaced) == ["late"]
-    ends.hear(1, wire.FrontOutputs(1.0, ids=(("x1", 0),), tokens=((7,),)))
+    ends.hear(1, wire.ApiServerOutputs(1.0, ids=(("x1", 0),), tokens=((7,),)))
     assert not ends.remote._requests.unplaced
     assert ends.submitted() == [["x0", "y0"], ["x1", "y1", "late"]]
 
@@ -233,7 +237,9 @@ def test_a_request_that_is_deferred_waits_until_one_of_its_tenant_starts() -> No
 
 
 class Links:
-    """A front with links to engines that are ready, and say what they are told to."""
+    """An API server with links to engines that are ready, and say what they are
+    told to.
+    """
 
     def __init__(
         self,
@@ -241,7 +247,7 @@ class Links:
         policy: object,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        router = FrontRouter(RouterConfig(policy, 4))
+        router = ApiServerRouter(RouterConfig(policy, 4))
         self.remote = RemoteEngine(replicas=replicas, router=router, clock=clock)
         self.heard: list[EngineMessage] = []
         self.remote.listen(self.heard.append)
@@ -254,7 +260,7 @@ class Links:
         self.remote.connect(self.sent[number].append, number)
         self.hear(number, READY)
 
-    def hear(self, number: int, message: wire.ToFront) -> None:
+    def hear(self, number: int, message: wire.ToApiServer) -> None:
         self.remote.receive(message, number)
 
     def submitted(self) -> list[list[str]]:
@@ -290,18 +296,18 @@ class Links:
 def test_a_request_beside_a_suspect_goes_on_elsewhere_and_hears_no_echo() -> None:
     ends = Links(2, routing_policy_named("round_robin"))
     ends.remote.submit([request("a")])
-    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
-    ends.hear(0, wire.ProbingRequest("of another front"))
+    ends.hear(0, wire.ApiServerOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
+    ends.hear(0, wire.ProbingRequest("of another API server"))
     assert ends.sent[0][-1] == wire.CancelRequests(("a",))
     (entry,) = ends.resumed(1)
     assert entry.request.output == (5, 6)
     # The old engine had a step in flight, and then says that it is cancelled.
-    ends.hear(0, wire.FrontOutputs(2.0, ids=None, tokens=((7,),)))
-    ends.hear(0, wire.FrontOutputs(2.0, finished=(Finished("a", 0, "cancelled", 3),)))
+    ends.hear(0, wire.ApiServerOutputs(2.0, ids=None, tokens=((7,),)))
+    ends.hear(0, wire.ApiServerOutputs(2.0, finished=(Finished("a", 0, "cancelled", 3),)))
     name = entry.request.id
-    ends.hear(1, wire.FrontOutputs(3.0, ids=((name, 0),), tokens=((7,),)))
+    ends.hear(1, wire.ApiServerOutputs(3.0, ids=((name, 0),), tokens=((7,),)))
     assert ends.tokens() == [5, 6, 7]
-    ends.hear(1, wire.FrontOutputs(3.0, finished=(Finished(name, 0, "stop", 3),)))
+    ends.hear(1, wire.ApiServerOutputs(3.0, finished=(Finished(name, 0, "stop", 3),)))
     assert not ends.remote.working
     ended = [end for message in ends.heard for end in getattr(message, "finished", ())]
     assert [(end.id, end.reason) for end in ended] == [("a", "stop")]
@@ -311,9 +317,9 @@ def test_a_request_beside_a_suspect_goes_on_elsewhere_and_hears_no_echo() -> Non
 def test_what_was_told_to_end_ends_when_it_leaves_its_replica(n: int) -> None:
     ends = Links(2, routing_policy_named("round_robin"))
     ends.remote.submit([request("a", n=n)])
-    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
+    ends.hear(0, wire.ApiServerOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
     ends.remote.finish([Finish("a", 0, 1, "stop")])
-    ends.hear(0, wire.ProbingRequest("of another front"))
+    ends.hear(0, wire.ProbingRequest("of another API server"))
     assert ends.remote.working == (n == 2)
     assert [entry.request.first_sample for entry in ends.resumed(1)] == [*range(1, n)]
 
@@ -321,16 +327,16 @@ def test_what_was_told_to_end_ends_when_it_leaves_its_replica(n: int) -> None:
 # --- deaths -----------------------------------------------------------------------------
 
 
-def admitted(name: str) -> wire.FrontOutputs:
+def admitted(name: str) -> wire.ApiServerOutputs:
     reason = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=3))
-    return wire.FrontOutputs(0.0, reasons=(reason,))
+    return wire.ApiServerOutputs(0.0, reasons=(reason,))
 
 
 def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine() -> None:
     ends = Links(3, routing_policy_named("round_robin"))
     ends.remote.submit([request("a"), request("b"), request("c")])
     ends.hear(0, admitted("a"))
-    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5,),)))
+    ends.hear(0, wire.ApiServerOutputs(1.0, ids=(("a", 0),), tokens=((5,),)))
     ends.remote.disconnect(0)
     (entry,) = ends.resumed(1)
     assert (entry.request.output, entry.deaths) == ((5,), 1)
@@ -341,7 +347,7 @@ def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine()
     assert list(ends.remote._requests.unplaced) == ["a"], "the last one must not see it"
     ends.remote.connect(ends.sent[0].append, 0)
     (hello,) = [
-        message for message in ends.sent[0] if isinstance(message, wire.FrontHello)
+        message for message in ends.sent[0] if isinstance(message, wire.ApiServerHello)
     ][1:]
     assert [(entry.request.output, entry.deaths) for entry in hello.resumed] == [
         ((5,), 2)
@@ -415,7 +421,7 @@ def test_a_suspect_runs_alone_at_the_first_replica_while_another_one_serves() ->
     ends.hear(0, wire.ProbingRequest())
     ends.remote.submit([request("f"), request("g")])
     assert {where_of(ends, name) for name in "fg"} == {0, 1}
-    ends.hear(0, wire.ProbingRequest("of another front", alone=False))
+    ends.hear(0, wire.ProbingRequest("of another API server", alone=False))
     assert {where_of(ends, name) for name in "fg"} == {1}
     assert where_of(ends, "a") == 0, "it was not cleared, and waits there"
 
@@ -470,14 +476,14 @@ def where_of(ends: Links, name: str) -> int | None:
 @pytest.mark.parametrize("hostile", [False, True])
 def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
     """After all that was said has arrived: exactly what is in each cache."""
-    world = World(3, fronts=2, replicas=2)
+    world = World(3, api_servers=2, replicas=2)
     for _ in range(400):
         world.move(hostile=hostile)
         if not hostile and not _ % 20:
-            world.ask(world.fronts[0], world.any_request())
+            world.ask(world.api_servers[0], world.any_request())
     settle(world, lambda: quiet(world))
     remote_replicas = [
-        replica for front in world.fronts for replica in front.remote.replicas
+        one for api_server in world.api_servers for one in api_server.remote.replicas
     ]
     settle(world, lambda: not any(replica.unready for replica in remote_replicas))
     for replica in world.replicas:
@@ -489,8 +495,8 @@ def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
         assert replica.engine is not None
         cached = set(content_keys(replica.engine.driver.state.blocks.prefix.nodes, 0))
         sizes.add(len(cached))
-        for front in world.fronts:
-            router = front.remote._router
+        for api_server in world.api_servers:
+            router = api_server.remote._router
             assert router is not None
             index, slot = router.state.index, router.state.replicas[f"{replica.number}"]
             known_keys = {key for shard in index.shards.values() for key in shard}
@@ -501,9 +507,9 @@ def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
 
 
 def test_what_a_router_decided_replays(tmp_path: Path) -> None:
-    world = World(5, fronts=1, replicas=3)
-    (front,) = world.fronts
-    router = front.remote._router
+    world = World(5, api_servers=1, replicas=3)
+    (api_server,) = world.api_servers
+    router = api_server.remote._router
     assert router is not None
     writer = RoutingJournalFile(tmp_path, router.config, 2**30)
     router._recorder = writer
@@ -524,7 +530,7 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
 def test_a_journal_that_may_not_grow_ends_and_replays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router = FrontRouter(RouterConfig(Prefix(), 4))
+    router = ApiServerRouter(RouterConfig(Prefix(), 4))
     writer = RoutingJournalFile(tmp_path / "new", router.config, 1000)
     router._recorder = writer
     for number in range(20):

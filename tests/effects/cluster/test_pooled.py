@@ -1,28 +1,30 @@
-"""Vectors cross the line between an engine and fronts, whatever happens to either."""
+"""Vectors cross the line between an engine and API servers, whatever happens to
+either.
+"""
 
 import pytest
 from attrs import evolve
 
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import EngineMessage, TurnOutputs
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
 from tests.circles import seeds
 from tests.core.world import pooled_reference
-from tests.effects.cluster.world import CONFIG, Front, World
+from tests.effects.cluster.world import CONFIG, Frontend, World
 
 Vectors = dict[SampleId, list[bytes]]
 
 
 def test_a_column_of_vectors_crosses_as_it_is() -> None:
-    reported = wire.FrontOutputs(
+    reported = wire.ApiServerOutputs(
         time=1.0, ids=(("a", 0),), tokens=((),), pooled=(b"\0\1\2\3",)
     )
-    assert wire.read_to_front(wire.encode(reported)) == reported
+    assert wire.read_to_api_server(wire.encode(reported)) == reported
 
 
-def listened(front: Front) -> Vectors:
-    """The vectors that a front will have heard of, by sample."""
+def listened(api_server: Frontend) -> Vectors:
+    """The vectors that an API server will have heard of, by sample."""
     vectors: Vectors = {}
 
     def hear(message: EngineMessage) -> None:
@@ -31,15 +33,13 @@ def listened(front: Front) -> Vectors:
             if vector:
                 vectors.setdefault(name, []).append(vector)
 
-    front.remote.listen(hear)
+    api_server.remote.listen(hear)
     return vectors
 
 
 def pooled(world: World, pooling: str) -> Request:
     request = world.any_request()
-    return evolve(
-        request, max_tokens=0, n=1, pooling=pooling, reads_cache=pooling == "last"
-    )
+    return evolve(request, max_tokens=0, n=1, prompt_only=PromptOnly(pooling))
 
 
 @pytest.mark.long
@@ -47,18 +47,18 @@ def pooled(world: World, pooling: str) -> Request:
 def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> None:
     total = 0
     for seed in seeds:
-        world = World(seed, fronts=2)
-        heard = [listened(front) for front in world.fronts]
+        world = World(seed, api_servers=2)
+        heard = [listened(api_server) for api_server in world.api_servers]
         for turn in range(8):
-            front = world.fronts[turn % 2]
-            world.ask(front, pooled(world, ("last", "mean")[turn // 2 % 2]))
+            api_server = world.api_servers[turn % 2]
+            world.ask(api_server, pooled(world, ("last", "mean")[turn // 2 % 2]))
         world.run(300)
-        for front, vectors in zip(world.fronts, heard, strict=True):
+        for api_server, found in zip(world.api_servers, heard, strict=True):
             expected = {
                 (name, 0): [pooled_reference(request, CONFIG.block_size)]
-                for name, request in front.requested.items()
-                if request.pooling and front.ended[name, 0].reason == "length"
+                for name, request in api_server.requested.items()
+                if request.pooling and api_server.ended[name, 0].reason == "length"
             }
-            assert vectors == expected
+            assert found == expected
             total += len(expected)
     assert total > 3 * len(seeds), "nearly all were cancelled"

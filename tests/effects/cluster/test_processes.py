@@ -17,25 +17,25 @@ from minfer.effects.cluster.processes.process_ends import (
     Processes,
     Signal,
     Start,
+    api_server_name,
     engine_names,
-    front_name,
 )
 
-ONE, TWO = front_name(0), front_name(1)
+ONE, TWO = api_server_name(0), api_server_name(1)
 
 
-def begun(fronts: int = 2) -> Processes:
+def begun(api_servers: int = 2) -> Processes:
     """All processes run; none has said that it is ready."""
-    processes = Processes(fronts)
+    processes = Processes(api_servers)
     for action in processes.begin():
         processes.note_started(action.name)
     return processes
 
 
-def served(fronts: int = 2) -> Processes:
-    processes = begun(fronts)
+def served(api_servers: int = 2) -> Processes:
+    processes = begun(api_servers)
     emitted = [processes.note_ready(name) for name in sorted(processes.alive)]
-    assert emitted == [False] * fronts + [True]
+    assert emitted == [False] * api_servers + [True]
     return processes
 
 
@@ -177,7 +177,7 @@ def test_a_process_that_ignores_signals_is_killed() -> None:
     processes = served()
     processes.note_signal(interrupt=False)
     killed = processes.note_timeout()
-    assert killed == [Signal(name, "kill") for name in (ENGINE, ONE, TWO)]
+    assert killed == [Signal(name, "kill") for name in (ONE, TWO, ENGINE)]
     assert processes.phase == "stopping"
 
 
@@ -187,7 +187,9 @@ def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
     assert processes.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
     processes.note_started(ENGINE)
     processes.note_signal(interrupt=False)
-    assert processes.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
+    assert processes.note_hang(ENGINE) == [Signal(ENGINE, "kill")], (
+        "API servers wait for it"
+    )
     processes.note_signal(interrupt=False)
     assert processes.note_hang(ENGINE) == []
 
@@ -239,9 +241,9 @@ EVENTS = st.one_of(
 class Watched:
     """A table whose every answer is judged."""
 
-    def __init__(self, fronts: int) -> None:
-        self.table = Processes(fronts)
-        self.names = [ENGINE, *map(front_name, range(fronts))]
+    def __init__(self, api_servers: int) -> None:
+        self.table = Processes(api_servers)
+        self.names = [ENGINE, *map(api_server_name, range(api_servers))]
         self.due = {action.name for action in self.table.begin()}
         self.ready = 0  # times that it was said
 
@@ -285,9 +287,9 @@ PHASES = ("watching", "draining", "stopping")
 
 @given(st.integers(1, 3), st.lists(EVENTS, max_size=40), st.booleans())
 def test_whatever_happens_it_ends(
-    fronts: int, events: list[tuple[Any, ...]], interrupt: bool
+    api_servers: int, events: list[tuple[Any, ...]], interrupt: bool
 ) -> None:
-    watched = Watched(fronts)
+    watched = Watched(api_servers)
     table = watched.table
     for event in events:
         phase = table.phase

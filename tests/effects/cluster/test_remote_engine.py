@@ -1,4 +1,6 @@
-"""Whatever happens to engines and links, a front's requests get what they would get."""
+"""Whatever happens to engines and links, an API server's requests get what they would
+get.
+"""
 
 from random import Random
 
@@ -33,11 +35,11 @@ from tests.effects.cluster.world import Poison, World
 def test_no_request_loses_anything_whatever_happens(seeds: range) -> None:
     deaths = ended = 0
     for seed in seeds:
-        world = World(seed, fronts=Random(seed).choice((1, 2, 3)))
+        world = World(seed, api_servers=Random(seed).choice((1, 2, 3)))
         world.run(600)
         world.judge()
         deaths += world.deaths
-        ended += sum(len(front.ended) for front in world.fronts)
+        ended += sum(len(api_server.ended) for api_server in world.api_servers)
     assert deaths > len(seeds), "the worlds are not as hostile as they should be"
     assert ended > 10 * len(seeds)
 
@@ -52,14 +54,14 @@ def test_a_request_that_kills_ends_without_the_others(
         world = World(seed, poison="bad")
         params = world.constrained("bad") if compiles else SamplingParams()
         bad = evolve(world.any_request(), id="bad", n=1, max_tokens=9, sampling=params)
-        world.ask(world.fronts[0], bad)
+        world.ask(world.api_servers[0], bad)
         world.run(300)
         world.judge()
-        assert world.fronts[0].ended["bad", 0].error.startswith(GIVEN_UP)
+        assert world.api_servers[0].ended["bad", 0].error.startswith(GIVEN_UP)
         wrong = [
             name
-            for front in world.fronts
-            for name, end in front.ended.items()
+            for api_server in world.api_servers
+            for name, end in api_server.ended.items()
             if end.reason == "error"
         ]
         assert wrong == [("bad", 0)]
@@ -102,12 +104,14 @@ def test_a_request_that_kills_costs_few_engines(
         requests = [evolve(world.any_request(), id=f"r{i}") for i in range(6)]
         requests.insert(Random(seed).randrange(6), bad)
         for number, new_request in enumerate(requests):
-            world.ask(world.fronts[number % 2], new_request)
+            world.ask(world.api_servers[number % 2], new_request)
         world.run(0)
         world.judge()
         assert world.deaths <= 3
         assert world.beside <= 2
-        ends = [end for front in world.fronts for end in front.ended.values()]
+        ends = [
+            end for api_server in world.api_servers for end in api_server.ended.values()
+        ]
         wrong = [end for end in ends if end.reason == "error"]
         assert {end.id for end in wrong} == {"bad"}
         assert all("the request itself is the cause" in end.error for end in wrong)
@@ -121,12 +125,12 @@ def test_a_request_that_has_engines_killed_ends_after_several(
     """All others get the right tokens."""
     for seed in seeds:
         world = World(seed, poison="bad", kills=Poison("bad", end=end))
-        world.ask(world.fronts[0], evolve(world.any_request(), id="bad", n=1))
+        world.ask(world.api_servers[0], evolve(world.any_request(), id="bad", n=1))
         for number in range(4):
-            world.ask(world.fronts[number % 2], world.any_request())
+            world.ask(world.api_servers[number % 2], world.any_request())
         world.run(0)
         world.judge()
-        assert world.fronts[0].ended["bad", 0].error.startswith(GIVEN_UP)
+        assert world.api_servers[0].ended["bad", 0].error.startswith(GIVEN_UP)
         assert world.deaths == SUSPECT_DEATHS + MAX_SOLO_DEATHS
         assert world.beside <= 2
 
@@ -142,14 +146,16 @@ def test_kills_from_outside_blame_nobody(seeds: range) -> None:
         world = World(seed)
         for number in range(6):
             request = evolve(world.any_request(), max_tokens=40, stop_ids=frozenset())
-            world.ask(world.fronts[number % 2], request)
+            world.ask(world.api_servers[number % 2], request)
         for _ in range(KILLS_FROM_OUTSIDE):
             for _ in range(rng.randint(50, 150)):
                 world.move(hostile=False)
             world.kill()
         world.run(0)
         world.judge()
-        ends = [end for front in world.fronts for end in front.ended.values()]
+        ends = [
+            end for api_server in world.api_servers for end in api_server.ended.values()
+        ]
         assert not any(end.reason == "error" for end in ends)
         num_alone += max(world.solo.values(), default=0) > MAX_SOLO_DEATHS
     assert num_alone, (
@@ -187,7 +193,7 @@ def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() 
     ends.append(EngineEnd(EndKind.CRASHED, 1))
     remote.connect(sent.append)
     (hello,) = sent
-    assert isinstance(hello, wire.FrontHello)
+    assert isinstance(hello, wire.ApiServerHello)
     assert not hello.resumed
     assert [crashing.engines for crashing in hello.crashing] == [1]
     (outputs,) = heard
@@ -243,7 +249,7 @@ def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() ->
     assert [end.reason for end in heard[0].finished] == ["cancelled"]  # type: ignore[attr-defined]  # it is News
     remote.connect(emitted.append)
     (hello,) = emitted
-    assert isinstance(hello, wire.FrontHello)
+    assert isinstance(hello, wire.ApiServerHello)
     assert [entry.request.prompt for entry in hello.resumed] == [(1, 2, 3)]
     assert remote.unready == "connecting"
     remote.receive(wire.LoadingProgress("loading weights", 3, 9))
@@ -253,10 +259,10 @@ def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() ->
 
 
 def test_a_reset_of_the_cache_is_not_forgotten_by_the_next_engine() -> None:
-    world = World(0, fronts=2)
+    world = World(0, api_servers=2)
     for _ in range(40):
         world.move(hostile=False)
-    first, second = (front.remote for front in world.fronts)
+    first, second = (api_server.remote for api_server in world.api_servers)
     first.reset_cache()
     for _ in range(200):
         world.move(hostile=False)

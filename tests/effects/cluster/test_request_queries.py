@@ -1,4 +1,6 @@
-"""Queries of one front go to all others; and none waits for a front that has gone."""
+"""Queries of one API server go to all others; and none waits for an API server that has
+gone.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -15,23 +17,23 @@ from tests.effects.cluster.world import World
 QUIET = 400  # moves in which what is on its way arrives
 
 
-def asking(names: dict[int, str], fronts: int = 3) -> World:
-    """Fronts that are there, each of which knows of a request."""
-    world = World(0, fronts=fronts)
-    for number, front in enumerate(world.fronts):
+def asking(names: dict[int, str], api_servers: int = 3) -> World:
+    """API servers that are there, each of which knows of a request."""
+    world = World(0, api_servers=api_servers)
+    for number, api_server in enumerate(world.api_servers):
 
         def answer(query: wire.RequestQuery, number: int = number) -> bytes:
             is_known = names.get(number) == query.name
             state = "cancelled" if query.cancel else ""
             return f"{number} {state}".encode() if is_known else b""
 
-        front.remote.queries.answer = answer
+        api_server.remote.queries.answer = answer
     settle(world)
     return world
 
 
 def knowing(number: int) -> Callable[[wire.RequestQuery], bytes]:
-    """A front that knows the request of its number."""
+    """An API server that knows the request of its number."""
     return lambda requested: b"yes" if requested.name == str(number) else b""
 
 
@@ -45,20 +47,20 @@ def deliver(world: World) -> None:
     """Have all frames arrive that are on their way, and what is said to them."""
     (only,) = world.replicas
     while any(
-        link.up or link.down for front in world.fronts for link in front.links.values()
+        link.up or link.down for one in world.api_servers for link in one.links.values()
     ):
-        for front in world.fronts:
-            world._up(front, only)
-            world._down(front, only)
+        for api_server in world.api_servers:
+            world._up(api_server, only)
+            world._down(api_server, only)
 
 
 Answers = list[bytes | None]
 
 
-def ask(world: World, front: int, name: str, *, cancel: bool = False) -> Answers:
+def ask(world: World, api_server: int, name: str, *, cancel: bool = False) -> Answers:
     """Ask, and what will have been heard."""
     heard: Answers = []
-    world.fronts[front].remote.queries.ask(
+    world.api_servers[api_server].remote.queries.ask(
         wire.RequestQuery(name, cancel=cancel), heard.append
     )
     return heard
@@ -69,11 +71,11 @@ def test_the_front_that_knows_answers() -> None:
     answers = ask(world, 0, "a"), ask(world, 0, "b", cancel=True), ask(world, 0, "c")
     settle(world)
     assert answers == ([b"2 "], [b"1 cancelled"], [b""])
-    assert not world.fronts[0].remote.queries._pending
+    assert not world.api_servers[0].remote.queries._pending
 
 
 def test_without_a_link_or_other_fronts_a_query_has_no_answer() -> None:
-    world = World(0, fronts=1)
+    world = World(0, api_servers=1)
     assert ask(world, 0, "a") == [None]
     settle(world)
     heard = ask(world, 0, "a")
@@ -86,7 +88,7 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
     heard = ask(world, 0, "a")
     world.kill()
     assert heard == [None]
-    assert not world.fronts[0].remote.queries._pending
+    assert not world.api_servers[0].remote.queries._pending
 
 
 def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -> None:
@@ -117,10 +119,10 @@ def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -
 def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
     num_known = 0
     for seed in seeds:
-        world = World(seed, fronts=3)
+        world = World(seed, api_servers=3)
         rng = Random(seed)
-        for number, front in enumerate(world.fronts):
-            front.remote.queries.answer = knowing(number)
+        for number, api_server in enumerate(world.api_servers):
+            api_server.remote.queries.answer = knowing(number)
         heard: list[tuple[str, Answers]] = []
         for _ in range(60):
             name = str(rng.randrange(4))
@@ -129,12 +131,16 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
                 world.move(hostile=True)
         settle(world)
         deliver(world)
-        for front in world.fronts:  # a frame that was lost is noticed by the next one
-            front.remote.count(NO_TOTALS)
+        for (
+            api_server
+        ) in world.api_servers:  # a frame that was lost is noticed by the next one
+            api_server.remote.count(NO_TOTALS)
         world._tick(*world.replicas)
         deliver(world)
-        # Only of a front that is gone no answer came, and its asker stops waiting.
-        waiting = sum(len(front.remote.queries._pending) for front in world.fronts)
+        # Only of an API server that is gone no answer came, and its asker stops waiting.
+        waiting = sum(
+            len(api_server.remote.queries._pending) for api_server in world.api_servers
+        )
         assert sum(not answers for _, answers in heard) == waiting
         assert all(len(answers) <= 1 for _, answers in heard)
         assert not any(answers[:1] == [b"yes"] for name, answers in heard if name == "3")

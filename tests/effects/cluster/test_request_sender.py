@@ -1,4 +1,4 @@
-"""What a front sends to an engine of its requests."""
+"""What an API server sends to an engine of its requests."""
 
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.link import link_messages as wire
@@ -16,12 +16,12 @@ def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() ->
     remote.receive(wire.NewCrashingRequests((crashing,)))
     remote.submit([request("alone", client="isolated")])
     hello, isolated = sent
-    assert isinstance(hello, wire.FrontHello)
+    assert isinstance(hello, wire.ApiServerHello)
     assert isinstance(isolated, wire.ResumeRequests)
     assert [entry.isolated for entry in isolated.resumed] == [True]
     assert not any(entry.request.taken for entry in (*hello.resumed, *isolated.resumed))
     remote.disconnect()
     remote.connect(sent.append)
     second_hello = sent[-1]
-    assert isinstance(second_hello, wire.FrontHello)
+    assert isinstance(second_hello, wire.ApiServerHello)
     assert [entry.request.taken for entry in second_hello.resumed] == [True, True]

@@ -1,4 +1,6 @@
-"""Links on real sockets: none waits for a front, and none ends the others' links."""
+"""Links on real sockets: none waits for an API server, and none ends the
+others' links.
+"""
 
 import asyncio
 import contextlib
@@ -26,7 +28,7 @@ from minfer.effects.cluster.engine_client.link_client import (
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server import link_server
 from minfer.effects.cluster.engine_server.engine_server import (
-    FRONT_RETURN_SECONDS,
+    API_SERVER_RETURN_SECONDS,
     EngineServer,
 )
 from minfer.effects.cluster.engine_server.link_server import LinkServer
@@ -66,7 +68,7 @@ class Served:
         self.server.start()
         self.server.accept_links(listen_at(self.path), own_terms())
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * FRONT_RETURN_SECONDS  # no front is waited for
+        self.engine.now = 2 * API_SERVER_RETURN_SECONDS  # no API server is waited for
 
     def links(self) -> int:
         return len(self.host._sessions)
@@ -86,8 +88,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 OWN = own_terms()
-HELLO = wire.FrontHello(0, 1, 0, ())
-OTHER = wire.FrontHello(1, 1, 0, ())
+HELLO = wire.ApiServerHello(0, 1, 0, ())
+OTHER = wire.ApiServerHello(1, 1, 0, ())
 
 
 @pytest.mark.long
@@ -101,14 +103,16 @@ def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
         served.batch("a", 300, 10_000)
         served.batch("b", 1)
         awake.socket.settimeout(5)
-        while not any(isinstance(message, wire.FrontOutputs) for message in awake.hear()):
+        while not any(
+            isinstance(message, wire.ApiServerOutputs) for message in awake.hear()
+        ):
             pass
         # Who wakes up gets all of it, in order.
         rows = 0
         sleeper.socket.settimeout(5)
         while rows < 300:
             rows += sum(
-                isinstance(message, wire.FrontOutputs) for message in sleeper.hear()
+                isinstance(message, wire.ApiServerOutputs) for message in sleeper.hear()
             )
 
 
@@ -117,15 +121,15 @@ def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_server, "TICK_SECONDS", 60.0)  # it must not wait for that
-    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as api_server:
         until(lambda: len(served.engine.served) == 1)
         time.sleep(0.15)  # the thread has begun a long wait
         served.batch("a", 100, 10_000)
         rows = 0
-        front.socket.settimeout(5)
+        api_server.socket.settimeout(5)
         while rows < 100:
             rows += sum(
-                isinstance(message, wire.FrontOutputs) for message in front.hear()
+                isinstance(one, wire.ApiServerOutputs) for one in api_server.hear()
             )
 
 
@@ -166,7 +170,7 @@ def test_only_a_front_with_wrong_messages_is_cut(
             bad.socket.sendall(data)
             assert bad.is_cut()
         until(lambda: served.links() == 1)
-        assert caplog.text.count("a front's link is cut") == 1
+        assert caplog.text.count("an API server's link is cut") == 1
         assert "Traceback" not in caplog.text
         good.say(wire.SubmitRequests((request("c"),)))
         until(lambda: "c" in served.engine.served)
@@ -175,8 +179,8 @@ def test_only_a_front_with_wrong_messages_is_cut(
 
 def test_a_front_that_goes_in_the_middle_of_a_message_is_gone(served: Served) -> None:
     message = frame(wire.encode(wire.SubmitRequests((request("b"),))))
-    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
-        front.socket.sendall(message[:-1])
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as api_server:
+        api_server.socket.sendall(message[:-1])
         until(lambda: "a" in served.engine.served)
     until(lambda: served.links() == 0)
     assert served.engine.cancelled == ["a"]
@@ -210,12 +214,12 @@ def test_a_thread_that_breaks_ends_the_engine(
     def broken() -> None:
         raise KeyError("a fault")
 
-    with plain(served.path, HELLO) as front:
+    with plain(served.path, HELLO) as api_server:
         monkeypatch.setattr(served.host, "tick", broken)
         until(lambda: bool(served.why))
         assert served.why == ["the thread of the links broke: KeyError('a fault')"]
         assert "Traceback" in caplog.text
-        assert front.is_cut()
+        assert api_server.is_cut()
 
 
 @pytest.mark.long
@@ -227,7 +231,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
     before, threads = descriptors(), threading.active_count()
     served = Served(tmp_path / "engine")
     for number in range(20):
-        with plain(served.path, wire.FrontHello(0, number, 0, ())):
+        with plain(served.path, wire.ApiServerHello(0, number, 0, ())):
             until(lambda: served.links() == 1)
         until(lambda: served.links() == 0)
     served.server.close()
@@ -235,10 +239,13 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
     assert (descriptors(), threading.active_count()) == (before, threads)
 
 
-# --- a front's end ----------------------------------------------------------------------
+# --- an API server's end
+# ----------------------------------------------------------------------
 
 
-def front(path: Path, test: Callable[[RemoteEngine], Any], terms: Terms = OWN) -> Any:
+def api_server(
+    path: Path, test: Callable[[RemoteEngine], Any], terms: Terms = OWN
+) -> Any:
     """Run a test in an event loop, with a remote that is kept linked."""
     engine = LinkedEngine(
         replica=0, find=lambda: path, terms=terms, name="a", settings=SAME_MACHINE
@@ -288,7 +295,7 @@ def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -
         assert remote.links == 2
         await asyncio.to_thread(second.server.close)
 
-    front(path, test)
+    api_server(path, test)
 
 
 @pytest.mark.long
@@ -318,7 +325,7 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
             await soon(lambda: len(times) == 4)
             await soon(lambda: remote.links == 4)
 
-        front(path, test)
+        api_server(path, test)
         thread.join()
     gaps = [later - sooner for sooner, later in pairwise(times)]
     assert min(gaps) > SAME_MACHINE.retry / 2, "an engine that cuts must not be pestered"
@@ -327,7 +334,9 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
 
 
 async def link_to(remote: RemoteEngine, path: Path) -> tuple[LinkClient, socket.socket]:
-    """A front's end of a link, and the engine's end, which says nothing by itself."""
+    """An API server's end of a link, and the engine's end, which says nothing
+    by itself.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -364,7 +373,7 @@ def test_an_unreadable_message_is_no_death_of_its_engine(tmp_path: Path) -> None
         with engine:
             (name,) = names_of(remote)
             reason = wire.AdmittedReason(Admitted(name, 0, 0.0, 0, 3))
-            outputs = wire.FrontOutputs(0.0, reasons=(reason,))
+            outputs = wire.ApiServerOutputs(0.0, reasons=(reason,))
             for message in (READY, outputs):
                 engine.sendall(frame(wire.encode(message)))
             engine.sendall(NOISE)
@@ -383,13 +392,13 @@ def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
         await asyncio.sleep(4 * SAME_MACHINE.retry)
         assert not remote.links
 
-    front(served.path, test, evolve(OWN, version="0"))
+    api_server(served.path, test, evolve(OWN, version="0"))
     messages = [
         record.message for record in caplog.records if record.levelno == logging.WARNING
     ]
     reason = f"version {OWN.version} is spoken, not 0"
     assert sorted(messages) == [  # two threads log them
-        f"a front is refused: {reason}",
+        f"an API server is refused: {reason}",
         f"the engine at engine cannot be used: it refuses: {reason!r}",
     ]
     with plain(served.path, HELLO):
@@ -401,11 +410,11 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
 ) -> None:
     """Its last message may say that it serves another request alone."""
     path = tmp_path / "engine"
-    heard: list[wire.ToFront] = []
+    heard: list[wire.ToApiServer] = []
     remote = RemoteEngine(0)
     receive = remote.receive
 
-    def note(message: wire.ToFront, replica: int = 0) -> None:
+    def note(message: wire.ToApiServer, replica: int = 0) -> None:
         heard.append(message)
         receive(message, replica)
 
@@ -413,7 +422,7 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
 
     async def go() -> None:
         client, engine = await link_to(remote, path)
-        # From here on, the event loop does not run until the front has written.
+        # From here on, the event loop does not run until the API server has written.
         engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
         engine.close()
         client._send(wire.ResetCache())

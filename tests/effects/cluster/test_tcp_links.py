@@ -13,7 +13,7 @@ import pytest
 from attrs import define, evolve, field
 
 from minfer.effects.cluster.engine_client import link_client
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.link_client import (
     OTHER_MACHINE,
     LinkedEngine,
@@ -23,7 +23,7 @@ from minfer.effects.cluster.engine_client.link_client import (
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server.engine_server import (
-    FRONT_RETURN_SECONDS,
+    API_SERVER_RETURN_SECONDS,
     EngineServer,
 )
 from minfer.effects.cluster.engine_server.link_server import LinkServer
@@ -45,7 +45,7 @@ NEAR = evolve(OTHER_MACHINE, retry=0.01)
 
 @define(eq=False)
 class Outside:
-    """An engine that fronts of other machines use, over a network that can fail."""
+    """An engine that API servers of other machines use, over a network that can fail."""
 
     folder: Any
     engine: MadeUp = field(factory=MadeUp)
@@ -61,7 +61,7 @@ class Outside:
         self.server.start()
         self._all.callback(self.server.close)
         self.host.open(self.engine, READY)
-        self.engine.now = 2 * FRONT_RETURN_SECONDS
+        self.engine.now = 2 * API_SERVER_RETURN_SECONDS
         self.sock = listen_at(("127.0.0.1", 0))
         self.server.accept_links(self.sock, TERMS)
         self.network = Network(self.sock.getsockname())
@@ -83,10 +83,10 @@ def outside(tmp_path: Any) -> Iterator[Outside]:
 
 
 def remote() -> RemoteEngine:
-    """A front of one engine here, which never comes, and one elsewhere."""
+    """An API server of one engine here, which never comes, and one elsewhere."""
     config = RouterConfig(Prefix(), 4)
-    prefill = PrefillFirst(FrontRouter(config))
-    return RemoteEngine(0, router=FrontRouter(config), prefill=prefill, external=1)
+    prefill = PrefillFirst(ApiServerRouter(config))
+    return RemoteEngine(0, router=ApiServerRouter(config), prefill=prefill, external=1)
 
 
 def engine(
@@ -102,14 +102,14 @@ def run(
     terms: Any = TERMS,
     count: int = 1,
 ) -> None:
-    """Run a test in an event loop, with a front that is linked over the network."""
+    """Run a test in an event loop, with an API server that is linked over the network."""
 
     async def go() -> None:
-        fronts = [remote() for _ in range(count)]
+        api_servers = [remote() for _ in range(count)]
         address = engine(lambda: outside.port, settings, terms)
-        tasks = [asyncio.create_task(keep_linked(front, address)) for front in fronts]
+        tasks = [asyncio.create_task(keep_linked(one, address)) for one in api_servers]
         try:
-            await test(*fronts)
+            await test(*api_servers)
         finally:
             for task in tasks:
                 task.cancel()
@@ -119,8 +119,8 @@ def run(
     asyncio.run(go())
 
 
-def linked(front: RemoteEngine) -> Callable[[], bool]:
-    return lambda: front.replicas[1].progress is None
+def linked(api_server: RemoteEngine) -> Callable[[], bool]:
+    return lambda: api_server.replicas[1].progress is None
 
 
 def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
@@ -129,8 +129,8 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
         first.listen(heard.append)
         await soon(lambda: linked(first)() and linked(second)())
         assert first.ready is None, "this says what the engine here is"
-        for number, front in enumerate((first, second)):
-            front.submit([request(f"r{number}")])
+        for number, api_server in enumerate((first, second)):
+            api_server.submit([request(f"r{number}")])
         await soon(lambda: len(outside.engine.served) == 2)
         outside.engine.say(TurnOutputs(time=0.0, ids=(("r0", 0),), tokens=((7,),)))
         await soon(lambda: bool(heard))
@@ -148,22 +148,22 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_client, "ADDRESS_SECONDS", 0.1)
-    front, given_up = remote(), list[int]()
-    monkeypatch.setattr(front, "give_up", given_up.append)
+    api_server, given_up = remote(), list[int]()
+    monkeypatch.setattr(api_server, "give_up", given_up.append)
     place: Port | None = None
 
     async def go() -> None:
         nonlocal place
-        task = asyncio.create_task(keep_linked(front, engine(lambda: place)))
+        task = asyncio.create_task(keep_linked(api_server, engine(lambda: place)))
         await soon(lambda: given_up == [1])
         place = outside.port
-        await soon(linked(front))
+        await soon(linked(api_server))
         assert given_up == [1], "it is said once"
         place = None
         outside.network.cut()
         await soon(lambda: given_up == [1, 1])
         place = outside.sock.getsockname()
-        await soon(linked(front))
+        await soon(linked(api_server))
         task.cancel()
         await asyncio.wait([task])
         await asyncio.sleep(0.01)
@@ -174,15 +174,15 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
 def test_who_is_refused_says_so_once_and_others_go_on(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(front: RemoteEngine) -> None:
+    async def test(api_server: RemoteEngine) -> None:
         async def stranger(_: RemoteEngine) -> None:
             await asyncio.sleep(0.2)
 
-        await soon(linked(front))
+        await soon(linked(api_server))
         other_terms = evolve(TERMS, secret=secret_key("t"))
         await asyncio.to_thread(run, outside, stranger, NEAR, other_terms)
         assert len(outside.host._sessions) == 1
-        front.submit([request("a")])
+        api_server.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
 
     with caplog.at_level(logging.WARNING):
@@ -198,11 +198,11 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
 ) -> None:
     monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.05)
 
-    async def test(front: RemoteEngine) -> None:
-        await soon(linked(front))
-        front.submit([request("a")])
+    async def test(api_server: RemoteEngine) -> None:
+        await soon(linked(api_server))
+        api_server.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
-        [record] = front._requests.all()
+        [record] = api_server._requests.all()
         record.histories[0].admitted = True
         if fault == "cut":
             outside.network.cut()
@@ -210,14 +210,14 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
             outside.network.stalled = True
         else:
             outside.host.end()
-            await soon(lambda: not linked(front)())
+            await soon(lambda: not linked(api_server)())
             outside.network.cut()
         await soon(lambda: record.replica is None)
         # Who closes a connection may have died; silence, and an end that was announced,
         # say nothing of requests.
         assert record.histories[0].deaths == (fault == "cut")
         outside.network.heal()
-        await soon(linked(front))
+        await soon(linked(api_server))
         await soon(lambda: record.replica == 1)
 
     run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=0.3))
@@ -228,14 +228,14 @@ def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
 ) -> None:
     monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.02)
 
-    async def test(front: RemoteEngine) -> None:
-        await soon(linked(front))
+    async def test(api_server: RemoteEngine) -> None:
+        await soon(linked(api_server))
         outside.network.stalled = True
         await asyncio.sleep(0.2)
-        assert linked(front)()
+        assert linked(api_server)()
         outside.network.heal()
         await asyncio.sleep(0.1)
-        assert linked(front)()
+        assert linked(api_server)()
 
     run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=10.0))
 
@@ -258,15 +258,15 @@ from tests.effects.cluster.test_tcp_links import Outside, linked, run, soon
 outside = Outside(Path(tempfile.mkdtemp()))
 outside.network.port = outside.sock.getsockname()
 
-async def test(front):
-    await soon(linked(front))
+async def test(API server):
+    await soon(linked(API server))
     ip("link", "set", "lo", "down")
     began = time.monotonic()
-    await soon(lambda: not linked(front)())
+    await soon(lambda: not linked(API server)())
     await soon(lambda: not outside.host._sessions)
     print("noticed", time.monotonic() - began, flush=True)
     ip("link", "set", "lo", "up")
-    await soon(linked(front))
+    await soon(linked(API server))
     print("back", flush=True)
 
 run(outside, test, evolve(OTHER_MACHINE, silence=60))  # the system has to notice it

@@ -1,4 +1,4 @@
-"""Fronts, an engine that dies, and links that fail: in one thread, by a seed.
+"""API servers, an engine that dies, and links that fail: in one thread, by a seed.
 
 Links have the faults of ordered sockets: they carry bytes, in pieces that are cut
 anywhere; they stall; they end, and what is on its way comes up to some byte; and an end
@@ -18,7 +18,7 @@ from typing import Never
 from attrs import define, evolve, field, frozen
 
 from minfer.blocks.keys import Key, block_keys
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote_engine import RemoteEngine
 from minfer.effects.cluster.engine_server.cache_event_publisher import CacheEventPublisher
@@ -40,7 +40,7 @@ from minfer.records.plan import NewRow, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import LOAD, RECOMPUTE, KeyedTier
+from minfer.records.tiers import LOAD, RECOMPUTE, ExternalStore
 from minfer.routing.policies import Prefix, routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.sampling.structured import StructuredOutputs
@@ -211,16 +211,16 @@ class Way:
 
 @define(eq=False)
 class Link:
-    """One link between a front and an engine."""
+    """One link between an API server and an engine."""
 
     session: Session
-    down: Way  # to the front
+    down: Way  # to the API server
     up: Way = field(factory=Way)
 
 
 @define(eq=False)
-class Front:
-    """A front, its link, and what its requests got."""
+class Frontend:
+    """An API server, its link, and what its requests got."""
 
     remote: RemoteEngine
     links: dict[int, Link] = field(factory=dict)  # by replica
@@ -260,7 +260,7 @@ class World:
     def __init__(
         self,
         seed: int,
-        fronts: int = 2,
+        api_servers: int = 2,
         poison: str = "",
         kills: Poison | None = None,
         replicas: int = 1,
@@ -283,7 +283,7 @@ class World:
         self.solo = Counter[str]()
         self.beside = 0  # engines that died while they served others than the poison
         self.outages = 0  # deaths after which no engine was ready
-        self.fronts = [self._front(number) for number in range(fronts)]
+        self.api_servers = [self._api_server(number) for number in range(api_servers)]
         for peer in self.replicas:
             self.born(peer)
 
@@ -300,10 +300,10 @@ class World:
 
     def born(self, replica: Replica) -> None:
         """An engine starts, which is ready some time later."""
-        fronts = None if self.is_elsewhere(replica) else len(self.fronts)
+        api_servers = None if self.is_elsewhere(replica) else len(self.api_servers)
         size = self.config_of(replica).block_size
         replica.host = EngineServer(
-            fronts, lambda _: None, clock=self.clock, block_size=size
+            api_servers, lambda _: None, clock=self.clock, block_size=size
         )
         replica.engine = None
 
@@ -336,8 +336,10 @@ class World:
             return CONFIG
         gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
         num_known = 2 * CONFIG.num_blocks
-        tier = KeyedTier(known=num_known, sends=True, choice=LOAD if gets else RECOMPUTE)
-        return evolve(CONFIG, keyed=tier)
+        tier = ExternalStore(
+            max_known_keys=num_known, push_only=True, choice=LOAD if gets else RECOMPUTE
+        )
+        return evolve(CONFIG, external_store=tier)
 
     def watching(self, host: EngineServer) -> Callable[[EngineState, Transition], None]:
         """Counts blocks that are fetched, beside what the host does with a turn."""
@@ -371,29 +373,29 @@ class World:
                 self.solo[probing.split("#")[0]] += 1
             self.beside += any(request_of(name) != self.poison for name in served)
             self.outages += not any(peer.engine for peer in self.replicas)
-        for front in self.fronts:
-            while (link := front.links.get(number)) and link.down:
-                self._read_down(front, replica, link)
-            self._cut(front, replica, reported=False)
+        for api_server in self.api_servers:
+            while (link := api_server.links.get(number)) and link.down:
+                self._read_down(api_server, replica, link)
+            self._cut(api_server, replica, reported=False)
 
-    def link(self, front: Front, replica: Replica) -> None:
-        """A front makes a link, if there is an engine at the other end."""
-        if replica.number in front.links or replica.host is None:
+    def link(self, api_server: Frontend, replica: Replica) -> None:
+        """An API server makes a link, if there is an engine at the other end."""
+        if replica.number in api_server.links or replica.host is None:
             return
         down = Way()
         link = Link(Session(down.say), down)
-        front.links[replica.number] = link
+        api_server.links[replica.number] = link
         replica.host.join(link.session)
-        front.remote.connect(
+        api_server.remote.connect(
             lambda message: link.up.say(wire.encode(message)), replica.number
         )
 
-    def ask(self, front: Front, request: Request) -> None:
+    def ask(self, api_server: Frontend, request: Request) -> None:
         """A request comes."""
-        front.requested[request.id] = request
+        api_server.requested[request.id] = request
         for sample in range(request.n):
-            front.got[request.id, sample] = []
-        front.remote.submit([request])
+            api_server.got[request.id, sample] = []
+        api_server.remote.submit([request])
 
     def constrained(self, text: str) -> SamplingParams:
         """How it is asked for what has to be compiled."""
@@ -418,29 +420,34 @@ class World:
     def move(self, *, hostile: bool) -> None:
         """Something happens."""
         self.now += STEP
-        front, replica = self.rng.choice(self.fronts), self.rng.choice(self.replicas)
+        api_server, replica = (
+            self.rng.choice(self.api_servers),
+            self.rng.choice(self.replicas),
+        )
         if replica.host is None:
             self.born(replica)
         friendly: list[Callable[[], object]] = [
             lambda: self.ready(replica),
-            lambda: self.link(front, replica),
-            lambda: self._up(front, replica),
-            lambda: self._down(front, replica),
+            lambda: self.link(api_server, replica),
+            lambda: self._up(api_server, replica),
+            lambda: self._down(api_server, replica),
             lambda: self._turn(replica),
             lambda: self._compile(replica),
             lambda: self._tick(replica),
-            lambda: front.remote.count(NO_TOTALS),
+            lambda: api_server.remote.count(NO_TOTALS),
         ]
         bad: list[Callable[[], object]] = [
             lambda: self.kill(replica.number),
-            lambda: self._cut(front, replica),
-            lambda: self._spoil(front, replica),
-            lambda: self._stall(front, replica),
-            lambda: self._cancel(front),
-            lambda: self._finish(front),
+            lambda: self._cut(api_server, replica),
+            lambda: self._spoil(api_server, replica),
+            lambda: self._stall(api_server, replica),
+            lambda: self._cancel(api_server),
+            lambda: self._finish(api_server),
             self._lose,
         ]
-        common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
+        common: list[Callable[[], object]] = [
+            lambda: self.ask(api_server, self.any_request())
+        ]
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
             weights += [3, 2, 3, 3, 5, 5, 3 * self.apart, 20]
@@ -452,11 +459,13 @@ class World:
         for _ in range(moves):
             self.move(hostile=True)
         for _ in range(MOST_MOVES):
-            if all(not front.remote.working for front in self.fronts):
+            if all(not api_server.remote.working for api_server in self.api_servers):
                 return
             self.move(hostile=False)
         left = [
-            record.request.id for f in self.fronts for record in f.remote._requests.all()
+            record.request.id
+            for f in self.api_servers
+            for record in f.remote._requests.all()
         ]
         raise AssertionError(f"not drained: {left}")
 
@@ -464,17 +473,17 @@ class World:
 
     def judge(self) -> None:
         """Everybody got what they would get alone, and heard of its end once."""
-        for front in self.fronts:
-            for request in front.requested.values():
+        for api_server in self.api_servers:
+            for request in api_server.requested.values():
                 expected = solo(request)
                 for sample in range(request.n):
-                    self._judge(front, request, sample, expected[sample])
+                    self._judge(api_server, request, sample, expected[sample])
 
     def _judge(
-        self, front: Front, request: Request, sample: int, right: tuple[int, ...]
+        self, api_server: Frontend, request: Request, sample: int, right: tuple[int, ...]
     ) -> None:
         name = (request.id, sample)
-        end, tokens = front.ended[name], tuple(front.got[name])
+        end, tokens = api_server.ended[name], tuple(api_server.got[name])
         if request.id == self.poison:
             killer = self.kills.sample in (None, sample)
             assert end.reason == "error" or (not killer and tokens == right), end
@@ -483,27 +492,27 @@ class World:
         assert end.reason != "error", "whoever kills from outside, nobody is blamed"
         assert end.length <= len(tokens), (name, end, tokens)
         assert tokens[: end.length] == right[: end.length], (name, tokens, right)
-        if end.reason in ("length", "stop") and name not in front.cut:
+        if end.reason in ("length", "stop") and name not in api_server.cut:
             assert tokens == right, (name, end)
             assert end.length == len(right)
-        elif name in front.cut and end.reason == "cut":
-            assert end.length <= front.cut[name]
-        elif name not in front.cut:
+        elif name in api_server.cut and end.reason == "cut":
+            assert end.length <= api_server.cut[name]
+        elif name not in api_server.cut:
             assert end.reason == "cancelled", end
 
     # --- how it happens -----------------------------------------------------------------
 
-    def _front(self, number: int) -> Front:
+    def _api_server(self, number: int) -> Frontend:
         router = None
         if len(self.replicas) > 1:
             policy = routing_policy_named(self.policy)
-            router = FrontRouter(RouterConfig(policy, CONFIG.block_size))
+            router = ApiServerRouter(RouterConfig(policy, CONFIG.block_size))
         count = len(self.replicas)
         prefill = None
         if self.apart:
-            prefill_router = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
+            own = ApiServerRouter(RouterConfig(Prefix(), CONFIG.block_size))
             prefill = PrefillFirst(
-                prefill_router, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
+                own, CONFIG.max_model_len, max_direct_tokens=CONFIG.block_size
             )
         remote = RemoteEngine(
             number,
@@ -515,40 +524,40 @@ class World:
             external=self.elsewhere,
             last_end=self.last_end,
         )
-        front = Front(remote)
-        front.remote.listen(front.hear)
-        return front
+        api_server = Frontend(remote)
+        api_server.remote.listen(api_server.hear)
+        return api_server
 
     def _cut(
         self,
-        front: Front,
+        api_server: Frontend,
         replica: Replica,
         *,
         reported: bool = True,
-        by_front: bool = False,
+        by_api_server: bool = False,
     ) -> None:
         """A link is over; `reported`: the engine learns of it."""
-        link = front.links.pop(replica.number, None)
+        link = api_server.links.pop(replica.number, None)
         if link is None:
             return
         if reported and replica.host is not None:
             replica.host.leave(link.session)
-            probing = front.remote.replicas[replica.number].probing
+            probing = api_server.remote.replicas[replica.number].probing
             self.solo[probing.split("#")[0]] += 1
         network = self.is_elsewhere(replica) and self.rng.random() < CUT
-        front.remote.disconnect(replica.number, cut=network or by_front)
+        api_server.remote.disconnect(replica.number, cut=network or by_api_server)
 
-    def _up(self, front: Front, replica: Replica) -> None:
-        link = front.links.get(replica.number)
+    def _up(self, api_server: Frontend, replica: Replica) -> None:
+        link = api_server.links.get(replica.number)
         if link is not None and self.now >= link.up.stalled:
-            self._read_up(front, replica, link)
+            self._read_up(api_server, replica, link)
 
-    def _down(self, front: Front, replica: Replica) -> None:
-        link = front.links.get(replica.number)
+    def _down(self, api_server: Frontend, replica: Replica) -> None:
+        link = api_server.links.get(replica.number)
         if link is not None and self.now >= link.down.stalled:
-            self._read_down(front, replica, link)
+            self._read_down(api_server, replica, link)
 
-    def _read_up(self, front: Front, replica: Replica, link: Link) -> None:
+    def _read_up(self, api_server: Frontend, replica: Replica, link: Link) -> None:
         """Something arrives at the engine; what is no message ends the link."""
         if not link.up:
             return
@@ -557,17 +566,19 @@ class World:
                 assert replica.host is not None
                 replica.host.receive(link.session, wire.read_to_engine(message))
         except PeerError:
-            self._cut(front, replica)
+            self._cut(api_server, replica)
 
-    def _read_down(self, front: Front, replica: Replica, link: Link) -> None:
+    def _read_down(self, api_server: Frontend, replica: Replica, link: Link) -> None:
         """Something arrives at the front; what is no message ends the link."""
         if not link.down:
             return
         try:
             for message in link.down.arrive(self.rng):
-                front.remote.receive(wire.read_to_front(message), replica.number)
+                api_server.remote.receive(
+                    wire.read_to_api_server(message), replica.number
+                )
         except PeerError:
-            self._cut(front, replica, by_front=True)
+            self._cut(api_server, replica, by_api_server=True)
 
     def _turn(self, replica: Replica) -> None:
         if replica.engine is not None:
@@ -588,11 +599,11 @@ class World:
         if replica.host is not None:
             replica.host.tick()
 
-    def _spoil(self, front: Front, replica: Replica) -> None:
+    def _spoil(self, api_server: Frontend, replica: Replica) -> None:
         """The link is cut at some byte of what is on its way, each way at another; or an
         end says what is no message.
         """
-        link = front.links.get(replica.number)
+        link = api_server.links.get(replica.number)
         if link is None:
             return
         if self.rng.random() < GARBAGE:
@@ -601,13 +612,13 @@ class World:
             return
         for way, read in ((link.up, self._read_up), (link.down, self._read_down)):
             way.cut(self.rng)
-            while way and front.links.get(replica.number) is link:
-                read(front, replica, link)
-        self._cut(front, replica)
+            while way and api_server.links.get(replica.number) is link:
+                read(api_server, replica, link)
+        self._cut(api_server, replica)
 
-    def _stall(self, front: Front, replica: Replica) -> None:
+    def _stall(self, api_server: Frontend, replica: Replica) -> None:
         """Nothing arrives at one end of a link for a while."""
-        if (link := front.links.get(replica.number)) is not None:
+        if (link := api_server.links.get(replica.number)) is not None:
             way = self.rng.choice((link.up, link.down))
             way.stalled = self.now + self.rng.random() * STALL
 
@@ -616,20 +627,20 @@ class World:
         if self.sent:
             del self.sent[self.rng.choice(list(self.sent))]
 
-    def _cancel(self, front: Front) -> None:
-        names = [name for name in front.requested if name != self.poison]
+    def _cancel(self, api_server: Frontend) -> None:
+        names = [one for one in api_server.requested if one != self.poison]
         if names:
-            front.remote.cancel([self.rng.choice(names)])
+            api_server.remote.cancel([self.rng.choice(names)])
 
-    def _finish(self, front: Front) -> None:
+    def _finish(self, api_server: Frontend) -> None:
         """A sample is to end at some length that was reached, as at a stop string."""
         open_ = [
             name
-            for name, tokens in front.got.items()
-            if tokens and name not in front.ended and name not in front.cut
+            for name, tokens in api_server.got.items()
+            if tokens and name not in api_server.ended and name not in api_server.cut
         ]
         if open_:
             name = self.rng.choice(open_)
-            length = self.rng.randint(1, len(front.got[name]))
-            front.cut[name] = length
-            front.remote.finish([Finish(*name, length, "cut")])
+            length = self.rng.randint(1, len(api_server.got[name]))
+            api_server.cut[name] = length
+            api_server.remote.finish([Finish(*name, length, "cut")])

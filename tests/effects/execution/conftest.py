@@ -45,8 +45,8 @@ def model() -> Iterator[Model]:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    theirs: Any = Qwen2ForCausalLM(config)
-    theirs.eval()
+    reference_model: Any = Qwen2ForCausalLM(config)
+    reference_model.eval()
     values = {
         **config.to_dict(),
         "architectures": ["Qwen2ForCausalLM"],
@@ -55,8 +55,8 @@ def model() -> Iterator[Model]:
     spec = parse_spec(values)
     weights = empty_weights(spec, "float32")
     for name, tensor in named_parts(spec, weights):
-        tensor.copy_(theirs.state_dict()[name])
-    yield Model(theirs, spec, weights)
+        tensor.copy_(reference_model.state_dict()[name])
+    yield Model(reference_model, spec, weights)
     torch.set_num_threads(threads)
 
 

@@ -29,7 +29,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
 from minfer.records.plan import NewRow
-from minfer.sampling.logits import f32, shaped
+from minfer.sampling.logits import f32, shape_logits
 from minfer.sampling.reference_sampler import (
     RowSampling,
     draw_key,
@@ -71,12 +71,18 @@ class Batch:
         self.opened: dict[int, NewRow] = {}
         self.known: dict[int, list[int]] = {}
 
-    def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
-        one = NewRow(0, (str(row), 0), tuple(known), prompt, 1 << 20, how, ((0,),))
-        self.sampler.open(row, one)
-        words = torch.cat([torch.from_numpy(part) for part in self.rows.take()])
+    def open(
+        self, row: int, sampling: RowSampling, known_tokens: list[int], prompt: int
+    ) -> None:
+        new_row = NewRow(
+            0, (str(row), 0), tuple(known_tokens), prompt, 1 << 20, sampling, ((0,),)
+        )
+        self.sampler.open(row, new_row)
+        words = torch.cat(
+            [torch.from_numpy(words_part) for words_part in self.rows.take()]
+        )
         scatter(self.rows.arena, words.to(self.device))
-        self.opened[row], self.known[row] = one, known
+        self.opened[row], self.known[row] = new_row, known_tokens
 
     def step(self, rows: list[int], logits: torch.Tensor) -> list[int]:
         """The tokens that these rows draw."""
@@ -97,48 +103,50 @@ class Scale:
     mean: float = 1.0  # depth, of which typical tokens are near
 
 
-def left(depth: Floats, how: RowSampling, scale: Scale) -> NDArray[np.bool_]:
+def left(depth: Floats, sampling: RowSampling, scale: Scale) -> NDArray[np.bool_]:
     """Which tokens are kept of those [vocab] of these depths, by
     `minfer.sampling.reference_sampler`'s definition.
     """
-    kept = depth <= -lowest(how.min_p * scale.shares)
-    if 0 < how.top_k < len(depth):
-        kept &= depth <= np.partition(depth, how.top_k - 1)[how.top_k - 1]
+    kept_mask = depth <= -lowest(sampling.min_p * scale.shares)
+    if 0 < sampling.top_k < len(depth):
+        kept_mask &= depth <= np.partition(depth, sampling.top_k - 1)[sampling.top_k - 1]
     mass = np.exp(-depth)
-    if how.top_p < 1:
-        _cut(kept, depth, mass, f32(how.top_p) * scale.shares)
-    if how.typical_p < 1:
-        total = mass[kept].sum()
-        there = kept & (mass > 0)
-        mean = f32((mass[there] * depth[there]).sum() / total * scale.mean)
+    if sampling.top_p < 1:
+        _cut(kept_mask, depth, mass, f32(sampling.top_p) * scale.shares)
+    if sampling.typical_p < 1:
+        total = mass[kept_mask].sum()
+        has_mass = kept_mask & (mass > 0)
+        mean = f32((mass[has_mass] * depth[has_mass]).sum() / total * scale.mean)
         far = np.abs(depth - mean).astype(np.float32).astype(np.float64)
-        _cut(kept, far, mass, f32(how.typical_p) * scale.shares)
-    return kept
+        _cut(kept_mask, far, mass, f32(sampling.typical_p) * scale.shares)
+    return kept_mask
 
 
-def _cut(kept: NDArray[np.bool_], order: Floats, mass: Floats, share: float) -> None:
+def _cut(kept_mask: NDArray[np.bool_], order: Floats, mass: Floats, share: float) -> None:
     """Leave the first of those kept that hold this share of their mass."""
-    ids = np.flatnonzero(kept)
+    ids = np.flatnonzero(kept_mask)
     ids = ids[np.argsort(order[ids], kind="stable")]
     before = np.cumsum(mass[ids]) - mass[ids]
-    kept[ids[before >= share * mass[ids].sum()]] = False
+    kept_mask[ids[before >= share * mass[ids].sum()]] = False
 
 
-def reason(logits: Sequence[float], how: RowSampling, position: int, token: int) -> str:
+def reason(
+    logits: Sequence[float], sampling: RowSampling, position: int, token: int
+) -> str:
     """Why this token may be drawn from shaped logits: its draw is near, or a cut is."""
     x = np.array(logits, np.float32)
-    if is_greedy(how):
+    if is_greedy(sampling):
         return "none"
-    depth = ((x.max() - x) / np.float32(how.temperature)).astype(np.float64)
-    key = draw_key(stream(how.seed, how.sample), position)
+    depth = ((x.max() - x) / np.float32(sampling.temperature)).astype(np.float64)
+    key = draw_key(stream(sampling.seed, sampling.sample), position)
     noise = np.array([gumbel(noise_bits(key, t)) for t in range(len(x))])
     score = noise - depth
     steps = (0.0, -NEAR * UNIT, NEAR * UNIT)
     for share, mean in product(steps, steps):
-        kept = left(depth, how, Scale(shares=1 + share, mean=1 + mean))
-        best = int(np.where(kept, score, -np.inf).argmax())
+        kept_mask = left(depth, sampling, Scale(shares=1 + share, mean=1 + mean))
+        best = int(np.where(kept_mask, score, -np.inf).argmax())
         sizes = np.maximum(np.abs(noise), depth)[[token, best]]
-        if kept[token] and score[token] >= score[best] - NEAR * UNIT * max(sizes):
+        if kept_mask[token] and score[token] >= score[best] - NEAR * UNIT * max(sizes):
             return "cut" if share or mean else "draw"
     return "none"
 
@@ -154,8 +162,10 @@ def draws(
         for row in drawing:
             if row not in batch.opened or rng.random() > STAY:
                 length = rng.randrange(1, 40)
-                known = [rng.randrange(vocab) for _ in range(length)]
-                batch.open(row, random_row(rng, vocab), known, rng.randint(1, length))
+                known_tokens = [rng.randrange(vocab) for _ in range(length)]
+                batch.open(
+                    row, random_row(rng, vocab), known_tokens, rng.randint(1, length)
+                )
         logits = torch.randn(len(drawing), vocab, generator=generator)
         logits *= rng.choice(SPREADS)
         yield drawing, logits.bfloat16() if rng.random() < 0.5 else logits
@@ -164,26 +174,30 @@ def draws(
 
 def compared(batch: Batch, count: int, rng: random.Random) -> dict[str, Any]:
     """How many of so many draws differ, and why; the first that nothing explains."""
-    why: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     unexplained: list[str] = []
     for rows, logits in draws(batch, count, rng):
         drawn = batch.step(rows, logits)
         for row, line, token in zip(rows, logits.tolist(), drawn, strict=True):
-            one, known = batch.opened[row], batch.known[row]
-            how, prompt = one.sampling, one.prompt
-            if token != (right := next_token(line, how, known, prompt)):
-                made = shaped(line, how, known[:prompt], known[prompt:])
-                found = reason(made, how, len(known), token)
-                why[found] += 1
-                if found == "none":
-                    unexplained.append(f"{token} for {right} after {len(known)}: {how}")
-            known.append(token)
+            new_row, known_tokens = batch.opened[row], batch.known[row]
+            sampling, prompt = new_row.sampling, new_row.prompt
+            if token != (right := next_token(line, sampling, known_tokens, prompt)):
+                shaped_line = shape_logits(
+                    line, sampling, known_tokens[:prompt], known_tokens[prompt:]
+                )
+                difference = reason(shaped_line, sampling, len(known_tokens), token)
+                reasons[difference] += 1
+                if difference == "none":
+                    unexplained.append(
+                        f"{token} for {right} after {len(known_tokens)}: {sampling}"
+                    )
+            known_tokens.append(token)
     return {
         "draws": count,
-        "differ": why.total(),
-        "within 4 units of a draw": why["draw"],
-        "within 4 units of a cut": why["cut"],
-        "neither": why["none"],
+        "differ": reasons.total(),
+        "within 4 units of a draw": reasons["draw"],
+        "within 4 units of a cut": reasons["cut"],
+        "neither": reasons["none"],
         "examples of neither": unexplained[:3],
     }
 
@@ -191,14 +205,14 @@ def compared(batch: Batch, count: int, rng: random.Random) -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> Mapping[str, Any]:
     """All sizes of vocabulary."""
     device = torch.device(args.device)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for vocab, count in zip(args.vocabularies, args.draws, strict=True):
         rng = random.Random(f"{args.seed} {vocab}")
         batch = Batch(vocab, args.rows, device)
-        found[f"{vocab} ids"] = compared(batch, count, rng)
-        show({"ids": vocab, **found[f"{vocab} ids"]})
+        measured[f"{vocab} ids"] = compared(batch, count, rng)
+        show({"ids": vocab, **measured[f"{vocab} ids"]})
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    return {"device": name, "differences": found}
+    return {"device": name, "differences": measured}
 
 
 if __name__ == "__main__":

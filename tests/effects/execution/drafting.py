@@ -28,7 +28,6 @@ class Tally:
 
     proposed: int = 0
     accepted: int = 0
-    beside: int = 0  # steps with rows without drafts
     plans: dict[int, Plan] = field(factory=dict)
 
     def watch(self, run: Run) -> None:
@@ -50,7 +49,6 @@ class Tally:
 
     def add(self, plan: Plan, result: Executed) -> None:
         """A step is done."""
-        self.beside += 0 < len(plan.drafts) < len(plan.rows)
         for draft in plan.drafts:
             self.proposed += plan.num_scheduled_tokens[draft.index] - 1
             self.accepted += len(result.yields[draft.index]) - 1
@@ -80,9 +78,9 @@ class Guesses:
     def ended(self, state: None, device_rows: SampleId) -> None:
         del state, self.texts[device_rows]
 
-    def propose(self, state: None, device_rows: SampleId, most: int) -> Proposal:
+    def propose(self, state: None, device_rows: SampleId, max_tokens: int) -> Proposal:
         del state
-        count = self.rng.randrange(most + 1)
+        count = self.rng.randrange(max_tokens + 1)
         begin = len(self.texts[device_rows]) - self.prompts[device_rows]
         coming = self.answers[device_rows][begin:][:count]
         return Proposal(tuple(map(self._emitted, coming)))
@@ -92,12 +90,12 @@ class Guesses:
 
 
 def guessing(
-    model: Model, answers: Tokens, right: float, most: int, **settings: Any
+    model: Model, answers: Tokens, right: float, max_drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose host drafts; `rule`: of acceptance."""
-    how = speculation(HOST, most, settings.pop("rule", SAME_NOISE))
-    run = Run.start(model, speculation=how, **settings)
-    guesses = Guesses(answers, right, random.Random(most))
+    spec_config = speculation(HOST, max_drafts, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, speculation=spec_config, **settings)
+    guesses = Guesses(answers, right, random.Random(max_drafts))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
     tally.watch(run)
@@ -108,8 +106,8 @@ def drafting(
     model: Model, draft: LoadedDraft, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose executor drafts; `rule`: of acceptance."""
-    how = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
-    run = Run.start(model, draft=draft, speculation=how, **settings)
+    spec_config = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, draft=draft, speculation=spec_config, **settings)
     tally = Tally()
     tally.watch(run)
     return run, tally

@@ -135,7 +135,7 @@ CASES: Final = {
 
 def requests(rng: random.Random, count: int) -> list[Request]:
     """Prompts of all lengths, and all ways to draw."""
-    made = []
+    plans = []
     for i in range(count):
         sampling = SamplingParams(
             temperature=rng.choice([0.0, 0.8]),
@@ -144,7 +144,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
             presence_penalty=rng.choice([0, 0, 0, 1]),
         )
         length = rng.choice([1, 2, 3, 5, 9, 17, 40, 70, 130])
-        made.append(
+        plans.append(
             Request(
                 id=str(i),
                 prompt=tuple(rng.randrange(VOCAB) for _ in range(length)),
@@ -154,7 +154,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
                 seed=i,
             )
         )
-    return made
+    return plans
 
 
 @contextmanager
@@ -171,35 +171,36 @@ def executing(
         patch.object(routes, "captured_tokens", captured_tokens)
         if captured is None
         else patch.object(routes, "captured_tokens", lambda *_: captured),
-        specialization.recorded(case.capability) as found,
+        specialization.recorded(case.capability) as launches,
         patch.object(kernels, "interpreting", True),
         patch.object(products, "_module", lambda _: fused_linear),
     ):
         draft = None
         if case.draft is not None:
-            of = case.draft
-            draft = LoadedDraft(of, random_weights(of, of.dtype, 0))
+            draft_spec = case.draft
+            draft_weights = random_weights(draft_spec, draft_spec.dtype, 0)
+            draft = LoadedDraft(draft_spec, draft_weights)
         executor = TorchExecutor(
             config, spec, weights, "cpu", kernels=True, draft=draft, ranks=case.ranks
         )
         executor.runner.shortcuts.graphs = case.graphs
-        yield executor, found
+        yield executor, launches
 
 
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
-    with executing(case, config) as (executor, found), torch.inference_mode():
+    with executing(case, config) as (executor, launches), torch.inference_mode():
         compile_launches(
             lambda: launch_dummy_steps(executor.dummy_runner), lambda _: None
         )
-    return found
+    return launches
 
 
 def launched(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What an executor launches for such requests, one by one, and in crowds."""
     rng = random.Random(0)
     with (
-        executing(case, config) as (executor, found),
+        executing(case, config) as (executor, launches),
         # Nothing is written by kernels, so what they are to fill is to be sound before.
         patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
         patch.object(torch, "empty", torch.zeros),
@@ -207,18 +208,18 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         runner: Any = executor.runner
         runner._replay = runner.step  # what would be captured
         driver = Driver(config, executor)
-        wanted = requests(rng, 160)
+        wanted_requests = requests(rng, 160)
         for crowd in case.crowds:
-            for request in wanted[:crowd]:
+            for request in wanted_requests[:crowd]:
                 driver.post(Submit(evolve(request, id=f"{crowd} {request.id}")))
-            rng.shuffle(wanted)
+            rng.shuffle(wanted_requests)
             while driver.busy:
                 driver.turn()
-        for request in wanted[: case.seqs]:  # many short chunks
+        for request in wanted_requests[: case.seqs]:  # many short chunks
             driver.post(Submit(evolve(request, id=f"short {request.id}", prompt=(1, 2))))
         while driver.busy:
             driver.turn()
-    return found
+    return launches
 
 
 def report(name: str) -> dict[str, Any]:
@@ -233,16 +234,16 @@ def report(name: str) -> dict[str, Any]:
         vocab_size=VOCAB,
         speculation=case.speculation,
     )
-    before, seen = foreseen(case, config), launched(case, config)
+    before, launches = foreseen(case, config), launched(case, config)
     return {
         "case": name,
         "foreseen": len(before),
-        "launched": len(seen),
-        "kernels": sorted({one.kernel for one in seen}),
+        "launched": len(launches),
+        "kernels": sorted({launch.kernel for launch in launches}),
         "unforeseen": [
-            [one.kernel, one.constants, sorted(one.divisible), one.options]
-            for one in seen
-            if one not in before
+            [launch.kernel, launch.constants, sorted(launch.divisible), launch.options]
+            for launch in launches
+            if launch not in before
         ],
     }
 

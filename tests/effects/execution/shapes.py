@@ -7,11 +7,11 @@ from minfer.sampling.params import MAX_ALLOWED, SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
 
 
-def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
+def random_shape(rng: random.Random, vocab: int, **settings: Any) -> RowSampling:
     """Any combination, or nothing; there is a token left at every draw."""
 
-    def some(most: int) -> list[int]:
-        return rng.sample(range(vocab), rng.randint(1, min(most, vocab)))
+    def some(max_count: int) -> list[int]:
+        return rng.sample(range(vocab), rng.randint(1, min(max_count, vocab)))
 
     def maybe(value: Any, otherwise: Any) -> Any:
         return value if rng.random() < 0.4 else otherwise
@@ -22,8 +22,8 @@ def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
         for _ in range(rng.randint(1, 3))
     )
     bad_words = maybe(words, ())
-    gone = stops.union(word[-1] for word in bad_words)
-    allowed = sorted({*some(MAX_ALLOWED - 1), min(set(range(vocab)) - gone)})
+    unusable = stops.union(word[-1] for word in bad_words)
+    allowed = sorted({*some(MAX_ALLOWED - 1), min(set(range(vocab)) - unusable)})
     params = SamplingParams(
         repetition_penalty=maybe(rng.choice([0.7, 1.3, 2.0]), 1.0),
         frequency_penalty=maybe(rng.choice([-1.5, 0.1, 0.7]), 0.0),
@@ -32,7 +32,7 @@ def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
         allowed_token_ids=maybe(allowed, None),
         min_tokens=maybe(rng.randint(1, 4), 0),
         max_tokens=None,
-        **more,
+        **settings,
     )
     seed, sample = rng.randrange(-(2**63), 2**63), rng.randrange(4)
     return RowSampling.of(params, seed, sample, stops, bad_words)

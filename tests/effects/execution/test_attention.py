@@ -82,7 +82,7 @@ def play(
     tables = [[ids.pop() for _ in range(need)] for need in needs]
     cache = make_cache(spec, sum(needs) + 3, block_size, "float32")
     cache.data.normal_()
-    kept = cache.data.clone()
+    before = cache.data.clone()
     owned = [list(table) for table in tables]
     if None not in spec.windows:
         reach = max(window for window in spec.windows if window is not None)
@@ -90,11 +90,11 @@ def play(
             for i in range(max(0, start + 1 - reach) // block_size):
                 cache.data[:, table[i]] = torch.nan
                 table[i] = -1
-    made = [
+    batch_rows = [
         BatchRow([0] * n, start, table)
         for (start, n), table in zip(rows, tables, strict=True)
     ]
-    batch = make_batch(made, block_size)
+    batch = make_batch(batch_rows, block_size)
     if device:  # behind a row's own blocks, tables of the device have leftovers
         wide = torch.full((len(rows), max(needs) + 2), -7, dtype=torch.int32)
         for i, table in enumerate(tables):
@@ -102,21 +102,27 @@ def play(
         batch = evolve(batch, table=wide[None])
     singles = [i for i, (_, count) in enumerate(rows) if count == 1]
     chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
-    owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
-    assert batch.positions.tolist() == [at for _, at in owners]
+    owners = [
+        (i, position)
+        for i in singles + chunks
+        for position in range(rows[i][0], sum(rows[i]))
+    ]
+    assert batch.positions.tolist() == [position for _, position in owners]
     gqa = gqa_of(spec)
     qkv = torch.randn(len(owners), gqa.heads + 2 * gqa.kv_heads, gqa.head_dim)
     for layer, window in enumerate(spec.windows):
-        flat = kept[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
+        flat = before[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
         flat.index_copy_(0, batch.slots[0], qkv[:, gqa_of(spec).heads :])
-        got = cache.attend(batch, layer, qkv.flatten(1), scale)
-        for token, (i, at) in enumerate(owners):
-            first = 0 if window is None else max(0, at + 1 - window)
-            kv = torch.cat([kept[layer, block] for block in owned[i]])[first : at + 1]
+        mixed = cache.attend(batch, layer, qkv.flatten(1), scale)
+        for token, (i, position) in enumerate(owners):
+            first = 0 if window is None else max(0, position + 1 - window)
+            kv = torch.cat([before[layer, block] for block in owned[i]])[
+                first : position + 1
+            ]
             want = written_out(
                 spec, qkv[token, : gqa_of(spec).heads], kv[:, 0], kv[:, 1], scale
             )
-            torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mixed[token], want, rtol=1e-4, atol=1e-5)
     return by_window(batch, block_size, spec.windows)
 
 
@@ -131,8 +137,8 @@ def by_window(
 ) -> Mapping[int | None, Reads]:
     """What layers of one block table read, by their windows."""
     kinds = [(0, window, 0) for window in dict.fromkeys(windows)]
-    found = plan_reads(batch, block_size, kinds)
-    return {window: found[0, window, 0] for window in windows}
+    planned = plan_reads(batch, block_size, kinds)
+    return {window: planned[0, window, 0] for window in windows}
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -157,8 +163,8 @@ def test_masks_are_made_a_piece_after_another(
     monkeypatch.setattr(attention_reads, "MAX_MASK_NUMBERS", numbers)
     spec = with_windows(SPEC, *windows)
     rows = [(0, 9), (40, 7), (3, 1), (17, 30), (5, 41)]
-    found = play(rows, 4, device=False, spec=spec)
-    for read in found.values():
+    planned = play(rows, 4, device=False, spec=spec)
+    for read in planned.values():
         pieces = [piece for chunk in read.chunks for piece in chunk.pieces()]
         masks = [piece.mask for piece in pieces if piece.mask is not None]
         assert all(len(mask) == 1 or mask.numel() <= numbers for mask in masks)
@@ -179,8 +185,8 @@ def test_masks_of_long_contexts_are_not_kept() -> None:
         for piece in pieces:
             assert piece.mask is not None
             assert piece.mask.numel() <= MAX_MASK_NUMBERS
-    [few] = reads([BatchRow([0] * 64, 10_000, tables[0])]).values()
-    assert isinstance(few.chunks[0].rule, Tensor)
+    [read] = reads([BatchRow([0] * 64, 10_000, tables[0])]).values()
+    assert isinstance(read.chunks[0].rule, Tensor)
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -221,10 +227,10 @@ def test_a_scale_of_ones_own() -> None:
 
 
 def test_a_window_is_read_and_no_more() -> None:
-    one = with_windows(SPEC, 20)
-    [group] = play([(100, 1)], 16, device=True, spec=one)[20].groups
+    windowed = with_windows(SPEC, 20)
+    [group] = play([(100, 1)], 16, device=True, spec=windowed)[20].groups
     assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
-    [chunk] = play([(100, 4)], 16, device=False, spec=one)[20].chunks
+    [chunk] = play([(100, 4)], 16, device=False, spec=windowed)[20].chunks
     assert (chunk.skip, chunk.context) == (1, 24)
     assert isinstance(chunk.rule, Tensor)
     assert chunk.rule.shape == (4, 23)
@@ -232,8 +238,8 @@ def test_a_window_is_read_and_no_more() -> None:
 
 def test_a_window_that_reaches_everything_costs_nothing() -> None:
     rows = [BatchRow([1], 40, [4, 5, 6]), BatchRow([1] * 3, 0, [7])]
-    found = reads(rows, (41, None, 64))
-    assert found[41] is found[None] is found[64]
+    planned = reads(rows, (41, None, 64))
+    assert planned[41] is planned[None] is planned[64]
     [group] = reads(rows, (40, 64))[40].groups
     assert (group.skip, group.context) == (1, 41)
 

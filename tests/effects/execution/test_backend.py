@@ -45,13 +45,16 @@ def backends() -> tuple[Backend, Backend]:
 
 def rows_with_owners() -> DeviceRows:
     rows = DeviceRows(len(HOWS), 4, VOCAB, CPU)
-    for row, how in enumerate(HOWS):
-        params = SamplingParams(**how)
+    for row, sampling in enumerate(HOWS):
+        params = SamplingParams(**sampling)
         request = Request(
             id=str(row), prompt=(3,), max_tokens=9, sampling=params, seed=row
         )
         rows.open(row, opened(request, (row,)))
-    plain.scatter(rows.arena, torch.cat([torch.from_numpy(part) for part in rows.take()]))
+    plain.scatter(
+        rows.arena,
+        torch.cat([torch.from_numpy(words_part) for words_part in rows.take()]),
+    )
     return rows
 
 
@@ -64,7 +67,7 @@ def test_the_device_decides_which_it_is() -> None:
 @pytest.mark.long
 def test_they_draw_the_same() -> None:
     """Also for the scratch row, which pads, and whatever the order."""
-    ours, theirs = backends()
+    reference, backend = backends()
     rows = rows_with_owners()
     torch.manual_seed(0)
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 6, 1], [2], [6, 6]):
@@ -73,8 +76,10 @@ def test_they_draw_the_same() -> None:
             logits = torch.randn(len(device_rows), VOCAB) * 3
             positions = torch.randint(1, 5000, (len(device_rows),), dtype=torch.int32)
             drawn = [
-                one.sample(logits.clone(), device_rows, rows, positions, filtered=True)
-                for one in (ours, theirs)
+                each_backend.sample(
+                    logits.clone(), device_rows, rows, positions, filtered=True
+                )
+                for each_backend in (reference, backend)
             ]
             assert drawn[0].tokens.tolist() == drawn[1].tokens.tolist()
             assert not drawn[0].broken.any()
@@ -88,12 +93,12 @@ def test_they_draw_by_other_streams_alike() -> None:
     )
     logits, positions = torch.randn(5, VOCAB), device_rows + 30
     drawn = list[list[int]]()
-    for one in backends():
+    for backend in backends():
         for streams in (None, rows.stream, rows.stream + 1):
-            found = one.sample(
+            sampled = backend.sample(
                 logits, device_rows, rows, positions, filtered=True, streams=streams
             )
-            drawn.append(found.tokens.tolist())
+            drawn.append(sampled.tokens.tolist())
     assert drawn[:3] == drawn[3:]
     assert drawn[0] == drawn[1] != drawn[2]
     assert [drawn[0][i] for i in (0, 2)] == [drawn[2][i] for i in (0, 2)]  # greedy
@@ -104,8 +109,8 @@ def test_they_say_the_same_of_logits_that_are_not_finite() -> None:
     logits[1, 3] = torch.nan
     logits[2] = -torch.inf
     device_rows = torch.arange(4, dtype=torch.int32)
-    for one in backends():
-        drawn = one.sample(
+    for backend in backends():
+        drawn = backend.sample(
             logits, device_rows, rows_with_owners(), device_rows + 5, filtered=True
         )
         assert drawn.broken.tolist() == [0, 1, 1, 0]
@@ -119,11 +124,12 @@ def test_sampling_values_are_read_again_when_a_row_is_opened() -> None:
     logits = torch.zeros(1, VOCAB)
 
     def drawn() -> set[int]:
-        each = [torch.tensor([i], dtype=torch.int32) for i in range(30)]
-        found = [
-            backend.sample(logits, device_rows, rows, at, filtered=True) for at in each
+        steps = [torch.tensor([i], dtype=torch.int32) for i in range(30)]
+        samples = [
+            backend.sample(logits, device_rows, rows, positions, filtered=True)
+            for positions in steps
         ]
-        return {int(one.tokens[0]) for one in found}
+        return {int(sampled.tokens[0]) for sampled in samples}
 
     assert drawn() == {0}
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=9), (0,)))

@@ -32,9 +32,9 @@ class Owner:
         return Background(self.piece, quiet=lambda: self.quiet, lock=self.lock, wait=WAIT)
 
 
-def until(there: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
-    while not there():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
 

@@ -45,26 +45,26 @@ def content(name: bytes, length: int = LENGTH) -> bytearray:
 
 
 def write(folder: BlockFolder, name: bytes, layout: bytes = LAYOUT[0]) -> None:
-    whole = memoryview(content(name))
-    folder.write(name, layout, [whole[:999], whole[999:]])
+    contents = memoryview(content(name))
+    folder.write(name, layout, [contents[:999], contents[999:]])
 
 
 def read(folder: BlockFolder, name: bytes, layout: bytes = LAYOUT[0]) -> bytearray:
     """Into two parts, as of a cache with scales."""
-    found = memoryview(bytearray(LENGTH))
-    folder.read(name, layout, [found[:300], found[300:]])
-    return bytearray(found)
+    buffer = memoryview(bytearray(LENGTH))
+    folder.read(name, layout, [buffer[:300], buffer[300:]])
+    return bytearray(buffer)
 
 
 def cause(folder: BlockFolder, name: bytes) -> str:
     """Why a block cannot be read, which is counted."""
     before = folder.totals()
-    with pytest.raises(UnusableFileError) as found:
+    with pytest.raises(UnusableFileError) as caught:
         read(folder, name)
-    counted = REFUSED + found.value.cause
+    counted = REFUSED + caught.value.cause
     assert folder.totals()[counted] == before[counted] + 1
     assert folder.totals()[FETCHED] == before[FETCHED]
-    return found.value.cause
+    return caught.value.cause
 
 
 @pytest.fixture
@@ -78,22 +78,22 @@ def test_what_was_written_is_read_after_a_restart(folder: BlockFolder) -> None:
         write(folder, name)
         write(folder, name)
     assert folder.totals()[STORED] == 2
-    again = BlockFolder(folder.path, folder.size, "cpu")
+    reopened = BlockFolder(folder.path, folder.size, "cpu")
     for name in names:
-        assert read(again, name) == content(name)
-        assert again.name(name).stat().st_mode & 0o777 == 0o600
-    assert cause(again, key(2)) == "missing"
+        assert read(reopened, name) == content(name)
+        assert reopened.name(name).stat().st_mode & 0o777 == 0o600
+    assert cause(reopened, key(2)) == "missing"
     assert cause(BlockFolder(folder.path, folder.size, "cuda"), key(1)) == "missing"
 
 
-def truncated(at: int) -> Callable[[Path], object]:
-    return lambda file: os.truncate(file, at)
+def truncated(length: int) -> Callable[[Path], object]:
+    return lambda file: os.truncate(file, length)
 
 
-def flipped(at: int) -> Callable[[Path], object]:
+def flipped(place: int) -> Callable[[Path], object]:
     def flip(file: Path) -> None:
         data = bytearray(file.read_bytes())
-        data[at] ^= 0x10
+        data[place] ^= 0x10
         file.write_bytes(data)
 
     return flip
@@ -113,7 +113,7 @@ def newer(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "why", "stays"),
+    ("breaks", "reason", "stays"),
     [
         (truncated(0), "torn", False),
         (truncated(10), "torn", False),
@@ -133,13 +133,13 @@ def newer(file: Path) -> None:
     ],
 )
 def test_a_broken_file_is_not_used(
-    folder: BlockFolder, breaks: Callable[[Path], object], why: str, stays: bool
+    folder: BlockFolder, breaks: Callable[[Path], object], reason: str, stays: bool
 ) -> None:
     """Ours are removed; others are replaced when the block is stored again."""
     write(folder, key(1))
     file = folder.name(key(1))
     breaks(file)
-    assert cause(folder, key(1)) == why
+    assert cause(folder, key(1)) == reason
     assert os.path.lexists(file) is stays
     if not file.is_dir():
         write(folder, key(1))
@@ -215,10 +215,10 @@ def test_a_block_that_cannot_be_accessed_costs_that_block_alone(
 def test_no_byte_can_be_changed(folder: BlockFolder) -> None:
     write(folder, key(1))
     file = folder.name(key(1))
-    whole = file.read_bytes()
-    for at in (*range(HEADER_BYTES), *range(HEADER_BYTES, len(whole), 97)):
-        file.write_bytes(whole)
-        flipped(at)(file)
+    contents = file.read_bytes()
+    for place in (*range(HEADER_BYTES), *range(HEADER_BYTES, len(contents), 97)):
+        file.write_bytes(contents)
+        flipped(place)(file)
         assert cause(folder, key(1)) in ("corrupted", "foreign", "newer")
 
 
@@ -232,21 +232,22 @@ def test_files_of_others_are_refused(folder: BlockFolder) -> None:
     assert not folder.name(key(2)).exists()
     with pytest.raises(UnusableFileError, match="foreign"):
         read(folder, key(1), LAYOUT[1])
-    signed, other = (
-        BlockFolder(folder.path, folder.size, "cpu", Signature(one)) for one in "ab"
+    signed, other_folder = (
+        BlockFolder(folder.path, folder.size, "cpu", Signature(signature))
+        for signature in "ab"
     )
     assert cause(signed, key(1)) == "foreign"
     write(signed, key(1))
     assert read(signed, key(1)) == content(key(1))
-    assert cause(other, key(1)) == cause(folder, key(1)) == "foreign"
+    assert cause(other_folder, key(1)) == cause(folder, key(1)) == "foreign"
 
 
 def test_checksums_are_those_of_the_standards() -> None:
     """Whoever can change a file can keep its CRC-32: with a secret there is another."""
-    parts = [memoryview(b"some"), memoryview(b"contents")]
+    pieces = [memoryview(b"some"), memoryview(b"contents")]
     crc = zlib.crc32(b"somecontents").to_bytes(32, "little")
-    assert Signature().checksum(parts) == crc
-    assert Signature("a").checksum(parts) == hashlib.sha256(b"somecontents").digest()
+    assert Signature().checksum(pieces) == crc
+    assert Signature("a").checksum(pieces) == hashlib.sha256(b"somecontents").digest()
 
 
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
@@ -277,8 +278,8 @@ def test_parts_of_engines_that_died_are_removed(folder: BlockFolder) -> None:
     write(folder, key(1))
     file = folder.name(key(1))
     old, new = (file.with_name(f"{file.name}.{n}.part") for n in ("0a", "0b"))
-    for one in (old, new):
-        one.write_text("half")
+    for path in (old, new):
+        path.write_text("half")
     os.utime(old, (1, 1))
     write(BlockFolder(folder.path, folder.size, "cpu"), key(2))
     assert not old.exists()
@@ -323,37 +324,37 @@ stress(folder, int(sys.argv[3]))
 
 def stress(folder: BlockFolder, seed: int) -> int:
     """Write and read some blocks in turns; returns how many were there."""
-    found = 0
+    num_read = 0
     for turn in range(300):
         name = key((turn * 7 + seed * 31) % 60)
         try:
             assert read(folder, name) == content(name)
-            found += 1
+            num_read += 1
         except UnusableFileError:
             write(folder, name)
     counted = {name for name, count in folder.totals().items() if count}
     assert counted - {REFUSED + "missing"} <= set(COUNTS[: -len(CAUSES)])
-    return found
+    return num_read
 
 
 def test_engines_share_a_folder(tmp_path: Path) -> None:
     size = 40 * PAGES
     command = [sys.executable, "-c", OTHER, str(tmp_path), str(size), "1"]
-    other = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     folder = BlockFolder(tmp_path, size, "cpu")
-    found = list[int]()
+    counts = list[int]()
     threads = [
-        threading.Thread(target=lambda n=n: found.append(stress(folder, n)))
+        threading.Thread(target=lambda n=n: counts.append(stress(folder, n)))
         for n in (2, 3)
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    errors = other.communicate(timeout=60)[1]
-    assert other.returncode == 0, errors
-    assert len(found) == 2
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, errors
+    assert len(counts) == 2
     assert stress(folder, 4) > 0
     assert not list(tmp_path.glob("*/*.part"))
-    there = sum(1 for _ in tmp_path.glob("*/*.cpu"))
-    assert there <= 40 + 2 * (1 + 40 // block_folder.SIZE_DIVISOR)
+    num_files = sum(1 for _ in tmp_path.glob("*/*.cpu"))
+    assert num_files <= 40 + 2 * (1 + 40 // block_folder.SIZE_DIVISOR)

@@ -58,7 +58,7 @@ def cut(shape: StepShape, context: int) -> StepShape:
 
 def order(
     likely: SamplingNeeds = GREEDY,
-    most: int = MOST,
+    max_inputs: int = MOST,
     config: EngineConfig = CONFIG,
     *,
     grammars: bool = False,
@@ -66,7 +66,7 @@ def order(
 ) -> list[StepShape]:
     return capture_order(
         config,
-        most,
+        max_inputs,
         likely,
         [1024, 2048, 4096],
         cut,
@@ -78,24 +78,24 @@ def order(
 @pytest.mark.parametrize("filtered", [False, True])
 def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> None:
     sizes = sorted({bucket_of(n, DECODE_DIVISIONS) for n in range(1, 101)})
-    found = order(SamplingNeeds(filtered=filtered, scored=False))
-    assert [shape.decode_rows for shape in found[: len(sizes)]] == sizes
-    for shape in found[: len(sizes)]:
+    shapes = order(SamplingNeeds(filtered=filtered, scored=False))
+    assert [shape.decode_rows for shape in shapes[: len(sizes)]] == sizes
+    for shape in shapes[: len(sizes)]:
         assert shape == StepShape(
             decode_rows=shape.decode_rows,
             draws=shape.decode_rows,
             splits=splits(shape.decode_rows, 1024),
             filtered=filtered,
         )
-    then = found[len(sizes)]
-    assert (then.decode_rows, then.tokens, then.chunks) == (1, 64, 1)
+    next_shape = shapes[len(sizes)]
+    assert (next_shape.decode_rows, next_shape.tokens, next_shape.chunks) == (1, 64, 1)
 
 
 def test_every_kind_is_one_that_steps_are_padded_to_and_comes_once() -> None:
-    found = order()
-    assert len(found) == len({*found})
-    assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)
-    assert not any(shape.keeps_logits for shape in found)
+    shapes = order()
+    assert len(shapes) == len({*shapes})
+    assert all(shape.padded() == shape and shape.fits(MOST) for shape in shapes)
+    assert not any(shape.keeps_logits for shape in shapes)
 
 
 @pytest.mark.parametrize("decode_rows", [0, 1, 5, 33, 100])
@@ -114,19 +114,19 @@ def test_usual_steps_have_theirs_before_rare_ones(
         chunks=chunks,
         longest=longest,
     ).padded()
-    found = order()
-    [at] = (
+    shapes = order()
+    [place] = (
         i
-        for i, shape in enumerate(found)
+        for i, shape in enumerate(shapes)
         if shape == usual or (decode_rows and shape == _cut(usual))
     )
     rare = [
         i
-        for i, shape in enumerate(found)
+        for i, shape in enumerate(shapes)
         if shape.scored
         or (shape.tokens > 2048 and shape.decode_rows > MAX_LONE_CHUNK_ROWS)
     ]
-    assert at < min(rare)
+    assert place < min(rare)
 
 
 def _cut(shape: StepShape) -> StepShape:
@@ -134,20 +134,20 @@ def _cut(shape: StepShape) -> StepShape:
 
 
 def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
-    found = order()
-    assert {(shape.filtered, shape.scored) for shape in found if not shape.tokens} == {
+    shapes = order()
+    assert {(shape.filtered, shape.scored) for shape in shapes if not shape.tokens} == {
         (False, False),
         (True, False),
         (False, True),
     }
     assert {
-        shape.splits for shape in found if shape.decode_rows == 1 and not shape.tokens
+        shape.splits for shape in shapes if shape.decode_rows == 1 and not shape.tokens
     } == {(2, 2), (4, 2), (8, 2)}
 
 
 def test_no_more_inputs_than_graphs_may_have() -> None:
-    found = order(most=256)
-    assert max(shape.tokens for shape in found) == 256
+    shapes = order(max_inputs=256)
+    assert max(shape.tokens for shape in shapes) == 256
 
 
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
@@ -155,10 +155,10 @@ def test_no_more_inputs_than_graphs_may_have() -> None:
 def test_steps_with_drafts_come_behind_those_without(
     drafter: str, drafts: int, sizes: set[int]
 ) -> None:
-    how = Speculation(drafter=drafter, drafts=drafts, rows=20, adaptive=False)
-    config = evolve(CONFIG, speculation=how)
-    found = order(config=config, fewer_drafts=True)
-    drafting = [shape for shape in found if shape.drafts]
+    spec_config = Speculation(drafter=drafter, drafts=drafts, rows=20, adaptive=False)
+    config = evolve(CONFIG, speculation=spec_config)
+    shapes = order(config=config, fewer_drafts=True)
+    drafting = [shape for shape in shapes if shape.drafts]
     assert all(shape.padded() == shape for shape in drafting)
     assert all(shape.verified == shape.decode_rows <= 24 for shape in drafting)
     assert all(shape.proposes == (drafter == DEVICE) for shape in drafting)
@@ -171,30 +171,30 @@ def test_steps_with_drafts_come_behind_those_without(
         16,
         24,
     }
-    first = next(i for i, shape in enumerate(found) if shape.tokens)
-    before = [shape.drafts for shape in found[:first] if shape.drafts]
+    first = next(i for i, shape in enumerate(shapes) if shape.tokens)
+    before = [shape.drafts for shape in shapes[:first] if shape.drafts]
     assert before[:6] == [max(sizes)] * 6
     assert len(before) == 6 * len(sizes)
     without = order(config=config)
     assert {shape.drafts for shape in without} == {0, max(sizes)}
-    assert [shape for shape in found if not shape.drafts] == order()
+    assert [shape for shape in shapes if not shape.drafts] == order()
 
 
 def test_rows_under_a_grammar_have_theirs_where_there_may_be_some() -> None:
     likely = SamplingNeeds(filtered=True, scored=False)
-    found = order(likely, grammars=True)
-    assert len(found) == len({*found})
-    assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)
-    late = [shape for shape in found if shape.deferred_draws]
+    shapes = order(likely, grammars=True)
+    assert len(shapes) == len({*shapes})
+    assert all(shape.padded() == shape and shape.fits(MOST) for shape in shapes)
+    late = [shape for shape in shapes if shape.deferred_draws]
     assert all(shape.filtered and not shape.scored for shape in late)
     sizes = {bucket_of(n, DECODE_DIVISIONS) for n in range(1, 101)}
     assert {shape.draws for shape in late} == sizes
     # Any step may have some, and logits are kept by steps before they are drawn from.
     without = order(likely)
-    others = [shape for shape in found if not shape.deferred_draws]
-    assert others == [evolve(shape, keeps_logits=True) for shape in without]
+    plain_shapes = [shape for shape in shapes if not shape.deferred_draws]
+    assert plain_shapes == [evolve(shape, keeps_logits=True) for shape in without]
     first = len(sizes)
-    assert found[first : 2 * first] == late
+    assert shapes[first : 2 * first] == late
 
 
 # --- what loads need --------------------------------------------------------------------
@@ -247,13 +247,13 @@ class Crowd:
         names = {name for name, _ in emit.ids}
         if self.leave:
             yield from (Cancel(name) for name in names if name.startswith("x"))
-        for one in emit.finished:
-            if one.id.startswith("n"):
-                yield stream(one.id + "n")
+        for finished in emit.finished:
+            if finished.id.startswith("n"):
+                yield stream(finished.id + "n")
 
 
-def asks(name: str, prompt: tuple[int, ...], most: int, client: str) -> Request:
-    return Request(id=name, prompt=prompt, max_tokens=most, client=client)
+def asks(name: str, prompt: tuple[int, ...], max_tokens: int, client: str) -> Request:
+    return Request(id=name, prompt=prompt, max_tokens=max_tokens, client=client)
 
 
 def stream(name: str) -> Submit:
@@ -261,7 +261,9 @@ def stream(name: str) -> Submit:
 
 
 def executed(plan: Plan) -> Executed:
-    return Executed(plan.step, tuple((5,) * most for most in plan.max_sampled_tokens))
+    return Executed(
+        plan.step, tuple((5,) * max_sampled for max_sampled in plan.max_sampled_tokens)
+    )
 
 
 def kind_of(plan: Plan) -> StepShape:
@@ -279,18 +281,20 @@ def kind_of(plan: Plan) -> StepShape:
     return shape.padded()
 
 
-def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Event]]:
-    """So many at once, one turn in `at`."""
+def others(
+    arrival: int, count: int, length: Prompt, max_tokens: int
+) -> Iterator[list[Event]]:
+    """So many at once, one turn in `arrival`."""
     rng, numbers = random.Random(0), itertools.count()
     while True:
         prompts = [
             tuple(rng.randrange(1000) for _ in range(length(rng))) for _ in range(count)
         ]
         yield [
-            Submit(asks(f"x{next(numbers)}", prompt, most, "others"))
+            Submit(asks(f"x{next(numbers)}", prompt, max_tokens, "others"))
             for prompt in prompts
         ]
-        yield from ([] for _ in range(at - 1))
+        yield from ([] for _ in range(arrival - 1))
 
 
 def captured_in_time() -> set[StepShape]:
@@ -303,7 +307,7 @@ def captured_in_time() -> set[StepShape]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("at", "count", "length", "most", "leave"),
+    ("arrival", "count", "length", "max_tokens", "leave"),
     [
         (9999, MANY, lambda _: 2, 64, False),
         (1, 8, lambda _: 8, 1900, True),
@@ -314,10 +318,10 @@ def captured_in_time() -> set[StepShape]:
     ids=["4,096 prompts", "who leave", "two at once", "four at once", "one by one"],
 )
 def test_what_newcomers_beside_streams_need_is_captured_before_ready(
-    at: int, count: int, length: Prompt, most: int, leave: bool
+    arrival: int, count: int, length: Prompt, max_tokens: int, leave: bool
 ) -> None:
     """A server under such a load has no rest to capture it in."""
-    launched = Crowd(others(at, count, length, most), leave).run(300)
+    launched = Crowd(others(arrival, count, length, max_tokens), leave).run(300)
     missing = launched.keys() - captured_in_time()
     with_newcomers = sum(n for shape, n in launched.items() if shape.tokens)
     late = {shape: launched[shape] for shape in missing}
@@ -360,10 +364,10 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
                 ended = [requested() for _ in command.finished]
                 stepped = step(FEW_CLIENTS, state, tuple(ended)) if ended else stepped
                 state = stepped.state
-                for more in stepped.commands if ended else ():
-                    if isinstance(more, Execute):
-                        plans.append(more.plan)
-                        launched[kind_of(more.plan)] += 1
+                for reply in stepped.commands if ended else ():
+                    if isinstance(reply, Execute):
+                        plans.append(reply.plan)
+                        launched[kind_of(reply.plan)] += 1
     order = capture_order(
         FEW_CLIENTS, 8192, GREEDY, [1024], lambda shape, _: shape, grammars=True
     )

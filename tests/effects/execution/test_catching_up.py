@@ -51,9 +51,9 @@ def done(work: CatchUp, plan: Plan, *tokens: int) -> None:
 
 @pytest.fixture
 def work() -> CatchUp:
-    made = CatchUp(100, SIZE)
-    done(made, FIRST, 20)
-    return made
+    catch_up = CatchUp(100, SIZE)
+    done(catch_up, FIRST, 20)
+    return catch_up
 
 
 def test_a_prompt_is_taken_once_a_row_drafts(work: CatchUp) -> None:
@@ -86,14 +86,14 @@ def test_what_was_drawn_without_drafts_is_taken_once(work: CatchUp, steps: int) 
 
 def beside(plan: Plan) -> Plan:
     """The plan, in which another row takes a prompt of one token."""
-    other = evolve(plan, run_ids=(7, 8), rows=(3, 4), starts=(*plan.starts, 0))
-    both = evolve(
-        other,
+    other_plan = evolve(plan, run_ids=(7, 8), rows=(3, 4), starts=(*plan.starts, 0))
+    both_plans = evolve(
+        other_plan,
         num_scheduled_tokens=(*plan.num_scheduled_tokens, 1),
         max_sampled_tokens=(*plan.max_sampled_tokens, 1),
     )
     opens = (evolve(FIRST.opens[0], index=1, known=(5,), tables=((40,),)),)
-    return evolve(both, fills=(PrefillTokens(1, (5,)),), opens=opens)
+    return evolve(both_plans, fills=(PrefillTokens(1, (5,)),), opens=opens)
 
 
 def test_a_drafting_step_computes_rows_that_miss_little(work: CatchUp) -> None:
@@ -134,9 +134,9 @@ def test_a_shared_prefix_without_drafts_is_computed(work: CatchUp, drafted: bool
     if drafted:
         done(work, DRAFTING, 21)
     launched(work, sharing((30, 50), 5))
-    theirs = evolve(DRAFTING, run_ids=(9,), rows=(5,))
+    other_row = evolve(DRAFTING, run_ids=(9,), rows=(5,))
     begin = SIZE if drafted else 0
-    assert chunks(work, theirs) == [MissingChunk(5, begin, [*PROMPT[begin:]])]
+    assert chunks(work, other_row) == [MissingChunk(5, begin, [*PROMPT[begin:]])]
 
 
 def test_a_block_that_changes_hands_is_not_what_it_was(work: CatchUp) -> None:
@@ -162,17 +162,17 @@ def test_nothing_is_known_after_a_failure(work: CatchUp) -> None:
 
 
 def test_a_forward_takes_no_more_than_its_budget() -> None:
-    some = [
+    chunks = [
         MissingChunk(1, 4, [1, 2]),
         MissingChunk(2, 0, [*range(10, 15)]),
         MissingChunk(3, 7, [8]),
     ]
-    assert [*split_by_budget(some, 3)] == [
+    assert [*split_by_budget(chunks, 3)] == [
         [MissingChunk(1, 4, [1, 2]), MissingChunk(2, 0, [10])],
         [MissingChunk(2, 1, [11, 12, 13])],
         [MissingChunk(2, 4, [14]), MissingChunk(3, 7, [8])],
     ]
-    assert [*split_by_budget(some, 100)] == [some]
+    assert [*split_by_budget(chunks, 100)] == [chunks]
     assert [*split_by_budget([], 3)] == []
 
 

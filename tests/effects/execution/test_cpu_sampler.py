@@ -34,7 +34,7 @@ def random_how(rng: random.Random) -> How:
 
 
 def rows_of(hows: list[How]) -> list[RowSampling]:
-    return [RowSampling.of(*how) for how in hows]
+    return [RowSampling.of(*sampling) for sampling in hows]
 
 
 def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
@@ -60,8 +60,8 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
         choice = choose(logits, Sampling.of(rows_of(hows), vocab), positions)
         assert not choice.broken
         assert choice.tokens.tolist() == [
-            reference.draw(row, *how, position)
-            for row, how, position in zip(
+            reference.draw(row, *sampling, position)
+            for row, sampling, position in zip(
                 logits.tolist(), hows, positions.tolist(), strict=True
             )
         ]
@@ -77,8 +77,8 @@ def test_filters_are_those_of_the_reference_on_a_large_vocabulary() -> None:
             float(np.float32(rng.choice([0.3, 0.9, 0.9999]))),
         )
         min_p = rng.choice([0.0, 0.001, 0.4])
-        found = kept_ids(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
-        assert found == reference.kept(scaled.tolist(), top_k, top_p, min_p)
+        kept = kept_ids(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
+        assert kept == reference.filter_tokens(scaled.tolist(), top_k, top_p, min_p)
 
 
 def test_the_integers_are_exactly_those_of_the_reference() -> None:
@@ -105,8 +105,8 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     together = choose(logits, Sampling.of(rows_of(hows), 300), positions).tokens
     for order in (list(range(40))[::-1], rng.sample(range(40), 25), [11]):
         sampling = Sampling.of(rows_of([hows[i] for i in order]), 300)
-        some = choose(logits[order], sampling, positions[order]).tokens
-        assert some.tolist() == together[order].tolist()
+        tokens = choose(logits[order], sampling, positions[order]).tokens
+        assert tokens.tolist() == together[order].tolist()
 
 
 @pytest.mark.long
@@ -118,7 +118,7 @@ def test_draws_have_the_distribution_of_the_softmax(top_k: int, top_p: float) ->
         torch.randperm(vocab, generator=torch.manual_seed(0))
     ]
     params = SamplingParams(temperature=0.9, top_k=top_k, top_p=top_p)
-    ids = reference.kept([x / 0.9 for x in logits.tolist()], top_k, top_p)
+    ids = reference.filter_tokens([x / 0.9 for x in logits.tolist()], top_k, top_p)
     sampling = Sampling.of(
         [RowSampling.of(params, seed, 0) for seed in range(count)], vocab
     )

@@ -17,8 +17,8 @@ from tests.effects.execution.shapes import random_row
 ROWS = 4
 
 
-def given(how: RowSampling, known: list[int], prompt: int) -> NewRow:
-    return NewRow(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
+def given(sampling: RowSampling, known_tokens: list[int], prompt: int) -> NewRow:
+    return NewRow(0, ("r", 0), tuple(known_tokens), prompt, 10_000, sampling, ((0,),))
 
 
 class Batch:
@@ -29,22 +29,26 @@ class Batch:
         self.sampler = Sampler(CpuBackend(), self.rows, ROWS)
         self.given: dict[int, tuple[RowSampling, list[int], int]] = {}
 
-    def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
-        one = given(how, known, prompt)
-        self.sampler.open(row, one)
-        self.given[row] = how, list(known), prompt
+    def open(
+        self, row: int, sampling: RowSampling, known_tokens: list[int], prompt: int
+    ) -> None:
+        new_row = given(sampling, known_tokens, prompt)
+        self.sampler.open(row, new_row)
+        self.given[row] = sampling, list(known_tokens), prompt
 
     def step(self, rows: list[int], logits: torch.Tensor) -> None:
         device_rows = torch.tensor(rows, dtype=torch.int32)
-        known = [self.given[row][1] for row in rows]
-        positions = torch.tensor([len(seen) for seen in known], dtype=torch.int32)
+        known_rows = [self.given[row][1] for row in rows]
+        positions = torch.tensor(
+            [len(known_tokens) for known_tokens in known_rows], dtype=torch.int32
+        )
         needs = self.rows.sampling_needs(rows)
         self.sampler.sample(logits, device_rows, positions, needs)
         drawn = self.sampler.out[: len(rows)].tolist()
         for line, row, token in zip(logits.tolist(), rows, drawn, strict=True):
-            how, seen, prompt = self.given[row]
-            assert token == reference.next_token(line, how, seen, prompt)
-            seen.append(token)
+            sampling, known_tokens, prompt = self.given[row]
+            assert token == reference.next_token(line, sampling, known_tokens, prompt)
+            known_tokens.append(token)
 
 
 @pytest.mark.long
@@ -58,9 +62,9 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
         for row in range(ROWS):
             if turn == 0 or rng.random() < 0.1:
                 length = rng.randrange(1, 40)
-                known = [rng.randrange(vocab) for _ in range(length)]
+                known_tokens = [rng.randrange(vocab) for _ in range(length)]
                 prompt = rng.randint(1, length)
-                batch.open(row, random_row(rng, vocab), known, prompt)
+                batch.open(row, random_row(rng, vocab), known_tokens, prompt)
         rows = rng.sample(range(ROWS), rng.randint(1, ROWS))
         logits = torch.randn(len(rows), vocab, generator=generator) * rng.choice([1, 6])
         batch.step(rows, logits.round() if rng.random() < 0.3 else logits)
@@ -69,8 +73,8 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
 @pytest.mark.long
 def test_more_distinct_tokens_than_there_was_room_for() -> None:
     batch, vocab = Batch(400), 400
-    how = RowSampling.of(SamplingParams(presence_penalty=2, temperature=0), 1, 0)
-    batch.open(1, how, [5], 1)
+    sampling = RowSampling.of(SamplingParams(presence_penalty=2, temperature=0), 1, 0)
+    batch.open(1, sampling, [5], 1)
     logits = torch.linspace(0, 1, vocab)[None]
     for _ in range(350):
         batch.step([1], logits)
@@ -91,8 +95,8 @@ def test_a_batch_without_requested_changes_is_not_shaped() -> None:
 
 def test_the_models_logits_are_left_as_they_were() -> None:
     batch = Batch(9)
-    how = RowSampling.of(SamplingParams(logit_bias={2: 5}), 1, 0)
-    batch.open(0, how, [1], 1)
+    sampling = RowSampling.of(SamplingParams(logit_bias={2: 5}), 1, 0)
+    batch.open(0, sampling, [1], 1)
     logits = torch.zeros(1, 9)
     batch.step([0], logits)
     assert not logits.any()

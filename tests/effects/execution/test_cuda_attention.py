@@ -31,23 +31,26 @@ def test_the_cache_of_a_gpu_means_the_same(
 ) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
     spec = with_attention_window(spec, window, 3 if window else 0)
-    theirs = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
-    ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
-    done = [0, 0, 0]
+    gpu_cache = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
+    cpu_cache, tables = (
+        make_cache(spec, 16, 4),
+        ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8]),
+    )
+    starts = [0, 0, 0]
     for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
-        parts = zip(counts, done, tables, strict=True)
+        each_row = zip(counts, starts, tables, strict=True)
         batch = make_batch(
-            [BatchRow([0] * n, start, table) for n, start, table in parts], 4
+            [BatchRow([0] * n, start, table) for n, start, table in each_row], 4
         )
         for layer in range(2):
             gqa = gqa_of(spec)
             width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
             qkv = torch.randn(sum(counts), width)
-            got, want = (
-                c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
+            actual, want = (
+                c.attend(batch, layer, qkv.clone(), scale) for c in (gpu_cache, cpu_cache)
             )
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-        done = [start + n for start, n in zip(done, counts, strict=True)]
+            torch.testing.assert_close(actual, want, rtol=1e-4, atol=1e-5)
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
@@ -61,15 +64,15 @@ def test_dequantized_contexts_are_what_the_cache_holds(
     make = spec, one_group(spec), 16, 4, 64, torch.device("cpu")
     direct, copied = CudaCache.make(*make), CudaCache.make(*make)
     on_cpu, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
-    done = [0, 0, 0]
+    lengths = [0, 0, 0]
     for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
-        parts = zip(counts, done, tables, strict=True)
-        rows = [BatchRow([0] * n, start, table) for n, start, table in parts]
+        each_row = zip(counts, lengths, tables, strict=True)
+        rows = [BatchRow([0] * n, start, table) for n, start, table in each_row]
         by_copy = batch = make_batch(rows, 4)
         if (chunks := batch.chunks) is not None:
             four = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
             rows_of, starts, sizes, offsets = (
-                torch.cat((one, one[:1] * 0)) for one in four
+                torch.cat((rows_copy, rows_copy[:1] * 0)) for rows_copy in four
             )
             changed = evolve(
                 chunks,
@@ -86,67 +89,75 @@ def test_dequantized_contexts_are_what_the_cache_holds(
             gqa = gqa_of(spec)
             width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
             qkv = torch.randn(sum(counts), width)
-            wanted = direct.attend(batch, layer, qkv.clone())
-            for found in (
+            expected = direct.attend(batch, layer, qkv.clone())
+            for actual in (
                 copied.attend(by_copy, layer, qkv.clone()),
                 on_cpu.attend(batch, layer, qkv.clone()),
             ):
-                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        done = [start + n for start, n in zip(done, counts, strict=True)]
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        lengths = [start + n for start, n in zip(lengths, counts, strict=True)]
 
 
 def test_flash_attn_and_splits_are_a_groups_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It serves the layer without a window, by the table of that layer's pages."""
-    seen, cut = list[Tensor](), list[tuple[int, int]]()
+    written, cut = list[Tensor](), list[tuple[int, int]]()
 
-    def attend(*given: Tensor, **how: Any) -> None:
-        seen.append(how["page_table"])
-        stand_in(*given, **how)
+    def attend(*arguments: Tensor, **keywords: Any) -> None:
+        written.append(keywords["page_table"])
+        stand_in(*arguments, **keywords)
 
-    def decode(*given: Any, splits: int, window: int, **how: Any) -> Tensor:
+    def decode(*arguments: Any, splits: int, window: int, **keywords: Any) -> Tensor:
         cut.append((window, splits))
-        return decode_attention(*given, splits=splits, window=window, **how)
+        return decode_attention(*arguments, splits=splits, window=window, **keywords)
 
     monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=attend))
     monkeypatch.setattr(cuda_attention, "decode_attention", decode)
     spec = with_windows(evolve(SPEC, dtype="float32"), 5, None)
     layout = cache_layout(spec)
-    theirs = CudaCache.make(spec, layout, 40, 4, 64, torch.device("cpu"))
-    ours = make_cache(spec, 40, 4, layout=layout)
+    gpu_cache = CudaCache.make(spec, layout, 40, 4, 64, torch.device("cpu"))
+    cpu_cache = make_cache(spec, 40, 4, layout=layout)
     steps = ((9, 14), (3, 1), (6, 2), (1, 1))
-    done = [0, 0]
+    starts = [0, 0]
     for counts in steps:
-        parts = list(zip(counts, done, strict=True))
+        each_row = list(zip(counts, starts, strict=True))
         tables = [[3, 7, 1, 10, 11, 12], [5, 0, 9, 2, 14, 15]]
         apart = [
             make_batch(
                 [
-                    BatchRow([0] * n, start, [page + more for page in table])
-                    for (n, start), table in zip(parts, tables, strict=True)
+                    BatchRow([0] * n, start, [page + extra_slots for page in table])
+                    for (n, start), table in zip(each_row, tables, strict=True)
                 ],
                 4,
             )
-            for more in (0, 20)
+            for extra_slots in (0, 20)
         ]
         batch = evolve(
             apart[0],
-            table=torch.cat([one.table for one in apart]),
-            slots=torch.cat([one.slots for one in apart]),
+            table=torch.cat([group_batch.table for group_batch in apart]),
+            slots=torch.cat([group_batch.slots for group_batch in apart]),
             splits=(2, 7),
         )
-        if (some := batch.chunks) is not None:
-            given = some.rows, some.starts, some.counts, batch.table, some.longest
-            flash = None, FlashWork.of(*given)
-            batch = evolve(batch, chunks=evolve(some, flash=flash))
+        if (chunks := batch.chunks) is not None:
+            arguments = (
+                chunks.rows,
+                chunks.starts,
+                chunks.counts,
+                batch.table,
+                chunks.longest,
+            )
+            flash = None, FlashWork.of(*arguments)
+            batch = evolve(batch, chunks=evolve(chunks, flash=flash))
         gqa = gqa_of(spec)
         width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
         for layer in range(2):
             qkv = torch.randn(sum(counts), width)
-            got, want = (c.attend(batch, layer, qkv.clone()) for c in (theirs, ours))
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-        done = [start + n for start, n in zip(done, counts, strict=True)]
-    assert len(seen) == 3
-    assert all(int(pages.max()) >= 20 for pages in seen)
+            actual, want = (
+                c.attend(batch, layer, qkv.clone()) for c in (gpu_cache, cpu_cache)
+            )
+            torch.testing.assert_close(actual, want, rtol=1e-4, atol=1e-5)
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
+    assert len(written) == 3
+    assert all(int(pages.max()) >= 20 for pages in written)
     assert {*cut} == {(5, 2), (0, 7)}
 
 

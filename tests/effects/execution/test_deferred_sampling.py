@@ -48,8 +48,8 @@ EVERYTHING = b"\xff" * 13
 @pytest.fixture(params=[False, True], ids=["in turn", "at once"])
 def at_once(request: pytest.FixtureRequest) -> bool:
     """Whether what is launched runs at once, as on a GPU."""
-    found: bool = request.param or CUDA
-    return found
+    is_at_once: bool = request.param or CUDA
+    return is_at_once
 
 
 def start(model: Model, at_once: bool, **settings: Any) -> Run:
@@ -64,9 +64,11 @@ def executor_of(run: Run) -> TorchExecutor:
     return executor
 
 
-def bound(wanted: list[Request], every: int = 1) -> list[Request]:
+def bound(wanted_requests: list[Request], step: int = 1) -> list[Request]:
     """Requests of which each, or one of so many, never runs ahead."""
-    return [evolve(r, needs_host_mask=i % every == 0) for i, r in enumerate(wanted)]
+    return [
+        evolve(r, needs_host_mask=i % step == 0) for i, r in enumerate(wanted_requests)
+    ]
 
 
 def only(*tokens: int) -> bytes:
@@ -81,7 +83,7 @@ def only(*tokens: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("depth", "every"),
+    ("depth", "step"),
     [(1, 1), (2, 2), *claimed([(1, 2), (2, 1), (3, 1), (3, 2)])],
 )
 @pytest.mark.parametrize(
@@ -99,39 +101,39 @@ def test_tokens_are_the_same_without_steps_ahead(
     reference: Tokens,
     settings: dict[str, int],
     depth: int,
-    every: int,
+    step: int,
     at_once: bool,
 ) -> None:
     run = start(model, at_once, **settings, depth=depth)
-    if every == 2:
+    if step == 2:
         run.driver.deferred.masks = MasksBy(
             lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
         )
-    assert run.serve(bound(requests(0), every), arrival_gap=depth % 2) == reference
+    assert run.serve(bound(requests(0), step), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("step", [1, 2])
 def test_log_probabilities_are_those_of_the_model(
-    model: Model, reference: Tokens, every: int, at_once: bool
+    model: Model, reference: Tokens, step: int, at_once: bool
 ) -> None:
-    run, wanted = start(model, at_once, num_blocks=20), asking(requests(0))
-    assert run.serve(bound(wanted, every), arrival_gap=1) == reference
-    check_scores(model, run, wanted)
+    run, wanted_requests = start(model, at_once, num_blocks=20), asking(requests(0))
+    assert run.serve(bound(wanted_requests, step), arrival_gap=1) == reference
+    check_scores(model, run, wanted_requests)
 
 
 @pytest.mark.long
 def test_samples_of_one_request(model: Model, at_once: bool) -> None:
-    how = SamplingParams(temperature=1.0, n=4)
+    sampling = SamplingParams(temperature=1.0, n=4)
     request = Request(
         id="n",
         prompt=(7,) * 13,
         max_tokens=9,
         n=4,
-        sampling=how,
+        sampling=sampling,
         seed=3,
         needs_host_mask=True,
     )
@@ -144,8 +146,10 @@ def test_samples_of_one_request(model: Model, at_once: bool) -> None:
 
 def forced(plan: Plan) -> tuple[Mask, ...]:
     """One token for each position."""
-    each = ((i, plan.starts[i] + plan.num_scheduled_tokens[i]) for i in plan.deferred)
-    return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
+    positions = (
+        (i, plan.starts[i] + plan.num_scheduled_tokens[i]) for i in plan.deferred
+    )
+    return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in positions)
 
 
 @pytest.mark.long
@@ -160,12 +164,12 @@ def test_a_mask_that_allows_one_token_forces_it(
     written: bool,
     at_once: bool,
 ) -> None:
-    wanted = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
+    wanted_requests = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
     run = start(model, at_once, depth=depth)
     lend = executor_of(run).mask_lines if written else None
     run.driver.deferred.masks = MasksBy(forced, late=late, lend=lend)
-    tokens = run.serve(bound(wanted, 2), arrival_gap=depth - 1)
-    for i, request in enumerate(wanted):
+    tokens = run.serve(bound(wanted_requests, 2), arrival_gap=depth - 1)
+    for i, request in enumerate(wanted_requests):
         if i % 2 == 0:
             first = len(request.prompt)
             positions = range(first, first + request.max_tokens)
@@ -173,7 +177,7 @@ def test_a_mask_that_allows_one_token_forces_it(
         else:
             expected = reference[request.id, 0]
         assert tokens[request.id, 0] == expected
-    check_scores(model, run, wanted)  # the model's own, whatever was allowed
+    check_scores(model, run, wanted_requests)  # the model's own, whatever was allowed
 
 
 @pytest.mark.long
@@ -183,15 +187,15 @@ def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> Non
     run.driver.deferred.masks = MasksBy(
         lambda plan: tuple(Mask(i, even) for i in plan.deferred)
     )
-    wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
-    tokens = run.serve(bound(wanted))
-    for request in wanted:
+    wanted_requests = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
+    tokens = run.serve(bound(wanted_requests))
+    for request in wanted_requests:
         prefill = list(request.prompt)
         for token in tokens[request.id, 0]:
             logits = model.logits(prefill)
             logits[1::2] = [-np.inf] * len(logits[1::2])
-            at = len(prefill)
-            assert token == sample.draw(logits, request.sampling, request.seed, 0, at)
+            place = len(prefill)
+            assert token == sample.draw(logits, request.sampling, request.seed, 0, place)
             prefill.append(token)
 
 
@@ -201,27 +205,33 @@ def test_others_have_their_tokens_before_the_masks_come(
 ) -> None:
     run = start(model, at_once=True)
     executor = executor_of(run)
-    seen = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
+    emitted_at = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
 
     def draws(plan: Plan) -> tuple[Mask, ...]:
-        launched = next(one for one in executor.launched_plans if one.plan is plan)
+        launched = next(
+            launched_plan
+            for launched_plan in executor.launched_plans
+            if launched_plan.plan is plan
+        )
         draw = launched.slots[-1].draw
         assert draw is not None
-        each = zip(draw.entries, draw.owners, strict=True)
+        entries_with_owners = zip(draw.entries, draw.owners, strict=True)
         for (place, owner), token in zip(
-            each, launched.slots[-1].tokens(draw), strict=True
+            entries_with_owners, launched.slots[-1].tokens(draw), strict=True
         ):
             assert owner is not None
             assert place not in plan.deferred
-            at = plan.starts[place] + plan.num_scheduled_tokens[place] - owner.prompt
-            seen[owner.name].append((at, token))
+            place_in_output = (
+                plan.starts[place] + plan.num_scheduled_tokens[place] - owner.prompt
+            )
+            emitted_at[owner.name].append((place_in_output, token))
         return ()
 
     run.driver.deferred.masks = MasksBy(draws)
     assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
-    assert sum(map(len, seen.values())) > 20
-    for name, some in seen.items():
-        assert all(reference[name][at] == token for at, token in some)
+    assert sum(map(len, emitted_at.values())) > 20
+    for name, emitted in emitted_at.items():
+        assert all(reference[name][place] == token for place, token in emitted)
 
 
 # --- what goes wrong --------------------------------------------------------------------
@@ -267,10 +277,10 @@ def test_deferred_draws_that_fail_fail_their_step(
     sampler = executor_of(run).runner.sampler
     sample_kept = sampler.sample_kept
 
-    def failing(*given: Any) -> None:
+    def failing(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
-        sample_kept(*given)
+        sample_kept(*arguments)
         if calls % 9 == 0:
             raise MemoryError
 
@@ -379,36 +389,36 @@ def pad(shape: StepShape) -> StepShape:
 
 def test_rows_and_positions_of_deferred_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
-    kept = Draw([1, 2], [owners[0], owners[1]])
-    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
+    kept_draw = Draw([1, 2], [owners[0], owners[1]])
+    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, pad)
     assert draws.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
     assert (draws.draw.entries, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
+    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, pad)
     assert (draws.draw.entries, draws.reassigned) == ([2], [1])
     assert draws.draw.owners == [owners[1]]
 
 
 @pytest.mark.parametrize(
-    ("places", "taken", "lines"),
+    ("places", "is_taken", "lines"),
     [([1, 2], False, [0, 1]), ([2, 1], False, [1, 0]), ([1, 2], True, [1])],
 )
 def test_where_masks_were_written_that_lie_in_lent_memory(
-    places: list[int], taken: bool, lines: list[int]
+    places: list[int], is_taken: bool, lines: list[int]
 ) -> None:
     rows, owners = rows_with("a", "b", "c")
-    kept = Draw(places, [owners[PLAN.rows[place]] for place in places])
-    if taken:
+    kept_draw = Draw(places, [owners[PLAN.rows[place]] for place in places])
+    if is_taken:
         rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    draws = pack_deferred(PLAN, kept, SampleDeferred(7, written=True), rows, pad)
+    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7, written=True), rows, pad)
     assert (draws.step, [*(draws.lines or ())], draws.masks) == (7, lines, [])
-    assert pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad).lines is None
+    assert pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, pad).lines is None
 
 
 def test_deferred_draws_are_padded_with_the_scratch_row() -> None:
     rows, owners = rows_with("a", "b", "c")
-    kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, StepShape.padded)
+    kept_draw = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
+    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, StepShape.padded)
     assert draws.shape == StepShape(decode_rows=0, draws=4, deferred_draws=True)
     assert draws.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -418,15 +428,16 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
     packer = DeferredPacker(rows, StepShape.padded)
-    kept, deferred = Draw([], []), tuple[int, ...]()
+    kept_draw, deferred = Draw([], []), tuple[int, ...]()
     counts, fills = (1, 1, 1), tuple[PrefillTokens, ...]()
     reused = 0
     for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
-        if not kept.entries or rng.random() < 0.2 or fills:  # others, or in another order
+        # others, or in another order
+        if not kept_draw.entries or rng.random() < 0.2 or fills:
             places = rng.sample(range(3), rng.randrange(1, 4))
             deferred = tuple(sorted(places))
-            kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
+            kept_draw = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
             counts, fills = (1, 1, 1), ()
             if (
                 rng.random() < 0.3
@@ -444,19 +455,19 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             deferred=deferred,
         )
         command = SampleDeferred(step, written=rng.random() < 0.9)
-        expected = pack_deferred(plan, kept, command, rows, StepShape.padded)
+        expected = pack_deferred(plan, kept_draw, command, rows, StepShape.padded)
         before = packer._draws
-        found = packer.pack(plan, kept, command)
-        reused += before is not None and found.draw is before.draw
-        assert found.words.tolist() == expected.words.tolist()
-        assert (found.step, found.lines) == (step, expected.lines)
-        assert (found.shape, found.reassigned, found.masks) == (
+        packed = packer.pack(plan, kept_draw, command)
+        reused += before is not None and packed.draw is before.draw
+        assert packed.words.tolist() == expected.words.tolist()
+        assert (packed.step, packed.lines) == (step, expected.lines)
+        assert (packed.shape, packed.reassigned, packed.masks) == (
             expected.shape,
             expected.reassigned,
             expected.masks,
         )
-        assert found.draw.entries == expected.draw.entries
-        assert found.draw.owners == expected.draw.owners
+        assert packed.draw.entries == expected.draw.entries
+        assert packed.draw.owners == expected.draw.owners
     assert 100 < reused < 380
 
 
@@ -470,20 +481,22 @@ def written(draws: DeferredDraws) -> NDArray[np.uint8]:
 
 def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
-    kept = Draw([1, 2], [*owners])
+    kept_draw = Draw([1, 2], [*owners])
     bits = written(
-        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
+        pack_deferred(PLAN, kept_draw, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
     )
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
     bits = written(
-        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+        pack_deferred(
+            PLAN, kept_draw, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad
+        )
     )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
             written(
                 pack_deferred(
-                    PLAN, kept, SampleDeferred(7, (Mask(2, nothing),)), rows, pad
+                    PLAN, kept_draw, SampleDeferred(7, (Mask(2, nothing),)), rows, pad
                 )
             )

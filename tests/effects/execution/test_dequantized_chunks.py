@@ -33,34 +33,40 @@ def test_tokens_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
     sizes = {"max_num_batched_tokens": 20, "depth": 2}
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 0)
     reference = Run.start(model, **sizes).serve(requests(0), arrival_gap=1)
-    seen = []
+    works = []
 
-    def noted(work: DequantizedWork, *given: Tensor, **how: int) -> tuple[Tensor, Tensor]:
-        seen.append((len(work.rows) > 1, bool(work.starts.any())))
-        return dequantize_contexts(work, *given, **how)  # type: ignore[arg-type]  # as it
+    def noted(
+        work: DequantizedWork, *tensors: Tensor, **options: int
+    ) -> tuple[Tensor, Tensor]:
+        works.append((len(work.rows) > 1, bool(work.starts.any())))
+        return dequantize_contexts(work, *tensors, **options)  # type: ignore[arg-type]  # as it
 
     monkeypatch.setattr(cuda_attention, "dequantize_contexts", noted)
     monkeypatch.setattr(routes, "MIN_DEQUANTIZE_TOKENS", 2)
     assert Run.start(model, **sizes).serve(requests(0), arrival_gap=1) == reference
-    assert {*seen} >= {(True, True), (False, False)}  # several chunks, a history
+    assert {*works} >= {(True, True), (False, False)}  # several chunks, a history
 
 
 def test_contexts_are_dequantized_for_long_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 64)
-    found, least = made(IN_INT8), MIN_DEQUANTIZE_TOKENS
-    most = (4096 + 2048) // 64 + 32
-    assert found.dequantizes(65, least, most)
-    assert not found.dequantizes(64, least, most)  # a graph contains the step
-    assert not found.dequantizes(65, least - 1, most)
-    assert not found.dequantizes(65, least, most + 1)  # no room
+    model_routes, min_tokens = made(IN_INT8), MIN_DEQUANTIZE_TOKENS
+    max_blocks = (4096 + 2048) // 64 + 32
+    assert model_routes.dequantizes(65, min_tokens, max_blocks)
+    # A graph contains the step.
+    assert not model_routes.dequantizes(64, min_tokens, max_blocks)
+    assert not model_routes.dequantizes(65, min_tokens - 1, max_blocks)
+    assert not model_routes.dequantizes(65, min_tokens, max_blocks + 1)  # no room
     assert not made().may_dequantize
-    assert f"dequantized from {least}" in dict(found.described())["prefill attention"]
+    assert (
+        f"dequantized from {min_tokens}"
+        in dict(model_routes.described())["prefill attention"]
+    )
     monkeypatch.setattr(routes, "flash_missing", lambda *_: "")
-    found = made(IN_INT8)
-    assert found.by_flash(9999, 9999, dequantized=True) == (True,)
-    assert found.by_flash(9999, 9999) == (False,)
+    model_routes = made(IN_INT8)
+    assert model_routes.by_flash(9999, 9999, dequantized=True) == (True,)
+    assert model_routes.by_flash(9999, 9999) == (False,)
 
 
 def test_the_workspace_is_part_of_the_memory_plan(

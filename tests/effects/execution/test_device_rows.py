@@ -31,13 +31,13 @@ def rows() -> DeviceRows:
     return DeviceRows(5, 3, VOCAB, torch.device("cpu"))
 
 
-def request(how: SamplingParams = PLAIN, seed: int = 7) -> Request:
-    return Request(id="r", prompt=(3, 4), max_tokens=5, sampling=how, seed=seed)
+def request(sampling: SamplingParams = PLAIN, seed: int = 7) -> Request:
+    return Request(id="r", prompt=(3, 4), max_tokens=5, sampling=sampling, seed=seed)
 
 
 def change(rows: DeviceRows) -> None:
     """Make all changes, as a step does."""
-    words = [torch.from_numpy(part) for part in rows.take()]
+    words = [torch.from_numpy(words_part) for words_part in rows.take()]
     plain.scatter(rows.arena, torch.cat(words))
 
 
@@ -48,8 +48,8 @@ def test_a_row_has_a_word_for_each_field_of_the_table() -> None:
 
 
 def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
-    how = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.25, logprobs=3)
-    rows.open(2, opened(request(how), (8, 9), sample=1))
+    sampling = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.25, logprobs=3)
+    rows.open(2, opened(request(sampling), (8, 9), sample=1))
     change(rows)
     assert rows.sampling.temperature[:6].tolist() == pytest.approx([0, 0, 0.7, 0, 0, 0])
     assert rows.sampling.top_k[2] == 4
@@ -67,18 +67,18 @@ def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
     three = DeviceRows(5, 3, VOCAB, torch.device("cpu"), rejects=True)
     three.open(2, opened(request(), (8,), sample=1))
     change(three)
-    due = Streams.of(7, 1)
-    assert int(three.stream[2]) % 2**64 == due.picks == sample.stream(7, 1)
+    streams = Streams.of(7, 1)
+    assert int(three.stream[2]) % 2**64 == streams.picks == sample.stream(7, 1)
     assert three.draft_stream is not None
     assert three.coins is not None
-    assert int(three.draft_stream[2]) % 2**64 == due.draft
-    assert int(three.coins[2]) % 2**64 == due.coins
+    assert int(three.draft_stream[2]) % 2**64 == streams.draft
+    assert int(three.coins[2]) % 2**64 == streams.coins
     assert float(three.sampling.temperature[2]) == pytest.approx(0.7)
     assert not three.coins[[0, 1, 3, 4, 5]].any()
 
 
 @pytest.mark.parametrize(
-    ("how", "needs"),
+    ("settings", "needs"),
     [
         ({}, SamplingNeeds(False, False)),
         ({"top_k": 5}, SamplingNeeds(True, False)),
@@ -93,9 +93,9 @@ def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
     ids=str,
 )
 def test_what_a_row_wants(
-    rows: DeviceRows, how: dict[str, Any], needs: SamplingNeeds
+    rows: DeviceRows, settings: dict[str, Any], needs: SamplingNeeds
 ) -> None:
-    rows.open(0, opened(request(evolve(PLAIN, **how)), (1,)))
+    rows.open(0, opened(request(evolve(PLAIN, **settings)), (1,)))
     rows.open(1, opened(request(), (2,)))
     assert rows.sampling_needs((0,)) == needs
     assert rows.sampling_needs((1,)) == SamplingNeeds(False, False)
@@ -140,5 +140,5 @@ def test_each_page_of_a_block_has_a_table() -> None:
 
 
 def test_columns_begin_where_kernels_want_them(rows: DeviceRows) -> None:
-    assert all(at % 4 == 0 for at in rows.column_starts.values())
+    assert all(start % 4 == 0 for start in rows.column_starts.values())
     assert [aligned(n) for n in (0, 1, 4, 5)] == [0, 4, 4, 8]

@@ -16,9 +16,9 @@ import torch
 from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample_reference import SamplingValues
-from minfer.sampling.logits import f32, shaped
+from minfer.sampling.logits import f32, shape_logits
 from minfer.sampling.params import SamplingParams
-from minfer.sampling.reference_sampler import RowSampling, kept, lowest, stream
+from minfer.sampling.reference_sampler import RowSampling, filter_tokens, lowest, stream
 from tests.circles import claimed
 
 LOGITS: Final = (1.5, -0.7, 2.2, 0.0, 1.5, -1.9, 0.6, -1.1, 1.9, 0.3, -0.2, 2.0)
@@ -63,26 +63,30 @@ def critical(freedom: int) -> float:
     return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
 
 
-def exact(how: RowSampling) -> list[float]:
+def exact(sampling: RowSampling) -> list[float]:
     """The probability of each token, by the definitions."""
-    logits = shaped(LOGITS, how, PROMPT, OUTPUT)
-    scaled = [f32((x - max(logits)) / f32(how.temperature)) for x in logits]
-    ids = kept(scaled, how.top_k, how.top_p, how.min_p, how.typical_p)
+    logits = shape_logits(LOGITS, sampling, PROMPT, OUTPUT)
+    scaled = [f32((x - max(logits)) / f32(sampling.temperature)) for x in logits]
+    ids = filter_tokens(
+        scaled, sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p
+    )
     weights = {t: math.exp(scaled[t]) for t in ids}
     total = math.fsum(weights.values())
     return [weights.get(t, 0.0) / total for t in range(len(LOGITS))]
 
 
-def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
-    logits = torch.tensor(shaped(LOGITS, how, PROMPT, OUTPUT)).expand(count, -1)
+def drawn(sampler: str, sampling: RowSampling, count: int) -> Counter[int]:
+    logits = torch.tensor(shape_logits(LOGITS, sampling, PROMPT, OUTPUT)).expand(
+        count, -1
+    )
     position = len(PROMPT) + len(OUTPUT)
     if sampler == "cpu":
         rows = [RowSampling.of(SamplingParams(), seed, 0) for seed in range(count)]
-        one = Sampling.of([how], len(LOGITS))
-        every = Sampling(
-            tuple(range(count)), one.params * count, Sampling.of(rows, 12).streams
+        one_row = Sampling.of([sampling], len(LOGITS))
+        all_rows = Sampling(
+            tuple(range(count)), one_row.params * count, Sampling.of(rows, 12).streams
         )
-        tokens = choose(logits, every, np.full(count, position)).tokens.tolist()
+        tokens = choose(logits, all_rows, np.full(count, position)).tokens.tolist()
         return Counter(tokens)
     device = "cuda" if sampler == "kernels" else "cpu"
     sample = kernels.sample if sampler == "kernels" else kernels.reference
@@ -90,26 +94,26 @@ def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
     for first in range(0, count, AT_ONCE):
         seeds = range(first, min(first + AT_ONCE, count))
         lines = logits[: len(seeds)].contiguous().to(device)
-        found, broken = sample(lines, *arguments(how, seeds, position, device))
+        tokens, broken = sample(lines, *arguments(sampling, seeds, position, device))
         assert not broken.any()
-        drew.update(found.tolist())
+        drew.update(tokens.tolist())
     return drew
 
 
 def arguments(
-    how: RowSampling, seeds: range, position: int, device: str
+    sampling: RowSampling, seeds: range, position: int, device: str
 ) -> tuple[torch.Tensor, SamplingValues, torch.Tensor, torch.Tensor]:
     """Those of `kernels.sample` for a row of each seed, after the logits."""
     streams = np.array([stream(seed, 0) for seed in seeds], np.uint64)
-    ones = torch.ones(len(seeds), device=device)
+    all_ones = torch.ones(len(seeds), device=device)
     return (
         torch.arange(len(seeds), dtype=torch.int32, device=device),
         SamplingValues(
-            temperature=how.temperature * ones,
-            top_k=(how.top_k * ones).int(),
-            top_p=how.top_p * ones,
-            deepest=-lowest(how.min_p) * ones,
-            typical_p=how.typical_p * ones,
+            temperature=sampling.temperature * all_ones,
+            top_k=(sampling.top_k * all_ones).int(),
+            top_p=sampling.top_p * all_ones,
+            deepest=-lowest(sampling.min_p) * all_ones,
+            typical_p=sampling.typical_p * all_ones,
         ),
         torch.from_numpy(streams.view(np.int64)).to(device),
         torch.full((len(seeds),), position, dtype=torch.int32, device=device),
@@ -124,12 +128,15 @@ def test_draws_have_the_distribution_of_the_definition(
     way: str, sampler: str, count: int
 ) -> None:
     words = WORDS if way in ("all", "bias") else ()
-    how = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0, STOPS, words)
-    counts, shares = drawn(sampler, how, count), exact(how)
-    there = [t for t, share in enumerate(shares) if share]
-    assert set(counts) <= set(there)
-    expected = {t: count * shares[t] for t in there}
+    sampling = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0, STOPS, words)
+    counts, shares = drawn(sampler, sampling, count), exact(sampling)
+    possible = [t for t, share in enumerate(shares) if share]
+    assert set(counts) <= set(possible)
+    expected = {t: count * shares[t] for t in possible}
     assert min(expected.values()) > 5
-    chi = sum((counts[t] - many) ** 2 / many for t, many in expected.items())
-    assert len(there) > 1
-    assert chi < critical(len(there) - 1)
+    chi = sum(
+        (counts[t] - expected_count) ** 2 / expected_count
+        for t, expected_count in expected.items()
+    )
+    assert len(possible) > 1
+    assert chi < critical(len(possible) - 1)

@@ -67,57 +67,65 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def sampler(hows: Sequence[dict[str, Any]], ranks: Communicator = SINGLE_RANK) -> Sampler:
     """Of rows that are open; each second one is greedy."""
     rows = DeviceRows(len(hows), 4, VOCAB, CPU)
-    made = Sampler(CudaBackend(CPU, Routes()), rows, 8, ranks=ranks)
-    for row, how in enumerate(hows):
-        params = SamplingParams(temperature=row % 2 * 0.9, **how)
+    new_sampler = Sampler(CudaBackend(CPU, Routes()), rows, 8, ranks=ranks)
+    for row, sampling in enumerate(hows):
+        params = SamplingParams(temperature=row % 2 * 0.9, **sampling)
         request = Request(
             id=str(row), prompt=(3,), max_tokens=9, sampling=params, seed=row
         )
-        made.open(row, opened(request, (row,)))
-    plain.scatter(rows.arena, torch.cat([torch.from_numpy(part) for part in rows.take()]))
-    return made
+        new_sampler.open(row, opened(request, (row,)))
+    plain.scatter(
+        rows.arena,
+        torch.cat([torch.from_numpy(words_part) for words_part in rows.take()]),
+    )
+    return new_sampler
 
 
 def check(kind: str, work: Work) -> list[int]:
     """Check that two ranks do what one does; returns what columns one exchanged."""
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(4))
     logits[:, PART:] += 1  # where noise decides
-    wanted = sampler(HOWS[kind])
-    work(wanted, logits)
+    expected_sampler = sampler(HOWS[kind])
+    work(expected_sampler, logits)
     padded = torch.cat((logits, torch.full((6, 2 * PART - VOCAB), 3.0)), 1)
 
     def on_rank(ranks: ThreadRanks) -> tuple[Sampler, list[int]]:
         columns = list[int]()
-        mine = InTurn(**asdict(ranks, recurse=False), columns=columns)
-        part = padded[:, ranks.rank_info.tensor_rank * PART :][:, :PART].contiguous()
+        rank_ranks = InTurn(**asdict(ranks, recurse=False), columns=columns)
+        columns_part = padded[:, ranks.rank_info.tensor_rank * PART :][
+            :, :PART
+        ].contiguous()
         with TURN:
-            made = sampler(HOWS[kind], mine)
-            work(made, part)
-        return made, columns
+            rank_sampler = sampler(HOWS[kind], rank_ranks)
+            work(rank_sampler, columns_part)
+        return rank_sampler, columns
 
-    found, _ = on_ranks(Parallel(tensor=2), on_rank)
-    for made, _ in found:
-        assert made.out.equal(wanted.out)
-        assert made.scores.equal(wanted.scores)
-        assert made.rows.arena.equal(wanted.rows.arena)
-    assert len({*wanted.out[:6].tolist()}) > 3
-    return found[0][1]
+    by_rank, _ = on_ranks(Parallel(tensor=2), on_rank)
+    for rank_sampler, _ in by_rank:
+        assert rank_sampler.out.equal(expected_sampler.out)
+        assert rank_sampler.scores.equal(expected_sampler.scores)
+        assert rank_sampler.rows.arena.equal(expected_sampler.rows.arena)
+    assert len({*expected_sampler.out[:6].tolist()}) > 3
+    return by_rank[0][1]
 
 
 @pytest.mark.parametrize("kind", [*WANTS])
 def test_ranks_sample_what_one_samples(kind: str) -> None:
     columns = check(
-        kind, lambda one, part: one.sample(part, ROWS, POSITIONS, WANTS[kind])
+        kind,
+        lambda sampler, logits_part: sampler.sample(
+            logits_part, ROWS, POSITIONS, WANTS[kind]
+        ),
     )
     assert columns == [PART // CHUNK if kind == "plain" else PART]
 
 
 @pytest.mark.parametrize("kind", ["plain", "scored"])
 def test_ranks_sample_what_one_samples_from_kept_logits(kind: str) -> None:
-    def work(one: Sampler, part: Tensor) -> None:
-        one.masks.lines[:6] = -1
-        one.masks.lines[2, :2] = 0  # one row may have no token of the first rank
-        one.keep(part.flip(0), ROWS.flip(0))
-        one.sample_kept(ROWS, POSITIONS, WANTS[kind])
+    def work(sampler: Sampler, logits_part: Tensor) -> None:
+        sampler.masks.lines[:6] = -1
+        sampler.masks.lines[2, :2] = 0  # one row may have no token of the first rank
+        sampler.keep(logits_part.flip(0), ROWS.flip(0))
+        sampler.sample_kept(ROWS, POSITIONS, WANTS[kind])
 
     assert check(kind, work) == [PART]

@@ -23,9 +23,9 @@ STOP = 99
 def serve(
     dry: DryExecutor, requests: list[Request], **sizes: int
 ) -> dict[tuple[str, int], list[int]]:
-    given: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64}
-    given |= {"max_num_seqs": 4, "max_num_batched_tokens": 16, "vocab_size": 100}
-    config = EngineConfig(**(given | sizes))
+    settings: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64}
+    settings |= {"max_num_seqs": 4, "max_num_batched_tokens": 16, "vocab_size": 100}
+    config = EngineConfig(**(settings | sizes))
     driver = Driver(config, dry)
     for request in requests:
         driver.post(Submit(request))
@@ -43,8 +43,8 @@ def serve(
 
 def wanted(dry: DryExecutor, request: Request, sample: int) -> list[int]:
     out: list[int] = []
-    for more in range(request.max_tokens):
-        position = len(request.prompt) + more
+    for place in range(request.max_tokens):
+        position = len(request.prompt) + place
         out.append(
             dry.token(row_sampling(request, sample), len(request.prompt), position)
         )
@@ -68,17 +68,17 @@ def test_every_schedule_gives_the_same_tokens(num_blocks: int, depth: int) -> No
         )
         for i in range(6)
     ]
-    got = serve(dry, requests, num_blocks=num_blocks, depth=depth)
-    assert got == {
+    tokens = serve(dry, requests, num_blocks=num_blocks, depth=depth)
+    assert tokens == {
         (r.id, sample): wanted(dry, r, sample) for r in requests for sample in range(r.n)
     }
 
 
 def test_it_reads_the_passage_from_a_sentence_that_seed_and_sample_choose() -> None:
     request = Request(id="r", prompt=(1,), max_tokens=7, seed=1, n=2)
-    got = serve(DryExecutor(SENTENCES), [request])
-    assert got["r", 0] == [20, 21, 30, 10, 11, 12, 20]
-    assert got["r", 1] == [30, 10, 11, 12, 20, 21, 30]
+    tokens = serve(DryExecutor(SENTENCES), [request])
+    assert tokens["r", 0] == [20, 21, 30, 10, 11, 12, 20]
+    assert tokens["r", 1] == [30, 10, 11, 12, 20, 21, 30]
 
 
 def test_greedy_requests_read_from_the_beginning() -> None:

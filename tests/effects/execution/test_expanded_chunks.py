@@ -66,7 +66,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def with_expanded(batch: Batch, more: int = 0, *, by_flash: bool = False) -> Batch:
+def with_expanded(batch: Batch, extra_slots: int = 0, *, by_flash: bool = False) -> Batch:
     """The same step, its chunks' latents expanded, and a padding chunk behind them:
     without, where flash-attn serves one.
     """
@@ -74,12 +74,12 @@ def with_expanded(batch: Batch, more: int = 0, *, by_flash: bool = False) -> Bat
     assert chunks is not None
     four = [chunks.rows, chunks.starts, chunks.counts, chunks.offsets]
     if not by_flash:
-        four = [torch.cat((one, one[:1] * 0)) for one in four]
+        four = [torch.cat((tensor, tensor[:1] * 0)) for tensor in four]
     rows, starts, counts, offsets = four
-    history = int(starts.sum()) + more
-    given = rows, starts, counts, batch.table, chunks.longest, history, BLOCK
+    history = int(starts.sum()) + extra_slots
+    arguments = rows, starts, counts, batch.table, chunks.longest, history, BLOCK
     padded = evolve(chunks, rows=rows, starts=starts, counts=counts, offsets=offsets)
-    work = ExpandedWork.of(*given)._replace(by_flash=by_flash)
+    work = ExpandedWork.of(*arguments)._replace(by_flash=by_flash)
     return evolve(batch, chunks=evolve(padded, expanded=work))
 
 
@@ -104,17 +104,17 @@ def check(batches: list[Batch], *, by_flash: bool = False) -> None:
         count = len(batch.tokens)
         query = normal(count, mla.heads * mla.query_dim)
         latent = normal(count, mla.latent_dim)
-        given = query.clone(), latent.clone(), weights
-        wanted = absorbed.mix_latent(batch, 0, *given)
+        arguments = query.clone(), latent.clone(), weights
+        expected = absorbed.mix_latent(batch, 0, *arguments)
         tried = [plain.mix_latent(batch, 0, query.clone(), latent.clone(), weights)]
-        for more in (0,) if by_flash else (0, 5):
-            other = batch
+        for extra_slots in (0,) if by_flash else (0, 5):
+            expanded_batch = batch
             if batch.chunks is not None:
-                other = with_expanded(batch, more, by_flash=by_flash)
-            given = query.clone(), latent.clone(), weights
-            tried.append(expanded.mix_latent(other, 0, *given))
-        for found in tried:
-            assert (found - wanted).norm() / wanted.norm() < 1e-5
+                expanded_batch = with_expanded(batch, extra_slots, by_flash=by_flash)
+            arguments = query.clone(), latent.clone(), weights
+            tried.append(expanded.mix_latent(expanded_batch, 0, *arguments))
+        for actual in tried:
+            assert (actual - expected).norm() / expected.norm() < 1e-5
         torch.testing.assert_close(expanded.data, absorbed.data, equal_nan=True)
 
 
@@ -123,11 +123,13 @@ def test_chunks_decode_rows_and_their_histories() -> None:
     pieces = mla_of(SPEC).pieces(16, 4)
     assert (pieces.heads, pieces.tokens) == (1, 27)
     tables = ([3, 7, 1, 10, 11, 12], [5, 0, 9, 2, 14, 15], [6, 4, 8, 20, 21, 22, 23, 24])
-    done, batches = [0, 0, 0], []
+    starts, batches = [0, 0, 0], []
     for counts in ((9, 7, 2), (1, 6, 25), (4, 1, 1), (2, 3, 2), (1, 1, 1), (3, 1, 1)):
-        rows = zip(counts, done, tables, strict=True)
-        batches.append(make_batch([BatchRow([0] * n, at, t) for n, at, t in rows], BLOCK))
-        done = [start + n for start, n in zip(done, counts, strict=True)]
+        rows = zip(counts, starts, tables, strict=True)
+        batches.append(
+            make_batch([BatchRow([0] * n, start, t) for n, start, t in rows], BLOCK)
+        )
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
     check(batches)
 
 
@@ -138,10 +140,10 @@ def test_flash_attn_serves_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [3, 7, 1, 10, 11, 12, 13, 14, 15, 16, 17, 18], [5, 0]
     counts = ((3, 40), (0, 1)), ((43, 5), (1, 1))
     batches = []
-    for chunk, alone in counts:
-        rows = zip((chunk, alone), tables, strict=True)
-        made = [BatchRow([0] * n, at, table) for (at, n), table in rows]
-        batches.append(make_batch(made, BLOCK))
+    for chunk, is_alone in counts:
+        rows = zip((chunk, is_alone), tables, strict=True)
+        batch_rows = [BatchRow([0] * n, start, table) for (start, n), table in rows]
+        batches.append(make_batch(batch_rows, BLOCK))
     first = make_batch([BatchRow([0] * 3, 0, tables[0])], BLOCK)
     check([first, *batches], by_flash=True)
 
@@ -151,31 +153,31 @@ def test_two_rows_share_a_history() -> None:
     """A prefix hit: its blocks are of another row."""
     first = make_batch([BatchRow([0] * 13, 0, [3, 7, 1, 10])], BLOCK)
     tables = [3, 7, 1, 30, 31], [3, 7, 1, 20, 21]
-    both = make_batch([BatchRow([0] * 6, 12, table) for table in tables], BLOCK)
-    check([first, both])
+    shared_batch = make_batch([BatchRow([0] * 6, 12, table) for table in tables], BLOCK)
+    check([first, shared_batch])
 
 
 class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """The bytes of tensors that are made in it, at most at once, besides `known`."""
 
-    def __init__(self, *known: Tensor) -> None:
+    def __init__(self, *tensors: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.known = {one.untyped_storage().data_ptr() for one in known}
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self.alive = dict[int, int]()
         self.most = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            storage = made.untyped_storage()
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            storage = result.untyped_storage()
             place = storage.data_ptr()
             if place not in self.known | self.alive.keys():
                 self.alive[place] = storage.nbytes()
                 weakref.finalize(storage, self.alive.pop, place, None)
             self.most = max(self.most, sum(self.alive.values()))
-        return made
+        return result
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -188,7 +190,7 @@ def test_the_memory_of_pieces_is_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     weights = LatentWeights(Norm(torch.zeros(mla.rank), 1e-6), linear)
     cache = torch.zeros(40, BLOCK, mla.latent_dim)
     layer = LatentLayer(mla, cache, 0, torch.zeros(0), weights, 1)
-    planned, found = mla.pieces(count, 4).bytes, list[int]()
+    planned, sizes = mla.pieces(count, 4).bytes, list[int]()
     for history, by_flash in product((0, 100), (False, True)):
         batch = with_expanded(make_batch([BatchRow([0] * count, 100, range(40))], BLOCK))
         assert batch.chunks is not None
@@ -197,26 +199,28 @@ def test_the_memory_of_pieces_is_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         work = work._replace(slots=work.slots[:, :history], by_flash=by_flash)
         query = torch.zeros(count, mla.heads, mla.query_dim)
         out = torch.zeros(count, mla.heads, mla.value_dim)
-        given = query, batch.slots[0], out
-        with Held(cache, linear.weight, work.slots, work.bounds, *given) as held:
-            layer._expand(work, *given)
-        found.append(held.most)
-    assert 0.7 * planned < max(found) <= planned + 100  # and bounds
+        arguments = query, batch.slots[0], out
+        with Held(
+            cache, linear.weight, work.slots, work.bounds, *arguments
+        ) as held_memory:
+            layer._expand(work, *arguments)
+        sizes.append(held_memory.most)
+    assert 0.7 * planned < max(sizes) <= planned + 100  # and bounds
 
 
 def test_pieces_of_deepseeks_sizes() -> None:
     """128 MiB of 512 bytes for each head of a token."""
     three = mla_of(parse_spec(PUBLISHED["DeepSeek-V3"], dtype="bfloat16"))
-    for one, tokens, heads, size in (
+    for spec, tokens, heads, size in (
         (LITE, 2048, 16, 16384),
         (LITE, 8192, 16, 16384),
         (three, 2048, 128, 2048),
         (three, 8192, 32, 8192),
         (three, 1 << 20, 1, 1 << 18),
     ):
-        found = one.pieces(tokens, 2)
-        assert (found.heads, found.tokens) == (heads, size)
-        assert found.bytes < 4 * sizes.MAX_EXPANDED_BYTES or tokens == 1 << 20
+        pieces = spec.pieces(tokens, 2)
+        assert (pieces.heads, pieces.tokens) == (heads, size)
+        assert pieces.bytes < 4 * sizes.MAX_EXPANDED_BYTES or tokens == 1 << 20
     assert expansion_bytes(SPEC, CONFIG) == 0  # all steps are captured
 
 
@@ -237,18 +241,18 @@ def test_expansion_is_part_of_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -
 def test_tokens_are_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(None, SPEC, random_weights(SPEC, "float32", 0))
     reference = Run.start(model).serve(requests(0))
-    seen = set[tuple[bool, bool]]()
+    works = set[tuple[bool, bool]]()
     expand = LatentLayer._expand
 
-    def noted(self: Any, work: ExpandedWork, *given: Tensor) -> None:
-        seen.add((len(work.bounds) > 2, work.slots.shape[1] > 0))
-        expand(self, work, *given)
+    def noted(self: Any, work: ExpandedWork, *tensors: Tensor) -> None:
+        works.add((len(work.bounds) > 2, work.slots.shape[1] > 0))
+        expand(self, work, *tensors)
 
     monkeypatch.setattr(LatentLayer, "_expand", noted)
     monkeypatch.setattr(routes, "MIN_EXPAND_TOKENS", 2)
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 0)
     assert served(case, model, reference) == reference
-    assert seen >= {(True, True), (False, False)}  # several chunks, a history
+    assert works >= {(True, True), (False, False)}  # several chunks, a history
 
 
 def served(case: str, model: Model, reference: Tokens) -> Tokens:

@@ -19,21 +19,24 @@ from tests.effects.execution.strange_files import STRANGE
 
 def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> None:
     (tmp_path / "new" / "folder" / "lost+found").mkdir(parents=True)
-    one = FolderEpochs.open(tmp_path / "new" / "folder")
-    two = FolderEpochs.open(one.folder)
-    first = one.of_all
+    epochs = FolderEpochs.open(tmp_path / "new" / "folder")
+    two = FolderEpochs.open(epochs.folder)
+    first = epochs.of_all
     assert first == two.of_all > 0
-    assert one.of_tenant("a") == 0
-    one.raise_all()
+    assert epochs.of_tenant("a") == 0
+    epochs.raise_all()
     two.raise_tenant("a")
-    one.raise_tenant("b")
-    seen = {
-        (each.of_all, each.of_tenant("a"), each.of_tenant("b")) for each in (one, two)
+    epochs.raise_tenant("b")
+    all_epochs = {
+        (epoch.of_all, epoch.of_tenant("a"), epoch.of_tenant("b"))
+        for epoch in (epochs, two)
     }
-    again = FolderEpochs.open(one.folder)
-    [now] = seen | {(again.of_all, again.of_tenant("a"), again.of_tenant("b"))}
+    reopened = FolderEpochs.open(epochs.folder)
+    [now] = all_epochs | {
+        (reopened.of_all, reopened.of_tenant("a"), reopened.of_tenant("b"))
+    }
     assert len({first, *now, 0}) == 5
-    assert "a" not in json.loads((one.folder / FILE_NAME).read_text())["tenants"]
+    assert "a" not in json.loads((epochs.folder / FILE_NAME).read_text())["tenants"]
 
 
 @pytest.mark.parametrize(
@@ -53,18 +56,18 @@ def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> No
 )
 def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> None:
     """Never an epoch that was there before."""
-    one = FolderEpochs.open(tmp_path)
-    before, file = one.of_all, tmp_path / FILE_NAME
+    epochs = FolderEpochs.open(tmp_path)
+    before, file = epochs.of_all, tmp_path / FILE_NAME
     if text is None:
         file.unlink()
     else:
         file.write_text(text)
-    assert one.of_all not in (0, before)
-    assert FolderEpochs.open(tmp_path).of_all == one.of_all
+    assert epochs.of_all not in (0, before)
+    assert FolderEpochs.open(tmp_path).of_all == epochs.of_all
     file.unlink()
     two = FolderEpochs.open(tmp_path)
-    assert one.of_all == two.of_all
-    assert one.of_all not in (0, before)
+    assert epochs.of_all == two.of_all
+    assert epochs.of_all not in (0, before)
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
@@ -110,15 +113,15 @@ def test_a_folder_is_opened_again_on_a_disk_that_is_full(
     """Else an engine that dies meanwhile could not be started again."""
     before = FolderEpochs.open(tmp_path).of_all
 
-    def full(part: Path, _: str) -> None:
-        part.touch()
+    def full(path: Path, _: str) -> None:
+        path.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", full)
-    one = FolderEpochs.open(tmp_path)
-    assert one.of_all == before
+    epochs = FolderEpochs.open(tmp_path)
+    assert epochs.of_all == before
     with pytest.raises(OSError, match="No space left"):
-        one.raise_all()
+        epochs.raise_all()
     assert not list(tmp_path.glob("*.part"))
     (tmp_path / FILE_NAME).unlink()
     with pytest.raises(ConfigError, match="No space left"):
@@ -143,11 +146,11 @@ def test_what_cannot_be_is_refused(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, os.strerror(30))
 
-    one = FolderEpochs.open(tmp_path)
-    before = one.of_all
+    epochs = FolderEpochs.open(tmp_path)
+    before = epochs.of_all
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(ConfigError, match="Read-only"):
         FolderEpochs.open(tmp_path)
     with pytest.raises(OSError, match="Read-only"):
-        one.raise_all()
-    assert one.of_all == before
+        epochs.raise_all()
+    assert epochs.of_all == before

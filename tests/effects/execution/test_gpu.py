@@ -92,7 +92,7 @@ class TokenCounts:
     @property
     def rows(self) -> int:
         commands = [command for turn in self.turns for command in turn.commands]
-        plans = [one.plan for one in commands if isinstance(one, Execute)]
+        plans = [command.plan for command in commands if isinstance(command, Execute)]
         return max((len(plan.rows) for plan in plans), default=0)
 
     def count(self, kind: type) -> int:
@@ -107,11 +107,11 @@ def runner_of(llm: LLM) -> ModelRunner:
 
 
 def tokens(
-    llm: LLM, prompts: list[list[int]], count: int = 32, **how: Any
+    llm: LLM, prompts: list[list[int]], count: int = 32, **options: Any
 ) -> list[list[int]]:
     """What becomes of prompts, greedily unless told otherwise."""
-    how = {"temperature": 0, "max_tokens": count, "ignore_eos": True, **how}
-    outputs = llm.generate(prompts, SamplingParams(**how), use_tqdm=False)
+    options = {"temperature": 0, "max_tokens": count, "ignore_eos": True, **options}
+    outputs = llm.generate(prompts, SamplingParams(**options), use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * len(
         prompts
     )
@@ -121,24 +121,28 @@ def tokens(
 def test_prompts_are_scored_beside_others_that_are_not_held_to_it(
     ids: list[int], prompts: list[list[int]]
 ) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    reference_model = AutoModelForCausalLM.from_pretrained(
+        bundled_folder(), dtype=torch.float32
+    )
     scored = [ids[:600], ids[700:730]]
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=4)
     with LLM(**SMALL, dtype="float32") as llm:
         solo = tokens(llm, prompts)
-        each = [params] * 2 + [evolve(params, max_tokens=32, prompt_logprobs=None)] * 24
-        each = [evolve(one, ignore_eos=True) for one in each]
-        found = llm.generate([*scored, *prompts], each, use_tqdm=False)
-    assert [list(one.outputs[0].token_ids) for one in found[2:]] == solo
-    for output, prompt in zip(found, scored, strict=False):
-        right = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        all_params = [params] * 2 + [
+            evolve(params, max_tokens=32, prompt_logprobs=None)
+        ] * 24
+        all_params = [evolve(each, ignore_eos=True) for each in all_params]
+        outputs = llm.generate([*scored, *prompts], all_params, use_tqdm=False)
+    assert [list(output.outputs[0].token_ids) for output in outputs[2:]] == solo
+    for output, prompt in zip(outputs, scored, strict=False):
+        right = reference_model(torch.tensor([prompt])).logits[0].log_softmax(-1)
         assert output.prompt_logprobs is not None
         for place, by_id in enumerate(output.prompt_logprobs[1:]):
             assert by_id is not None
-            reported = torch.tensor([one.logprob for one in by_id.values()])
-            due = right[place, list(by_id)]
-            assert torch.allclose(reported, due, atol=2e-3), (
-                f"at {place}: {reported}, {due}"
+            reported = torch.tensor([output.logprob for output in by_id.values()])
+            expected = right[place, list(by_id)]
+            assert torch.allclose(reported, expected, atol=2e-3), (
+                f"at {place}: {reported}, {expected}"
             )
 
 
@@ -163,18 +167,23 @@ def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
         torch.cuda.reset_peak_memory_stats()
     with LLM(**bound, **blocks) as llm:
         plan = llm.setup.memory
-        most = plan.largest_batch(length)
-        assert most >= 2
-        for count in (most, most + 1):
-            seen = TokenCounts(llm)
-            several = [ids[i : i + length - 80] for i in range(count)]
-            assert len(tokens(llm, several, 80)) == count
-            if count == most:
-                assert (seen.rows, seen.count(Preempted)) == (most, 0)
+        max_count = plan.largest_batch(length)
+        assert max_count >= 2
+        for count in (max_count, max_count + 1):
+            token_counts = TokenCounts(llm)
+            all_prompts = [ids[i : i + length - 80] for i in range(count)]
+            assert len(tokens(llm, all_prompts, 80)) == count
+            if count == max_count:
+                assert (token_counts.rows, token_counts.count(Preempted)) == (
+                    max_count,
+                    0,
+                )
             else:
-                assert seen.rows == most or seen.count(Preempted)
+                assert token_counts.rows == max_count or token_counts.count(Preempted)
             assert not [
-                reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+                reason.error
+                for reason in token_counts.reasons
+                if isinstance(reason, Discarded)
             ]
     if DEVICE == "cuda":
         assert torch.cuda.max_memory_reserved() - before <= plan.total
@@ -183,42 +192,44 @@ def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
 def test_the_largest_context_of_the_plan_runs_and_one_more_token_is_refused(
     ids: list[int],
 ) -> None:
-    few: dict[str, Any] = {"device": DEVICE, "num_gpu_blocks_override": 20}
-    longest = planned(**few, max_model_len=BLOCK).largest_context
+    small_engine: dict[str, Any] = {"device": DEVICE, "num_gpu_blocks_override": 20}
+    longest = planned(**small_engine, max_model_len=BLOCK).largest_context
     assert longest == 20 * BLOCK + 1
-    with LLM(**few, max_model_len=longest) as llm:
+    with LLM(**small_engine, max_model_len=longest) as llm:
         assert len(tokens(llm, [ids[: longest - 8]], 8)[0]) == 8
         with pytest.raises(RequestError, match=f"{longest}"):
             tokens(llm, [ids[:longest]], 1)  # which makes one more
     with pytest.raises(NotEnoughMemoryError, match=f"use --max-model-len {longest},"):
-        planned(**few, max_model_len=longest + 1)
+        planned(**small_engine, max_model_len=longest + 1)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
 def test_out_of_memory_in_any_forward_costs_only_its_step(
-    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, at: int
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
     settings = SMALL | {"enable_prefix_caching": False, "enforce_eager": True}
     with LLM(dtype="float32", **settings) as llm:
-        wanted = tokens(llm, prompts)
+        expected = tokens(llm, prompts)
     with LLM(dtype="float32", **settings) as llm:
         runner: ModelRunner = runner_of(llm)
         model, calls = runner.step.model, 0
 
-        def scarce(*of: Any) -> Tensor:
+        def scarce(*arguments: Any) -> Tensor:
             nonlocal calls
             calls += 1
-            if calls == at:
+            if calls == failing_call:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            found: Tensor = model(*of)
-            return found
+            hidden: Tensor = model(*arguments)
+            return hidden
 
         monkeypatch.setattr(runner.step, "model", scarce)
-        seen = TokenCounts(llm)
-        assert tokens(llm, prompts) == wanted
-        assert calls >= at
+        token_counts = TokenCounts(llm)
+        assert tokens(llm, prompts) == expected
+        assert calls >= failing_call
         voided = [
-            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+            reason.error
+            for reason in token_counts.reasons
+            if isinstance(reason, Discarded)
         ]
         assert len(voided) == 1
         assert "CUDA out of memory" in voided[0]
@@ -230,7 +241,7 @@ def test_memory_of_another_process_costs_only_a_step(
 ) -> None:
     # What is captured as a graph has its memory already.
     settings = SMALL | {"max_num_batched_tokens": 8192, "enforce_eager": True}
-    several = [ids[i : i + 1000] for i in range(8)]
+    all_prompts = [ids[i : i + 1000] for i in range(8)]
     with LLM(dtype="float32", enable_prefix_caching=False, **settings) as llm:
         executor, total = llm.worker.driver.executor, torch.cuda.mem_get_info()[1]
         collect = executor.collect
@@ -241,19 +252,21 @@ def test_memory_of_another_process_costs_only_a_step(
             return result
 
         monkeypatch.setattr(executor, "collect", collected)
-        seen = TokenCounts(llm)
+        token_counts = TokenCounts(llm)
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         try:
-            made = tokens(llm, several)
+            outputs = tokens(llm, all_prompts)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         voided = [
-            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+            reason.error
+            for reason in token_counts.reasons
+            if isinstance(reason, Discarded)
         ]
         assert len(voided) == 1
         assert "out of memory" in voided[0]
-        assert made == tokens(llm, several)
+        assert outputs == tokens(llm, all_prompts)
 
 
 # --- the loop neither waits nor takes memory --------------------------------------------
@@ -276,14 +289,16 @@ def test_an_engine_opens_while_another_captures_its_graphs(
 
 def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -> None:
     with LLM(check_steps=True, **SMALL) as llm:
-        seen = TokenCounts(llm)
+        token_counts = TokenCounts(llm)
         tokens(llm, prompts)
         tokens(llm, prompts, temperature=0.8)
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
         tokens(llm, prompts, temperature=0.8, min_p=0.1)
         tokens(llm, prompts, temperature=0.8, top_k=40, logprobs=5)
         assert not [
-            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+            reason.error
+            for reason in token_counts.reasons
+            if isinstance(reason, Discarded)
         ]
 
 
@@ -297,7 +312,7 @@ def test_a_check_finds_what_it_is_for(
     with LLM(check_steps=True, dtype="float32", **SMALL) as llm:
         runner = runner_of(llm)
         solo = [prompts[3]]
-        wanted = tokens(llm, solo)
+        expected = tokens(llm, solo)
 
         replays = iter(range(100))
 
@@ -321,15 +336,17 @@ def test_a_check_finds_what_it_is_for(
             for kind, graph in graphs.items()
         )
         monkeypatch.setattr(runner.captures, "graphs", faulty)
-        seen = TokenCounts(llm)
-        assert tokens(llm, solo) == wanted
+        token_counts = TokenCounts(llm)
+        assert tokens(llm, solo) == expected
         errors = [
-            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+            reason.error
+            for reason in token_counts.reasons
+            if isinstance(reason, Discarded)
         ]
         assert errors
         assert all(emitted in error for error in errors)
         monkeypatch.setattr(runner.captures, "graphs", graphs)
-        assert tokens(llm, solo) == wanted
+        assert tokens(llm, solo) == expected
 
 
 # --- the same tokens --------------------------------------------------------------------
@@ -345,16 +362,19 @@ def theirs() -> Any:
 @pytest.fixture(scope="module")
 def expected(theirs: Any, prompts: list[list[int]]) -> list[list[int]]:
     """transformers' greedy continuations, one by one."""
-    how = {
+    options = {
         "max_new_tokens": 32,
         "do_sample": False,
         "eos_token_id": None,
         "pad_token_id": 0,
     }
-    given = [torch.tensor([prompt], device=DEVICE) for prompt in prompts]
-    made = [theirs.generate(x, attention_mask=torch.ones_like(x), **how) for x in given]
+    inputs = [torch.tensor([prompt], device=DEVICE) for prompt in prompts]
+    generated = [
+        theirs.generate(x, attention_mask=torch.ones_like(x), **options) for x in inputs
+    ]
     return [
-        out[0, len(prompt) :].tolist() for out, prompt in zip(made, prompts, strict=True)
+        out[0, len(prompt) :].tolist()
+        for out, prompt in zip(generated, prompts, strict=True)
     ]
 
 
@@ -386,11 +406,11 @@ def test_float32_log_probabilities_are_those_of_transformers(
             outputs = [
                 o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)
             ]
-            assert [list(one.token_ids) for one in outputs] == expected
-            for prompt, k, one in zip(prompts, requested, outputs, strict=True):
-                assert (one.logprobs is None) == (k is None)
+            assert [list(output.token_ids) for output in outputs] == expected
+            for prompt, k, output in zip(prompts, requested, outputs, strict=True):
+                assert (output.logprobs is None) == (k is None)
                 with torch.inference_mode():
-                    ids = torch.tensor([[*prompt, *one.token_ids]], device=DEVICE)
+                    ids = torch.tensor([[*prompt, *output.token_ids]], device=DEVICE)
                     exact = (
                         theirs(ids)
                         .logits[0, len(prompt) - 1 : -1]
@@ -398,13 +418,18 @@ def test_float32_log_probabilities_are_those_of_transformers(
                         .log_softmax(-1)
                     )
                 scored = zip(
-                    one.token_ids, exact.cpu(), one.logprobs or (), strict=k is not None
+                    output.token_ids,
+                    exact.cpu(),
+                    output.logprobs or (),
+                    strict=k is not None,
                 )
                 for token, row, by_id in scored:
                     assert by_id[token].rank == 1
                     assert len(by_id) == max(k or 0, 1)
-                    for other, found in by_id.items():
-                        assert found.logprob == pytest.approx(float(row[other]), abs=1e-3)
+                    for token_id, entry in by_id.items():
+                        assert entry.logprob == pytest.approx(
+                            float(row[token_id]), abs=1e-3
+                        )
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
@@ -427,7 +452,7 @@ def test_deferred_rows_sample_the_same(
             post(event)
 
         monkeypatch.setattr(driver, "post", bound)
-        seen = TokenCounts(llm)
+        token_counts = TokenCounts(llm)
         for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
@@ -437,7 +462,7 @@ def test_deferred_rows_sample_the_same(
         forced = tokens(llm, prompts)
         assert forced[1::2] == expected[1::2]
         assert {token for row in forced[::2] for token in row} == {77}
-        assert not seen.count(Discarded)
+        assert not token_counts.count(Discarded)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma3_text"])
@@ -445,7 +470,7 @@ def test_a_model_of_transformers_gives_the_tokens_that_it_gives_on_the_cpu(
     kind: str, tmp_path: Path
 ) -> None:
     save(tmp_path, kind)
-    several = [
+    all_prompts = [
         [(7 * i + j * j) % (VOCAB - 1) + 1 for j in range(3 + 5 * i)] for i in range(9)
     ]
     settings = SMALL | {
@@ -453,14 +478,14 @@ def test_a_model_of_transformers_gives_the_tokens_that_it_gives_on_the_cpu(
         "max_num_batched_tokens": 24,
         "dtype": "float32",
     }
-    made = []
+    outputs = []
     for device in (DEVICE, "cpu"):
         with LLM(
             str(tmp_path), skip_tokenizer_init=True, **(settings | {"device": device})
         ) as llm:
-            made.append(tokens(llm, several, 24, temperature=1.0))
-    assert made[0] == made[1]
-    assert len({token for row in made[0] for token in row}) > 10
+            outputs.append(tokens(llm, all_prompts, 24, temperature=1.0))
+    assert outputs[0] == outputs[1]
+    assert len({token for row in outputs[0] for token in row}) > 10
 
 
 PROCESS: Final = """
@@ -490,15 +515,15 @@ print(json.dumps([[one.token_ids for one in outputs], scores]))
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_two_processes_give_the_same_bits(prompts: list[list[int]], eager: bool) -> None:
     """Tokens and log-probabilities."""
-    job, made = json.dumps([SMALL | {"enforce_eager": eager}, prompts]), []
+    job, outputs = json.dumps([SMALL | {"enforce_eager": eager}, prompts]), []
     for _ in range(2):
         command = [sys.executable, "-c", PROCESS]
-        done = subprocess.run(
+        finished = subprocess.run(
             command, input=job, cwd=ROOT, capture_output=True, text=True, check=True
         )
-        made.append(json.loads(done.stdout.splitlines()[-1]))
-    assert made[0] == made[1]
-    drawn, scores = made[0]
+        outputs.append(json.loads(finished.stdout.splitlines()[-1]))
+    assert outputs[0] == outputs[1]
+    drawn, scores = outputs[0]
     assert [len(row) for row in drawn] == [48] * len(prompts)
     assert [len(row) for row in scores] == [48 * bool(i % 4) for i in range(len(prompts))]
     assert len({tuple(row) for row in drawn}) == len(prompts)
@@ -523,7 +548,7 @@ print(json.dumps(late))
 
 @only_cuda
 def test_requests_find_their_kernels_compiled(tmp_path: Path) -> None:
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", AHEAD],
         input=json.dumps(SMALL),
         cwd=ROOT,
@@ -533,7 +558,7 @@ def test_requests_find_their_kernels_compiled(tmp_path: Path) -> None:
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert any(tmp_path.iterdir())
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert json.loads(finished.stdout.splitlines()[-1]) == []
 
 
 # --- every way of attention, and of products --------------------------------------------
@@ -554,8 +579,8 @@ def exact(theirs: Any, ids: list[int]) -> Tensor:
     """transformers' log-probabilities in float32, [COUNT, LENGTH, vocab]."""
     with torch.inference_mode():
         texts = torch.tensor(ids[: COUNT * LENGTH], device=DEVICE).view(COUNT, LENGTH)
-        found: Tensor = theirs(texts).logits.double().log_softmax(-1)
-    return found
+        logprobs: Tensor = theirs(texts).logits.double().log_softmax(-1)
+    return logprobs
 
 
 @pytest.mark.filterwarnings(
@@ -566,18 +591,18 @@ def test_bfloat16_distributions_are_those_of_float32(
     exact: Tensor, ids: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk, splits, package = WAYS[way]
-    if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
-        pytest.skip(why)
+    if package and (reason := missing(package, torch.bfloat16, torch.device(DEVICE))):
+        pytest.skip(reason)
     monkeypatch.setattr(fused_linear, "is_gated_faster", lambda *_: True)
     with (
         LLM(dtype="bfloat16", **SMALL) as llm,
         patch.object(fused_linear, "gated", wraps=gated) as used,
     ):
         runner = runner_of(llm)
-        found = forced(runner, ids, chunk, splits, package).double().log_softmax(-1)
+        logprobs = forced(runner, ids, chunk, splits, package).double().log_softmax(-1)
     assert used.called == (package == QUACK)
-    divergence = (exact.exp() * (exact - found)).sum(-1).mean()
-    same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
+    divergence = (exact.exp() * (exact - logprobs)).sum(-1).mean()
+    same = (exact.argmax(-1) == logprobs.argmax(-1)).double().mean()
     assert divergence < 0.0005  # nats
     assert same > 0.98
 
@@ -586,27 +611,30 @@ def forced(
     runner: ModelRunner, ids: list[int], chunk: int, splits: int, package: str
 ) -> Tensor:
     """Logits [COUNT, LENGTH, vocab] of given texts, a chunk of each at a time."""
-    each, parts = LENGTH // BLOCK, list[Tensor]()
+    chunk_length, pieces = LENGTH // BLOCK, list[Tensor]()
     backend = runner.backend
-    cache = backend.make_cache(runner.spec, COUNT * each, BLOCK, LENGTH)
+    cache = backend.make_cache(runner.spec, COUNT * chunk_length, BLOCK, LENGTH)
     for start in range(0, LENGTH, chunk):
         size = min(chunk, LENGTH - start)
         rows = []
         for i in range(COUNT):
-            at = i * LENGTH + start
+            position = i * LENGTH + start
             rows.append(
                 BatchRow(
-                    ids[at : at + size], start, range(i * each, (i + 1) * each), size
+                    ids[position : position + size],
+                    start,
+                    range(i * chunk_length, (i + 1) * chunk_length),
+                    size,
                 )
             )
         batch = make_batch(rows, BLOCK, backend.device)
         batch = evolve(batch, splits=(splits,), fused=package == QUACK)
         if package == FLASH:
-            several = batch.chunks
-            assert several is not None
-            four = several.rows, several.starts, several.counts, batch.table
+            chunks = batch.chunks
+            assert chunks is not None
+            four = chunks.rows, chunks.starts, chunks.counts, batch.table
             work = FlashWork.of(*four, size)
-            batch = evolve(batch, chunks=evolve(several, flash=(work,)))
+            batch = evolve(batch, chunks=evolve(chunks, flash=(work,)))
         with torch.inference_mode():
-            parts.append(runner.step.model(batch, cache).view(COUNT, size, -1))
-    return torch.cat(parts, 1)
+            pieces.append(runner.step.model(batch, cache).view(COUNT, size, -1))
+    return torch.cat(pieces, 1)

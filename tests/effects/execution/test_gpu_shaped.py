@@ -57,7 +57,7 @@ def made(device: str, **settings: Any) -> list[tuple[int, ...]]:
     """What becomes of them: twice, the second time with graphs of mixed steps."""
     with LLM(device=device, **{**SETTINGS, **settings}) as llm:
         runs = [llm.generate(*requested(), use_tqdm=False) for _ in range(2)]
-    first, second = ([one.outputs[0].token_ids for one in run] for run in runs)
+    first, second = ([output.outputs[0].token_ids for output in run] for run in runs)
     assert first == second
     return first
 

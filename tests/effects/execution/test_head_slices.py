@@ -35,21 +35,21 @@ def test_each_rank_gets_its_heads_and_each_slice_is_sent_once(
         for n in sizes
     )
     count = prefill[0].count
-    assert sorted(n for one in prefill for n in one.sent) == [*range(count)]
+    assert sorted(n for slices in prefill for n in slices.sent) == [*range(count)]
     edges = [n * heads // count for n in range(count + 1)]
-    every = [{*range(a, b)} for a, b in pairwise(edges)]
+    all_heads = [{*range(a, b)} for a, b in pairwise(edges)]
     for engine, size in ((prefill, sizes[0]), (decode, sizes[1])):
-        for rank, one in enumerate(engine):
-            found = set[int]().union(*(every[n] for n in one.own))
-            assert found == heads_of(rank, size, heads)
-            assert all(rank in holders(n, count, size) for n in one.own)
+        for rank, slices in enumerate(engine):
+            own_heads = set[int]().union(*(all_heads[n] for n in slices.own))
+            assert own_heads == heads_of(rank, size, heads)
+            assert all(rank in holders(n, count, size) for n in slices.own)
 
 
 def test_a_slice_has_a_key_of_its_own_unless_it_is_the_block() -> None:
-    one = HeadSlices.of(RankInfo(1, Parallel(2)), 8, (2, 4))
-    assert one == HeadSlices(4, (2, 3), (2, 3))
-    assert one.number(one.key(b"key", 3)) == 3
-    whole = HeadSlices.of(RankInfo(1, Parallel(2)), 1, (1, 2))  # latents
-    assert whole == HeadSlices(1, (0,), ())
-    assert whole.key(b"key", 0) == b"key"
+    slices = HeadSlices.of(RankInfo(1, Parallel(2)), 8, (2, 4))
+    assert slices == HeadSlices(4, (2, 3), (2, 3))
+    assert slices.number(slices.key(b"key", 3)) == 3
+    whole_latents = HeadSlices.of(RankInfo(1, Parallel(2)), 1, (1, 2))  # latents
+    assert whole_latents == HeadSlices(1, (0,), ())
+    assert whole_latents.key(b"key", 0) == b"key"
     assert torch.arange(8).chunk(4)[2].tolist() == [4, 5], "as caches are cut"

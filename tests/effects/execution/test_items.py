@@ -21,6 +21,7 @@ from minfer.effects.execution.ranks.items import (
 from minfer.effects.net.framing import PeerError
 from minfer.records.messages import FetchBlocks, Move, StoreBlocks
 from minfer.records.plan import Plan, SampleDeferred
+from minfer.records.tiers import TransferKind
 
 SHAPE = StepShape(decode_rows=2, draws=3, scored=True, splits=(1, 2))
 KEYS = (b"a" * 16, b"b" * 16)
@@ -38,7 +39,7 @@ ITEMS: list[Item] = [
     Sample(SampleDeferred(3)),
     Collect(),
     Discard(),
-    transfer_item(Move(1, True, (1, 2), (3, 4))),
+    transfer_item(Move(1, TransferKind.LOAD_FROM_HOST, (1, 2), (3, 4))),
     transfer_item(StoreBlocks(2, KEYS, ((1,), (2, 3)))),
     transfer_item(FetchBlocks(3, KEYS, ((1,), (2, 3)))),
     Want(KEYS, "d"),

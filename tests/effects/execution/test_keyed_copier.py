@@ -47,8 +47,8 @@ class Caches:
         return [PagedTensor.of(self.one, 1, pages), PagedTensor.of(self.two, 2, pages)]
 
     def page(self, number: int) -> tuple[Tensor, Tensor]:
-        one = self.one.float().select(1, number)
-        return one.cpu(), self.two.select(2, number).cpu()
+        pages = self.one.float().select(1, number)
+        return pages.cpu(), self.two.select(2, number).cpu()
 
     def ended(self, command: KeyedCommand) -> Moved | Lost:
         reports = SimpleQueue[Moved | Lost]()
@@ -62,30 +62,34 @@ def caches(
 ) -> Iterator[Caches]:
     """Two pages a piece."""
     monkeypatch.setattr(paged_tensors, "PIECE_BYTES", 2 * 2 * 4 * 4)
-    found = Caches(request.param, tmp_path)
-    yield found
-    found.copier.close()
+    made_caches = Caches(request.param, tmp_path)
+    yield made_caches
+    made_caches.copier.close()
 
 
 def test_blocks_come_back_in_another_engine(caches: Caches, tmp_path: Path) -> None:
     before = {page: caches.page(page) for block in PAGES for page in block}
     assert caches.ended(StoreBlocks(5, KEYS, PAGES)) == Moved(5)
     assert caches.folder.totals()[STORED] == 4
-    other = Caches(caches.one.dtype, tmp_path)
-    untouched = other.page(6)
+    other_caches = Caches(caches.one.dtype, tmp_path)
+    untouched = other_caches.page(6)
     back = ((10,), (0, 5), (1,), (8,))
     try:
-        assert other.ended(FetchBlocks(6, KEYS, back)) == Moved(6)
+        assert other_caches.ended(FetchBlocks(6, KEYS, back)) == Moved(6)
     finally:
-        other.copier.close()
+        other_caches.copier.close()
     for sources, targets in zip(PAGES, back, strict=True):
         for source, target in zip(sources, targets, strict=True):
-            for was, now in zip(before[source], other.page(target), strict=True):
-                assert now.equal(was)
-    assert all(map(torch.equal, untouched, other.page(6)))
-    totals = other.folder.totals()
+            for before_page, now in zip(
+                before[source], other_caches.page(target), strict=True
+            ):
+                assert now.equal(before_page)
+    assert all(map(torch.equal, untouched, other_caches.page(6)))
+    totals = other_caches.folder.totals()
     assert totals[FETCHED] == 4
-    assert totals[FETCHED_BYTES] > 5 * sum(part.page_bytes for part in caches.parts(1))
+    assert totals[FETCHED_BYTES] > 5 * sum(
+        page_part.page_bytes for page_part in caches.parts(1)
+    )
 
 
 def test_a_block_that_is_not_there_loses_the_transfer(caches: Caches) -> None:
@@ -165,4 +169,4 @@ def test_closing_waits_for_stores(tmp_path: Path) -> None:
         caches.copier.move(StoreBlocks(number, KEYS, PAGES), reports.put)
     caches.copier.close()
     assert reports.qsize() == 20
-    assert not [one for one in threading.enumerate() if "minfer-kv" in one.name]
+    assert not [thread for thread in threading.enumerate() if "minfer-kv" in thread.name]

@@ -43,16 +43,16 @@ class Context:
     expansion: Tensor  # [heads * (plain_dim + value_dim), rank]
 
     def to(self, dtype: torch.dtype) -> "Context":
-        parts = (self.latents, self.queries, self.expansion)
-        latents, queries, expansion = (part.to(dtype) for part in parts)
+        tensors = (self.latents, self.queries, self.expansion)
+        latents, queries, expansion = (tensor.to(dtype) for tensor in tensors)
         return evolve(self, latents=latents, queries=queries, expansion=expansion)
 
     def naive(self) -> Tensor:
         """Keys and values are written out, and each query attends to them."""
         mla, count, context = self.mla, len(self.queries), len(self.latents)
-        kept, rotated = self.latents.split_with_sizes((mla.rank, mla.rope_dim), 1)
-        both = (kept @ self.expansion.T).view(context, mla.heads, -1)
-        keys, values = both.split_with_sizes((mla.plain_dim, mla.value_dim), 2)
+        latents, rotated = self.latents.split_with_sizes((mla.rank, mla.rope_dim), 1)
+        keys_and_values = (latents @ self.expansion.T).view(context, mla.heads, -1)
+        keys, values = keys_and_values.split_with_sizes((mla.plain_dim, mla.value_dim), 2)
         keys = torch.cat((keys, rotated[:, None].expand(-1, mla.heads, -1)), 2)
         scores = torch.einsum("qhd,chd->hqc", self.queries, keys) * mla.scale
         later = torch.arange(context) > torch.arange(context - count, context)[:, None]
@@ -62,8 +62,8 @@ class Context:
     def _read(self) -> LatentRead:
         blocks = -(-len(self.latents) // BLOCK)
         room = blocks * BLOCK - len(self.latents)
-        held = F.pad(self.latents, (0, 0, 0, room)).view(blocks, BLOCK, -1)
-        cache = LayerCache.of(held, held.dtype)
+        padded = F.pad(self.latents, (0, 0, 0, room)).view(blocks, BLOCK, -1)
+        cache = LayerCache.of(padded, padded.dtype)
         linear = Linear(weight=self.expansion, parts=(len(self.expansion),))
         weights = LatentWeights(Norm(self.latents[0], 1e-6), linear)
         return LatentRead(self.mla, cache, weights, self.latents[-len(self.queries) :])
@@ -75,20 +75,20 @@ class Context:
         row = BatchRow([0] * count, context - count, table)
         [reads] = plan_reads(make_batch([row], BLOCK), BLOCK, ((0, None, 0),)).values()
         [chunk] = reads.chunks
-        found: Tensor = getattr(self._read(), way)(self.queries, chunk)
-        return found.flatten(1)
+        mixed: Tensor = getattr(self._read(), way)(self.queries, chunk)
+        return mixed.flatten(1)
 
     def decoded(self) -> Tensor:
         """Each query as a decode row of its own, which sees the tokens up to its own."""
         count, context = len(self.queries), len(self.latents)
-        made = []
+        outputs = []
         for i in range(count):
             length = context - count + i + 1
             table = list(range(-(-length // BLOCK)))
             batch = make_batch([BatchRow([0], length - 1, table)], BLOCK)
             [reads] = plan_reads(batch, BLOCK, ((0, None, 0),)).values()
-            made.append(self._read().attend(self.queries[i : i + 1], reads, 1))
-        return torch.cat(made)
+            outputs.append(self._read().attend(self.queries[i : i + 1], reads, 1))
+        return torch.cat(outputs)
 
 
 def context_of(mla: MLA, context: int, chunk: int) -> Context:
@@ -106,16 +106,16 @@ def context_of(mla: MLA, context: int, chunk: int) -> Context:
     )
 
 
-def ways(of: Context) -> dict[str, Tensor]:
+def ways(context: Context) -> dict[str, Tensor]:
     return {
-        "latent": of.chunk("_expanded_chunk"),
-        "absorbed": of.chunk("_absorbed_chunk"),
-        "absorbed, decoded": of.decoded(),
+        "latent": context.chunk("_expanded_chunk"),
+        "absorbed": context.chunk("_absorbed_chunk"),
+        "absorbed, decoded": context.decoded(),
     }
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted).norm() / wanted.norm())
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 CASES = [
@@ -127,16 +127,16 @@ CASES = [
 
 def check(name: str, changes: dict[str, Any], context: int, chunk: int) -> None:
     exact = context_of(mla_of(name, **changes), context, chunk)
-    wanted = exact.to(torch.float64).naive()
-    for way, found in ways(exact).items():
-        assert error(found, wanted) < 1e-5, way
-    assert error(exact.naive(), wanted) < 1e-5
+    expected = exact.to(torch.float64).naive()
+    for way, actual in ways(exact).items():
+        assert error(actual, expected) < 1e-5, way
+    assert error(exact.naive(), expected) < 1e-5
     rounded = exact.to(torch.bfloat16)
-    wanted = rounded.to(torch.float64).naive()
-    limit = 2 * error(rounded.naive(), wanted)
+    expected = rounded.to(torch.float64).naive()
+    limit = 2 * error(rounded.naive(), expected)
     assert 0 < limit < 0.1
-    for way, found in ways(rounded).items():
-        assert error(found, wanted) <= limit, way
+    for way, actual in ways(rounded).items():
+        assert error(actual, expected) <= limit, way
 
 
 @pytest.mark.parametrize(("changes", "context", "chunk"), CASES)
@@ -151,8 +151,8 @@ def test_three_ways_agree(changes: dict[str, Any], context: int, chunk: int) -> 
 @pytest.mark.parametrize("name", ["DeepSeek-V2-Lite", "DeepSeek-V3"])
 def test_three_ways_agree_at_published_sizes(name: str) -> None:
     """16 and 128 heads, of latents of 512 and 64."""
-    few = name == "DeepSeek-V2-Lite"
-    check(name, {}, 600 if few else 150, 160 if few else 4)
+    is_small = name == "DeepSeek-V2-Lite"
+    check(name, {}, 600 if is_small else 150, 160 if is_small else 4)
 
 
 def test_what_latents_save() -> None:

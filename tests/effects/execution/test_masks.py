@@ -44,7 +44,7 @@ def tokens(lines: Tensor) -> list[set[int]]:
 
 def buffers(masks: DeviceMasks) -> list[int]:
     """Where the host's lie, the one that was used last first."""
-    return [one.lines.data_ptr() for one in masks._host]
+    return [buffer.lines.data_ptr() for buffer in masks._host]
 
 
 def test_at_first_every_token_may_be_drawn() -> None:
@@ -67,10 +67,10 @@ def test_masks_lie_in_the_order_of_draws_and_others_stay() -> None:
 
 def test_where_they_lie_is_one_place_as_graphs_read_there() -> None:
     masks = DeviceMasks(DRAWS, VOCAB, CPU)
-    there = masks.lines.data_ptr()
+    address = masks.lines.data_ptr()
     for token in range(HOST_BUFFERS + 2):
         masks.send(late(only(token)))
-        assert masks.lines.data_ptr() == there
+        assert masks.lines.data_ptr() == address
         assert tokens(masks.lines[:1]) == [{token}]
 
 
@@ -83,10 +83,12 @@ def test_buffers_take_turns() -> None:
     assert len({*used}) == HOST_BUFFERS
     assert used[:HOST_BUFFERS] == used[HOST_BUFFERS:]
     # What was handed over stays, until the turn comes again.
-    last = [one.lines for one in masks._host]
-    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * HOST_BUFFERS - 1}
-    kept = {token for one in last for token in tokens(one[:1])[0]}
-    assert kept == set(range(HOST_BUFFERS, 2 * HOST_BUFFERS))
+    last = [buffer.lines for buffer in masks._host]
+    assert {*tokens(torch.stack([buffer[0] for buffer in last]))[0]} == {
+        2 * HOST_BUFFERS - 1
+    }
+    kept_tokens = {token for buffer in last for token in tokens(buffer[:1])[0]}
+    assert kept_tokens == set(range(HOST_BUFFERS, 2 * HOST_BUFFERS))
 
 
 def written(step: int, *lines: int) -> DeferredDraws:

@@ -17,10 +17,10 @@ def plans(draw: st.DrawFn) -> Plan:
     """Plans of rows, some of which are opened, filled, grown, copied to, deferred."""
     rows = draw(st.lists(st.integers(0, 20), min_size=1, max_size=12, unique=True))
     size = len(rows)
-    some = draw(st.sets(st.integers(0, size - 1)))
+    row_set = draw(st.sets(st.integers(0, size - 1)))
     opens = tuple(
         NewRow(i, (f"r{i}", 0), (1, 2), 2, 9, SAMPLING, ((100 + i, 200 + i),))
-        for i in some
+        for i in row_set
     )
     return Plan(
         step=draw(st.integers(0, 9)),
@@ -29,10 +29,10 @@ def plans(draw: st.DrawFn) -> Plan:
         starts=tuple(range(size)),
         num_scheduled_tokens=(1,) * size,
         max_sampled_tokens=(1,) * size,
-        fills=tuple(PrefillTokens(i, (i, i + 1)) for i in some),
+        fills=tuple(PrefillTokens(i, (i, i + 1)) for i in row_set),
         opens=opens,
         grows=tuple(Grow(rows[i], 3, (300 + i,)) for i in draw(st.sets(st.just(0)))),
-        copies=tuple(Copy(7, 100 + i, 3) for i in some),
+        copies=tuple(Copy(7, 100 + i, 3) for i in row_set),
         deferred=tuple(sorted(draw(st.sets(st.integers(0, size - 1))))),
     )
 
@@ -41,16 +41,16 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_each_row_is_in_one_micro_batch_with_all_that_is_its_own(
     plan: Plan, count: int
 ) -> None:
-    parts = micro_batches(plan, count)
-    assert sorted(entry for part in parts for entry in part.entries) == [
-        *range(len(plan.rows))
-    ]
-    found = [0] * 4
-    for part in parts:
-        own, step = part.plan, part.plan.step
-        assert {row % count for row in own.rows} == {step % count}
+    step_parts = micro_batches(plan, count)
+    assert sorted(
+        entry for micro_batch in step_parts for entry in micro_batch.entries
+    ) == [*range(len(plan.rows))]
+    counts = [0] * 4
+    for micro_batch in step_parts:
+        part_plan, step = micro_batch.plan, micro_batch.plan.step
+        assert {row % count for row in part_plan.rows} == {step % count}
         assert step // count == plan.step
-        for at, entry in enumerate(part.entries):
+        for place, entry in enumerate(micro_batch.entries):
             columns = (
                 "run_ids",
                 "rows",
@@ -59,26 +59,44 @@ def test_each_row_is_in_one_micro_batch_with_all_that_is_its_own(
                 "max_sampled_tokens",
             )
             assert all(
-                getattr(own, name)[at] == getattr(plan, name)[entry] for name in columns
+                getattr(part_plan, name)[place] == getattr(plan, name)[entry]
+                for name in columns
             )
-            assert (at in own.deferred) == (entry in plan.deferred)
-        moved = [evolve(one, index=part.entries[one.index]) for one in own.fills]
-        assert moved == [one for one in plan.fills if one.index in part.entries]
-        moved_opens = [evolve(one, index=part.entries[one.index]) for one in own.opens]
-        assert moved_opens == [one for one in plan.opens if one.index in part.entries]
-        targets = {block for one in own.opens for table in one.tables for block in table}
-        assert {one.target for one in own.copies} <= targets
-        for i, of in enumerate((own.fills, own.opens, own.grows, own.copies)):
-            found[i] += len(of)
+            assert (place in part_plan.deferred) == (entry in plan.deferred)
+        moved = [
+            evolve(item, index=micro_batch.entries[item.index])
+            for item in part_plan.fills
+        ]
+        assert moved == [item for item in plan.fills if item.index in micro_batch.entries]
+        moved_opens = [
+            evolve(item, index=micro_batch.entries[item.index])
+            for item in part_plan.opens
+        ]
+        assert moved_opens == [
+            item for item in plan.opens if item.index in micro_batch.entries
+        ]
+        targets = {
+            block for item in part_plan.opens for table in item.tables for block in table
+        }
+        assert {item.target for item in part_plan.copies} <= targets
+        for i, kind in enumerate(
+            (part_plan.fills, part_plan.opens, part_plan.grows, part_plan.copies)
+        ):
+            counts[i] += len(kind)
     sizes = (plan.fills, plan.opens, plan.grows, plan.copies)
-    assert found == [len(one) for one in sizes]
+    assert counts == [len(item) for item in sizes]
 
 
 @given(plans(), st.integers(1, 4))
 def test_results_come_back_in_the_plan_s_order(plan: Plan, count: int) -> None:
-    wanted = Executed(plan.step, tuple((row,) for row in plan.rows))
-    parts = [
-        (part, Executed(part.plan.step, tuple((row,) for row in part.plan.rows)))
-        for part in micro_batches(plan, count)
+    expected = Executed(plan.step, tuple((row,) for row in plan.rows))
+    results = [
+        (
+            micro_batch,
+            Executed(
+                micro_batch.plan.step, tuple((row,) for row in micro_batch.plan.rows)
+            ),
+        )
+        for micro_batch in micro_batches(plan, count)
     ]
-    assert merge_results(plan, parts) == wanted
+    assert merge_results(plan, results) == expected

@@ -90,9 +90,9 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
         [decode_rows, decode_rows + 3],
     ]
     assert not chunks[2, 2:].any()
-    at = forward.draw.lines
-    assert at is not None
-    assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, decode_rows + 4]]
+    lines = forward.draw.lines
+    assert lines is not None
+    assert draws[:, lines].tolist() == [[5, 2, 4], [0, 1, decode_rows + 4]]
     assert forward.draw.entries == [0, 2, 3]
     names = [owner.name[0] for owner in forward.draw.owners if owner is not None]
     assert names == ["5", "2", "4"]
@@ -104,12 +104,12 @@ def test_deferred_rows_keep_logits_and_others_are_sampled(pad: bool) -> None:
     [forward] = packer(pad).forwards(evolve(MIXED, deferred=(2, 3)))
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.sampling_split is not None
-    now, kept = inputs.sampling_split
+    now, kept_rows = inputs.sampling_split
     first, second, third = (0, 1, forward.shape.decode_rows)
     assert now[[first, second, third]].tolist() == [5, 8, 8]
-    assert kept[[first, second, third]].tolist() == [8, 2, 4]
+    assert kept_rows[[first, second, third]].tolist() == [8, 2, 4]
     assert (now == 8).sum() == len(now) - 1
-    assert (kept == 8).sum() == len(kept) - 2
+    assert (kept_rows == 8).sum() == len(kept_rows) - 2
     assert forward.deferred is not None
     assert (forward.draw.entries, forward.deferred.entries) == ([0], [2, 3])
     assert forward.draw.lines == [0]
@@ -123,8 +123,8 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     assert forward.draw.lines is None
     assert forward.deferred is None
     change(packs.rows)
-    [again] = packs.forwards(plan)
-    assert again.draw is forward.draw
+    [repeated] = packs.forwards(plan)
+    assert repeated.draw is forward.draw
     bound = evolve(plan, deferred=(0,))
     [bound_forward] = packs.forwards(bound)
     assert bound_forward.shape == evolve(forward.shape, keeps_logits=True)
@@ -156,10 +156,10 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
     assert lines is not None
     line = {0: 0, 2: 1, 3: mixed.shape.decode_rows}  # of the entries that draw
     expected = np.full((2, mixed.shape.draws), rows.scratch)
-    for entry, at in line.items():
-        expected[int(entry in deferred), at] = MIXED.rows[entry]
+    for entry, place in line.items():
+        expected[int(entry in deferred), place] = MIXED.rows[entry]
     assert lines.tolist() == expected.tolist()
-    assert mixed.draw.entries == [one for one in line if one not in deferred]
+    assert mixed.draw.entries == [entry for entry in line if entry not in deferred]
     assert (mixed.deferred is None) == (not deferred)
     [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
     change(rows)
@@ -184,10 +184,10 @@ def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
     change(packs.rows)
     assert packs.rows.batch[:4].tolist() == [5, 1, 2, 4]
     for row, token, position in ((1, 11, 2), (4, 21, 0)):
-        found = int(packs.rows.last[row]), int(packs.rows.next[row])
-        assert found == (token, position)
-    [again] = packs.forwards(evolve(plan, step=1, fills=()))
-    assert again.draw is forward.draw
+        last_and_next = int(packs.rows.last[row]), int(packs.rows.next[row])
+        assert last_and_next == (token, position)
+    [next_forward] = packs.forwards(evolve(plan, step=1, fills=()))
+    assert next_forward.draw is forward.draw
     assert not packs.rows.changes
 
 
@@ -226,16 +226,16 @@ def test_other_fills_beside_it_are_chunks() -> None:
     assert prefill.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
     assert forward.has_extra_outputs
     remembering = Packer(packs.rows, StepShape.padded, keeps_previous=True)
-    [other] = remembering.forwards(plan)
-    assert (other.shape.decode_rows, other.shape.chunks) == (1, 8)
+    [chunk_forward] = remembering.forwards(plan)
+    assert (chunk_forward.shape.decode_rows, chunk_forward.shape.chunks) == (1, 8)
 
 
 def change(rows: DeviceRows) -> None:
     """Do as the device does with what it is sent."""
-    parts = rows.take()
-    if not parts:
+    words = rows.take()
+    if not words:
         return
-    places, values = np.concatenate(parts).reshape(2, -1)
+    places, values = np.concatenate(words).reshape(2, -1)
     rows.arena[torch.from_numpy(places).long()] = torch.from_numpy(values)
 
 
@@ -243,18 +243,20 @@ def test_there_is_room_for_the_largest_step() -> None:
     """As many rows as there are, with as many tokens as there may be, all apart."""
     seqs, budget = 8, 64
     packs = packer(pad=True)
-    most = max_words(packs.rows, padded_tokens(budget), max_draws(seqs))
+    max_size = max_words(packs.rows, padded_tokens(budget), max_draws(seqs))
     rows = tuple(range(seqs))
-    each = budget // seqs
-    fills = tuple(PrefillTokens(i, (1,) * each) for i in rows)
+    share = budget // seqs
+    fills = tuple(PrefillTokens(i, (1,) * share) for i in rows)
     for row in rows:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         packs.rows.open(row, opened(request, (1,) * packs.rows.blocks))
-    ones = (1,) * seqs
-    plan = Plan(0, rows, rows, (0,) * seqs, (each,) * seqs, ones, fills, deferred=rows)
+    all_ones = (1,) * seqs
+    plan = Plan(
+        0, rows, rows, (0,) * seqs, (share,) * seqs, all_ones, fills, deferred=rows
+    )
     [forward] = packs.forwards(plan)
     packs.rows.set_batch(rows, seqs)
-    assert len(forward.words) + sum(map(len, packs.rows.take())) <= most
+    assert len(forward.words) + sum(map(len, packs.rows.take())) <= max_size
 
 
 def test_padding_belongs_to_the_scratch_row() -> None:
@@ -354,20 +356,20 @@ def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     assert inputs.prefill.draws[:, 0].tolist() == [4, 4]
 
 
-@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("deferred", [(), (0,)])
 def test_or_one_in_which_drafts_come_before_prompts(
-    deferred: tuple[int, ...], parts: bool
+    deferred: tuple[int, ...], separate: bool
 ) -> None:
     """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
-    packs.drafts, packs.separates_drafts = 99, parts and bool(deferred)
+    packs.drafts, packs.separates_drafts = 99, separate and bool(deferred)
     [forward] = packs.forwards(evolve(BESIDE, deferred=deferred))
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.prefill is not None
     assert inputs.drafts is not None
-    kept = [] if forward.deferred is None else forward.deferred.entries
-    assert (forward.draw.entries, kept) == (
+    kept_entries = [] if forward.deferred is None else forward.deferred.entries
+    assert (forward.draw.entries, kept_entries) == (
         ([2, 3], [0]) if deferred else ([2, 0, 3], [])
     )
     assert inputs.prefill.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
@@ -401,12 +403,12 @@ def uneven(rows: int, deepest: int) -> Plan:
 @pytest.mark.parametrize("budget", [16, 30, 100, 129, 500])
 def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
     """Not for the sake of padding either."""
-    how = Speculation(drafter=HOST, drafts=64, adaptive=False)
+    spec_config = Speculation(drafter=HOST, drafts=64, adaptive=False)
     config = EngineConfig(
         num_blocks=9,
         max_num_seqs=8,
         max_num_batched_tokens=budget,
-        speculation=how,
+        speculation=spec_config,
     )
     packs = packer(pad=True)
     packs.drafts = max_step_drafts(config)
@@ -426,18 +428,18 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
 def test_there_is_room_for_the_streams_of_all_rows() -> None:
     """Those by which drafts stand, too."""
     request = Request(id="", prompt=(3,), max_tokens=9)
-    each = [
+    all_rows = [
         DeviceRows(8, 4, 50, torch.device("cpu"), rejects=coins)
         for coins in (False, True)
     ]
-    for rows in each:
+    for rows in all_rows:
         for row in range(8):
             rows.open(row, opened(request, (1, 2, 3, 4)))
             rows.set_last(row, 1)
-    taken = [sum(map(len, rows.take())) for rows in each]
-    most = [max_words(rows, 64, 8) for rows in each]
-    assert taken[1] - taken[0] == most[1] - most[0] == 2 * 8 * 4
-    assert taken[1] <= most[1] - 3 * 64
+    used_words = [sum(map(len, rows.take())) for rows in all_rows]
+    max_sizes = [max_words(rows, 64, 8) for rows in all_rows]
+    assert used_words[1] - used_words[0] == max_sizes[1] - max_sizes[0] == 2 * 8 * 4
+    assert used_words[1] <= max_sizes[1] - 3 * 64
 
 
 @pytest.mark.parametrize(("seqs", "drafts"), [(8, 1), (8, 7), (1, 8), (3, 5)])
@@ -448,7 +450,7 @@ def test_there_is_room_for_the_words_of_all_drafts(seqs: int, drafts: int) -> No
     counts = (1 + drafts,) * seqs
     proposed = tuple(Draft(row, (1,) * drafts) for row in rows)
     plan = Plan(0, rows, rows, (3,) * seqs, counts, counts, drafts=proposed)
-    most = max_words(packs.rows, 64, max_draws(seqs), room)
+    max_size = max_words(packs.rows, 64, max_draws(seqs), room)
     [forward] = packs.forwards(plan)
-    taken = len(forward.words) + sum(map(len, packs.rows.take()))
-    assert taken <= most - 2 * seqs * packs.rows.blocks  # and all tables
+    used_words = len(forward.words) + sum(map(len, packs.rows.take()))
+    assert used_words <= max_size - 2 * seqs * packs.rows.blocks  # and all tables

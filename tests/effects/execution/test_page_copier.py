@@ -11,6 +11,7 @@ from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.effects.execution.tiers.paged_tensors import PagedTensor
 from minfer.records.messages import Lost, Move, Moved
+from minfer.records.tiers import TransferKind
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -32,21 +33,25 @@ def ended(copier: PageCopier, move: Move) -> Moved | Lost:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.int8])
 def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
     """Two tensors, whose pages are their second and third dimension."""
-    one = torch.randn(2, 11, 4, device=DEVICE).to(dtype)
+    cache = torch.randn(2, 11, 4, device=DEVICE).to(dtype)
     two = torch.randn(1, 2, 11, 3, device=DEVICE)
-    before = one.clone(), two.clone()
-    copier = PageCopier([PagedTensor.of(one, 1, 8), PagedTensor.of(two, 2, 8)])
+    before = cache.clone(), two.clone()
+    copier = PageCopier([PagedTensor.of(cache, 1, 8), PagedTensor.of(two, 2, 8)])
     try:
         pages, slots = (7, 2, 9, 3, 4), (0, 1, 2, 6, 4)
-        assert ended(copier, Move(5, False, pages, slots)) == Moved(5)
-        one.view(torch.uint8 if one.itemsize == 1 else dtype).zero_()
+        assert ended(copier, Move(5, TransferKind.STORE_TO_HOST, pages, slots)) == Moved(
+            5
+        )
+        cache.view(torch.uint8 if cache.itemsize == 1 else dtype).zero_()
         two.zero_()
         back = (10, 0, 5, 1, 8)
-        assert ended(copier, Move(6, True, slots, back)) == Moved(6)
-        for now, was, dim in ((one, before[0], 1), (two, before[1], 2)):
-            now, was = now.float().cpu(), was.float().cpu()
+        assert ended(copier, Move(6, TransferKind.LOAD_FROM_HOST, slots, back)) == Moved(
+            6
+        )
+        for now, before_page, dim in ((cache, before[0], 1), (two, before[1], 2)):
+            now, before_page = now.float().cpu(), before_page.float().cpu()
             for source, target in zip(pages, back, strict=True):
-                assert now.select(dim, target).equal(was.select(dim, source))
+                assert now.select(dim, target).equal(before_page.select(dim, source))
             assert not now.select(dim, 7).any()
         assert copier.seconds(3) > 0
     finally:
@@ -56,10 +61,10 @@ def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
 def test_a_copy_that_fails_is_lost_and_others_go_on() -> None:
     copier = PageCopier([PagedTensor.of(torch.zeros(1, 4, 2, device=DEVICE), 1, 4)])
     try:
-        lost = ended(copier, Move(1, False, (0,), (9,)))
+        lost = ended(copier, Move(1, TransferKind.STORE_TO_HOST, (0,), (9,)))
         assert isinstance(lost, Lost)
         assert "9" in lost.error
-        assert ended(copier, Move(2, False, (0,), (3,))) == Moved(2)
+        assert ended(copier, Move(2, TransferKind.STORE_TO_HOST, (0,), (3,))) == Moved(2)
     finally:
         copier.close()
 

@@ -48,14 +48,14 @@ def test_all_ranks_sum_through_memory_or_none(
         return with_peer_memory(plain)
 
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(on_rank, range(2)))
+        all_kinds = list(pool.map(on_rank, range(2)))
     kind = Warmed if unable is None else TorchRanks
-    assert [type(one) for one in found] == [kind, kind]
-    said = {one.threadName: one.getMessage() for one in caplog.records}
+    assert [type(record) for record in all_kinds] == [kind, kind]
+    messages = {record.threadName: record.getMessage() for record in caplog.records}
     if unable is None:
-        assert not said
+        assert not messages
     else:
-        assert said == {
+        assert messages == {
             names[unable]: "sums over ranks are NCCL's alone: no peer access",
             names[1 - unable]: "sums over ranks are NCCL's alone: of another rank",
         }

@@ -53,9 +53,9 @@ def views(data: bytes) -> list[memoryview]:
 
 
 def fetched(box: Inbox, key: bytes, length: int = SIZE) -> bytes:
-    parts = views(bytes(length))
-    box.fetch(key, parts)
-    return b"".join(parts)
+    pieces = views(bytes(length))
+    box.fetch(key, pieces)
+    return b"".join(pieces)
 
 
 @pytest.fixture(autouse=True)
@@ -80,21 +80,21 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 )
 def decode(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Receiving"]:
-    one = Receiving(request.param, tmp_path)
-    yield one
-    one.peers.close()
+    receiving = Receiving(request.param, tmp_path)
+    yield receiving
+    receiving.peers.close()
 
 
 class Receiving:
     """An engine that gets blocks."""
 
-    def __init__(self, how: str, folder: Path, **changes: Any) -> None:
+    def __init__(self, transport: str, folder: Path, **changes: Any) -> None:
         self.address: Address = folder / "peer"
-        if how != "local":
+        if transport != "local":
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self.address = free.getsockname()
-        listens, nixl = (self.address,), how == "nixl"
-        self.how = how
+        listens, nixl = (self.address,), transport == "nixl"
+        self.how = transport
         self.peers = Peers(plan("d", listens=listens, nixl=nixl, **changes), 1)
         self.peers.open(LAYOUT, SIZE)
         assert self.peers.inbox is not None
@@ -102,9 +102,9 @@ class Receiving:
 
     def sender(self, layout: bytes = LAYOUT, groups: int = 1, **changes: Any) -> Peers:
         name = changes.pop("name", "p")
-        found = Peers(plan(name, sends={"d": self.address}, **changes), groups)
-        found.open(layout, SIZE)
-        return found
+        peers = Peers(plan(name, sends={"d": self.address}, **changes), groups)
+        peers.open(layout, SIZE)
+        return peers
 
 
 def plan(name: str, **changes: Any) -> PeerPlan:
@@ -124,10 +124,10 @@ def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
     for key in reversed(KEYS):
         assert fetched(decode.box, key) == contents_of(key)
     assert decode.box.received_bytes == SIZE * len(KEYS)
-    [one] = prefill._senders.values()
-    assert (one.sent, one.sent_bytes, one.dropped) == (20, SIZE * 20, 0)
-    assert one._connected
-    ways = (one._connected.memory is not None, one._connected.writer is not None)
+    [sender] = prefill._senders.values()
+    assert (sender.sent, sender.sent_bytes, sender.dropped) == (20, SIZE * 20, 0)
+    assert sender._connected
+    ways = (sender._connected.memory is not None, sender._connected.writer is not None)
     assert ways == (decode.how == "local", decode.how == "nixl")
     with pytest.raises(NotSentError):
         fetched(decode.box, KEYS[0])  # it was fetched, and its slot is free
@@ -135,14 +135,14 @@ def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
 
 
 def test_a_block_is_waited_for(decode: Receiving) -> None:
-    prefill, found = decode.sender(), list[bytes]()
+    prefill, received = decode.sender(), list[bytes]()
     prefill.want(KEYS[:1], "d")
-    waits = threading.Thread(target=lambda: found.append(fetched(decode.box, KEYS[0])))
+    waits = threading.Thread(target=lambda: received.append(fetched(decode.box, KEYS[0])))
     waits.start()
-    assert not found
+    assert not received
     send(prefill, KEYS[0])
     waits.join(5)
-    assert found == [contents_of(KEYS[0])]
+    assert received == [contents_of(KEYS[0])]
     prefill.close()
 
 
@@ -187,8 +187,8 @@ def test_after_a_block_did_not_come_others_are_hardly_waited_for(
         with pytest.raises(NotSentError):
             fetched(decode.box, key)
         times.append(time.monotonic() - began)
-    first, *rest, last = times
-    assert first >= 0.5 > max(rest)
+    first, *middle, last = times
+    assert first >= 0.5 > max(middle)
     assert last >= 0.5  # one came meanwhile
     prefill.close()
 
@@ -238,10 +238,10 @@ def test_blocks_that_nobody_fetches_cost_no_waiting(
 
 def test_two_engines_send_and_one_dies(decode: Receiving) -> None:
     first, second = decode.sender(name="1"), decode.sender(name="2")
-    for one, keys in ((first, KEYS[:10]), (second, KEYS[10:])):
-        one.want(keys, "d")
+    for sender, keys in ((first, KEYS[:10]), (second, KEYS[10:])):
+        sender.want(keys, "d")
         for key in keys[:9]:
-            send(one, key)
+            send(sender, key)
     first.close()
     for key in (*KEYS[:9], *KEYS[10:19]):
         assert fetched(decode.box, key) == contents_of(key)
@@ -251,7 +251,7 @@ def test_two_engines_send_and_one_dies(decode: Receiving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"secret": b"another"}, "the secret is another one"),
         ({"layout": b"8 bits"}, "the model, or how its KV is stored, is another one"),
@@ -261,16 +261,16 @@ def test_strangers_are_refused(
     decode: Receiving,
     caplog: pytest.LogCaptureFixture,
     changes: dict[str, Any],
-    why: str,
+    reason: str,
 ) -> None:
     stranger = decode.sender(**changes)
     stranger.want(KEYS[:2], "d")
     for key in KEYS[:2]:  # the second one is not even tried
         send(stranger, key)
-    assert f"it refuses: {why!r}" in caplog.text
+    assert f"it refuses: {reason!r}" in caplog.text
     assert not decode.box.received
-    [one] = stranger._senders.values()
-    assert one.dropped == 2
+    [sender] = stranger._senders.values()
+    assert sender.dropped == 2
 
 
 def test_an_engine_that_is_not_there_is_tried_again(
@@ -282,8 +282,8 @@ def test_an_engine_that_is_not_there_is_tried_again(
     send(prefill, KEYS[0])
     assert "No such file" in caplog.text
     decode = Receiving("local", tmp_path)
-    [one] = prefill._senders.values()
-    one._failed = -9.0
+    [sender] = prefill._senders.values()
+    sender._failed = -9.0
     send(prefill, KEYS[1])
     assert fetched(decode.box, KEYS[1]) == contents_of(KEYS[1])
     prefill.want(KEYS[2:3], "nobody")
@@ -312,8 +312,8 @@ def test_an_engine_that_starts_again_elsewhere_leaves_no_sender_behind(
             assert time.monotonic() < at_end
             time.sleep(0.01)
     assert len(prefill._senders) == 1
-    found = prefill.totals()
-    assert (found[peering.SENT], found[peering.SENT_BYTES]) == (3, 3 * SIZE)
+    totals = prefill.totals()
+    assert (totals[peering.SENT], totals[peering.SENT_BYTES]) == (3, 3 * SIZE)
     prefill.close()
 
 
@@ -327,21 +327,21 @@ def raw(address: Address) -> tuple[socket.socket, Challenge]:
     return sock, read_message(sock, msgspec.msgpack.Decoder(Challenge), 100)
 
 
-def greeted(said: Challenge, **changes: Any) -> bytes:
+def greeted(challenge: Challenge, **changes: Any) -> bytes:
     nonce, terms = bytes(16), terms_of(LAYOUT, SECRET)
-    mac = terms.proof("dials", said.nonce, nonce)
-    what: dict[str, Any] = {
+    mac = terms.proof("dials", challenge.nonce, nonce)
+    fields: dict[str, Any] = {
         "version": terms.version,
         "name": "x",
         "layout": LAYOUT,
         "nonce": nonce,
         "mac": mac,
     }
-    return framed(Hello(**(what | changes)))
+    return framed(Hello(**(fields | changes)))
 
 
 @pytest.mark.parametrize(
-    "made",
+    "greeting",
     [
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
@@ -360,11 +360,11 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
     ],
 )
 def test_a_broken_sender_harms_nobody(
-    decode: Receiving, made: Callable[[Challenge], bytes]
+    decode: Receiving, greeting: Callable[[Challenge], bytes]
 ) -> None:
-    sock, said = raw(decode.address)
+    sock, challenge = raw(decode.address)
     with sock, suppress(ConnectionResetError):
-        sock.sendall(made(said))
+        sock.sendall(greeting(challenge))
         while sock.recv(4096):  # until it is cut
             pass
     assert not decode.box.received
@@ -383,10 +383,12 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
     send(prefill, KEYS[0])
     while not decode.box.received:
         time.sleep(0.001)
-    [slot] = [one.slot for one in decode.box._blocks.values()]
-    sock, said = raw(decode.address)
+    [slot] = [slot_holder.slot for slot_holder in decode.box._blocks.values()]
+    sock, challenge = raw(decode.address)
     with sock, suppress(ConnectionError):
-        sock.sendall(greeted(said) + framed(PeerBlock(KEYS[1], slot, 4, 0)) + b"abcd")
+        sock.sendall(
+            greeted(challenge) + framed(PeerBlock(KEYS[1], slot, 4, 0)) + b"abcd"
+        )
         while sock.recv(4096):
             pass
     assert fetched(decode.box, KEYS[0]) == contents_of(KEYS[0])
@@ -447,8 +449,8 @@ def test_a_slot_is_nobody_elses_while_a_block_is_written_to_it(
     thread = threading.Thread(target=lambda: send(prefill, KEYS[0]))
     thread.start()
     assert writes.wait(5)
-    [one] = prefill._senders.values()
-    one._fail("it broke")
+    [sender] = prefill._senders.values()
+    sender._fail("it broke")
     time.sleep(0.1)  # in which its slots would be granted to others
     assert decode.box._connections
     goes_on.set()
@@ -471,8 +473,8 @@ def test_a_receiver_that_reads_nothing_is_given_up(
     prefill.want(tuple(keys), "d")
     for key in keys:
         send(prefill, key)
-    [one] = prefill._senders.values()
-    assert one.dropped
+    [sender] = prefill._senders.values()
+    assert sender.dropped
     prefill.close()
     decode.peers.close()
 
@@ -505,7 +507,9 @@ def test_a_block_of_another_size_is_not_taken(
     with pytest.raises(NotSentError, match="500"):
         fetched(decode.box, KEYS[0])
     box = decode.box
-    granted = [slot for one in box._connections.values() for slot in one.slots]
+    granted = [
+        slot for connection in box._connections.values() for slot in connection.slots
+    ]
     assert sorted([*box._free, *granted]) == [*range(box.slots)]  # its slot came back
     send(prefill, KEYS[1], b"x" * 1001)
     assert "a block of 1001 bytes" in caplog.text
@@ -548,8 +552,8 @@ def test_without_nixl_blocks_go_over_tcp(
     for key in KEYS:
         send(prefill, key)
         assert fetched(decode.box, key) == contents_of(key)
-    [said] = caplog.records
-    assert "KV blocks go over TCP alone: NIXL cannot be used" in said.message
+    [record] = caplog.records
+    assert "KV blocks go over TCP alone: NIXL cannot be used" in record.message
     prefill.close()
     decode.peers.close()
 

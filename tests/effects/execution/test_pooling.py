@@ -19,7 +19,8 @@ from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
-from minfer.records.plan import MEAN, POOLINGS, NewRow, Plan
+from minfer.records.plan import NewRow, Plan
+from minfer.records.request import MEAN, POOLINGS
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_families import OTHERS, VARIANTS, save
 
@@ -46,8 +47,8 @@ class TwoEngines:
         with torch.inference_mode():
             states = self.theirs.base_model(torch.tensor([ids])).last_hidden_state[0]
         pooled = states[-1] if pooling == "last" else states.mean(0)
-        found: list[float] = pooled.tolist()
-        return found
+        vector: list[float] = pooled.tolist()
+        return vector
 
 
 def made(folder: Path, family: str, config: dict[str, Any]) -> TwoEngines:
@@ -62,8 +63,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TwoEngines:
 
 @pytest.fixture
 def llm(llama: TwoEngines) -> Iterator[LLM]:
-    with LLM(llama.folder, **PLAIN) as one:
-        yield one
+    with LLM(llama.folder, **PLAIN) as engine:
+        yield engine
 
 
 def prompts(count: int = 6, longest: int = 50) -> list[list[int]]:
@@ -94,9 +95,9 @@ def test_every_family_gives_transformers_states(
     tmp_path: Path, key: tuple[str, str]
 ) -> None:
     beside = made(tmp_path, key[0], VARIANTS[key])
-    with LLM(beside.folder, **PLAIN | {"max_num_batched_tokens": 9}) as one:
+    with LLM(beside.folder, **PLAIN | {"max_num_batched_tokens": 9}) as engine:
         for pooling in POOLINGS:
-            outputs = one.embed(prompts(), pooling=pooling, normalize=False)
+            outputs = engine.embed(prompts(), pooling=pooling, normalize=False)
             check(beside, outputs, pooling)
 
 
@@ -106,10 +107,12 @@ def test_models_of_transformers_are_pooled_too(
     tmp_path: Path, key: tuple[str, str]
 ) -> None:
     beside = made(tmp_path, key[0], OTHERS[key])
-    with LLM(beside.folder, **PLAIN) as one:
+    with LLM(beside.folder, **PLAIN) as engine:
         for pooling in POOLINGS:
             check(
-                beside, one.embed(prompts(3), pooling=pooling, normalize=False), pooling
+                beside,
+                engine.embed(prompts(3), pooling=pooling, normalize=False),
+                pooling,
             )
 
 
@@ -142,18 +145,18 @@ def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
     }
     reasons: list[Any] = []
     inbox: SimpleQueue[OutputProcessor] = SimpleQueue()
-    with LLM(llama.folder, **PLAIN | tight) as one:
-        one.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
-        first = one._make_checked_batch(
+    with LLM(llama.folder, **PLAIN | tight) as engine:
+        engine.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
+        first = engine._make_checked_batch(
             [ids[:9] for ids in prompts(5)[2:]], GREEDY, None
         ).processors
         pooled = [
-            one._make_processor(
+            engine._make_processor(
                 ids, inbox.put, pooling, count=10 + i, urgency=SchedulingHints()
             )
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
         ]
-        one.front.submit([*first, *pooled])  # in one turn
+        engine.frontend.submit([*first, *pooled])  # in one turn
         for _ in pooled:
             check(llama, [inbox.get().embedding(normalize=False)], pooling)
     back = {reason.id for reason in reasons if isinstance(reason, Preempted)}
@@ -164,18 +167,20 @@ def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
 def test_neighbours_that_generate_go_on_as_ever(llama: TwoEngines) -> None:
     ids = prompts()
     settings = PLAIN | {"max_num_batched_tokens": 16}
-    with LLM(llama.folder, **settings) as one:
-        solo = [output.outputs[0].token_ids for output in one.generate(ids, GREEDY)]
-        stream = one.stream(ids, GREEDY)
-        got = {str(len(ids) + at): list[int]() for at in range(len(ids))}
+    with LLM(llama.folder, **settings) as engine:
+        solo = [output.outputs[0].token_ids for output in engine.generate(ids, GREEDY)]
+        stream = engine.stream(ids, GREEDY)
+        generated = {str(len(ids) + place): list[int]() for place in range(len(ids))}
         for turn, output in enumerate(stream):
-            got[output.request_id] += output.outputs[0].token_ids
+            generated[output.request_id] += output.outputs[0].token_ids
             if turn == 3:
                 for pooling in POOLINGS:
                     check(
-                        llama, one.embed(ids, pooling=pooling, normalize=False), pooling
+                        llama,
+                        engine.embed(ids, pooling=pooling, normalize=False),
+                        pooling,
                     )
-    assert list(map(tuple, got.values())) == solo
+    assert list(map(tuple, generated.values())) == solo
 
 
 def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:
@@ -185,29 +190,29 @@ def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:
 
 def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: TwoEngines) -> None:
     async def main() -> list[EmbeddingOutput]:
-        async with AsyncLLM(llama.folder, **PLAIN) as one:
-            gone = asyncio.create_task(one.embed(prompts()[1], request_id="gone"))
+        async with AsyncLLM(llama.folder, **PLAIN) as engine:
+            cancelled = asyncio.create_task(engine.embed(prompts()[1], request_id="gone"))
             await asyncio.sleep(0)
-            gone.cancel()
-            every = await asyncio.gather(
-                *(one.embed(ids, pooling="mean", normalize=False) for ids in prompts())
+            cancelled.cancel()
+            vectors = await asyncio.gather(
+                *(engine.embed(ids, pooling="mean", normalize=False) for ids in prompts())
             )
             with contextlib.suppress(asyncio.CancelledError):
-                await gone
+                await cancelled
             with pytest.raises(RequestError, match="pooling must be 'last' or 'mean'"):
-                await one.embed([1], pooling="cls")
-            return every
+                await engine.embed([1], pooling="cls")
+            return vectors
 
     check(llama, asyncio.run(main()), "mean")
 
 
 def test_a_prompt_that_cannot_be_pooled_is_named(llm: LLM) -> None:
-    for wrong, why in (
+    for wrong, reason in (
         ([5] * 257, "257 tokens; this model's maximum context length is 256"),
         ([], "prompt is empty"),
         ([160], "outside the vocabulary"),
     ):
-        with pytest.raises(RequestError, match=why) as caught:
+        with pytest.raises(RequestError, match=reason) as caught:
             llm.embed([[1], wrong])
         assert caught.value.index == 1
         assert str(caught.value).startswith("prompts[1]: ")
@@ -219,8 +224,8 @@ def test_a_step_that_fails_says_why_and_the_others_go_on(
     read = Vectors.read
 
     def broken(self: Vectors, rows: int) -> tuple[bytes, ...]:
-        for part, line in zip(self.chunks, self.values.numpy(), strict=True):
-            if len(part.owner.known) == 7:
+        for chunk, line in zip(self.chunks, self.values.numpy(), strict=True):
+            if len(chunk.owner.known) == 7:
                 line[0] = np.nan
         return read(self, rows)
 
@@ -232,8 +237,8 @@ def test_a_step_that_fails_says_why_and_the_others_go_on(
 
 
 def test_without_weights_there_are_vectors_to_try_with() -> None:
-    with LLM(executor="dry") as one:
-        first, second = one.embed(["import os", "import os"])
+    with LLM(executor="dry") as engine:
+        first, second = engine.embed(["import os", "import os"])
         assert first.embedding == second.embedding
         assert sum(number**2 for number in first.embedding) == pytest.approx(1)
 
@@ -262,13 +267,13 @@ PLAN: Final = Plan(
 def test_what_cannot_be_pooled_is_refused_by_name() -> None:
     assert unsupported_request(PLAN) == ""
     assert "begins in the middle" in unsupported_request(evolve(PLAN, starts=(4,)))
-    other = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
-    assert "by last or mean, not 'cls'" in unsupported_request(other)
+    other_plan = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
+    assert "by last or mean, not 'cls'" in unsupported_request(other_plan)
 
 
 def test_states_that_are_not_finite_name_their_request() -> None:
-    part = PooledChunk(1, 0, OPENED, first=0, count=1, begins=True, ends=True)
-    good = Vectors((part,), torch.ones(1, 2)).read(3)
+    chunk = PooledChunk(1, 0, OPENED, first=0, count=1, begins=True, ends=True)
+    good = Vectors((chunk,), torch.ones(1, 2)).read(3)
     assert good == (b"", np.ones(2, "<f4").tobytes(), b"")
     with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):
-        Vectors((part,), torch.tensor([[1.0, torch.nan]])).read(3)
+        Vectors((chunk,), torch.tensor([[1.0, torch.nan]])).read(3)

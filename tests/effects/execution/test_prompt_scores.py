@@ -40,12 +40,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TwoEngines:
     return made(folder, "Llama", VARIANTS["Llama", "plain"])
 
 
-def check(theirs: Any, outputs: list[RequestOutput], likeliest: int = 3) -> None:
+def check(reference_model: Any, outputs: list[RequestOutput], likeliest: int = 3) -> None:
     """Each token but the first has its log-probability, rank and likeliest rivals."""
     for output in outputs:
         ids = list(output.prompt_token_ids)
         with torch.inference_mode():
-            right = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+            right = reference_model(torch.tensor([ids])).logits[0].log_softmax(-1)
         reported = output.prompt_logprobs
         assert reported is not None
         assert len(reported) == len(ids)
@@ -53,23 +53,23 @@ def check(theirs: Any, outputs: list[RequestOutput], likeliest: int = 3) -> None
         for token, by_id, values in zip(ids[1:], reported[1:], right, strict=False):
             assert by_id is not None
             assert next(iter(by_id)) == token
-            top = {one.rank: one.logprob for one in by_id.values()}
+            top = {entry.rank: entry.logprob for entry in by_id.values()}
             best = values.topk(likeliest).values
             for rank, value in enumerate(best.tolist(), 1):
                 assert top[rank] == pytest.approx(value, abs=CLOSE)
-            own = by_id[token]
-            assert own.logprob == pytest.approx(values[token].item(), abs=CLOSE)
+            own_entry = by_id[token]
+            assert own_entry.logprob == pytest.approx(values[token].item(), abs=CLOSE)
             above = int((values > values[token] + CLOSE).sum())
             not_below = int((values > values[token] - CLOSE).sum())
-            assert above < own.rank <= not_below
+            assert above < own_entry.rank <= not_below
 
 
 def scored(llm: LLM, ids: list[list[int]]) -> list[RequestOutput]:
     outputs = llm.generate(ids, SCORED)
     outputs += llm.generate(ids, ONLY)
     for output in outputs[len(ids) :]:
-        (one,) = output.outputs
-        assert (one.token_ids, one.finish_reason) == ((), "length")
+        (sample,) = output.outputs
+        assert (sample.token_ids, sample.finish_reason) == ((), "length")
     return outputs
 
 
@@ -86,28 +86,32 @@ def test_padding_is_not_scored(
 ) -> None:
     plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 20}) as llm:
-        due = [one.outputs[0].token_ids for one in llm.generate(prompts(), plain)]
+        expected = [
+            output.outputs[0].token_ids for output in llm.generate(prompts(), plain)
+        ]
         runner = runner_of(llm)
         monkeypatch.setattr(runner.shortcuts, "graphs", True)  # as on a GPU
         monkeypatch.setattr(runner, "_replay", runner.step)
-        each = [plain] * 3 + [SCORED] * 3 + [plain] * 3
+        all_params = [plain] * 3 + [SCORED] * 3 + [plain] * 3
         beside = prompts()[:3]
-        outputs = llm.generate([*beside, *beside, *prompts()[3:]], each)
+        outputs = llm.generate([*beside, *beside, *prompts()[3:]], all_params)
     check(llama.theirs, outputs[3:6])
-    found = [one.outputs[0].token_ids for one in (*outputs[:3], *outputs[6:])]
-    assert found == due
+    actual = [output.outputs[0].token_ids for output in (*outputs[:3], *outputs[6:])]
+    assert actual == expected
 
 
 @pytest.mark.long
 def test_the_bundled_model_is_as_transformers_has_it() -> None:
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    reference_model = AutoModelForCausalLM.from_pretrained(
+        bundled_folder(), dtype=torch.float32
+    )
     settings: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 32}
     text = "class Stack:\n    def push(self, item):\n" * 4
-    for more in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 2}):
-        with LLM(**settings | more) as llm:
-            check(theirs, llm.generate([text, "import os"], SCORED))
+    for limits in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 2}):
+        with LLM(**settings | limits) as llm:
+            check(reference_model, llm.generate([text, "import os"], SCORED))
 
 
 @pytest.mark.long
@@ -140,13 +144,13 @@ def test_few_logits_are_there_at_once(
     take = Scorer.scored
 
     def noted(self: Scorer, targets: Any) -> Any:
-        requested, found = take(self, targets)
+        requested, logprobs = take(self, targets)
 
         def seen(first: int, logits: torch.Tensor) -> None:
             rows.append(len(logits))
             requested.take(first, logits)
 
-        return evolve(requested, chunk_size=5, take=seen), found
+        return evolve(requested, chunk_size=5, take=seen), logprobs
 
     monkeypatch.setattr(Scorer, "scored", noted)
     with LLM(llama.folder, **PLAIN) as llm:
@@ -159,14 +163,14 @@ def test_a_prefix_is_computed_again_and_serves_neighbours(llama: TwoEngines) -> 
     ids = prompts()[1]
     plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(llama.folder, **PLAIN) as llm:
-        found = []
+        outputs = []
         for params, cached in ((ONLY, 0), (plain, 48), (SCORED, 0), (plain, 48)):
             (output,) = llm.generate(ids, params)
             assert output.num_cached_tokens == cached
-            found.append(output)
-        check(llama.theirs, [found[0], found[2]])
-        assert found[1].prompt_logprobs is None
-        assert len({one.outputs[0].token_ids for one in found[1:]}) == 1
+            outputs.append(output)
+        check(llama.theirs, [outputs[0], outputs[2]])
+        assert outputs[1].prompt_logprobs is None
+        assert len({output.outputs[0].token_ids for output in outputs[1:]}) == 1
 
 
 @pytest.mark.long
@@ -183,7 +187,7 @@ def test_a_preempted_row_reports_each_token_once(llama: TwoEngines) -> None:
         long = evolve(SCORED, max_tokens=20)
         ids = [ids[:25] for ids in prompts(5)[1:]]
         jobs = llm._make_checked_batch(ids, long, None)
-        llm.front.submit(jobs.processors)
+        llm.frontend.submit(jobs.processors)
         check(llama.theirs, [jobs.inbox.get().take() for _ in jobs.processors])
     assert any(isinstance(reason, Preempted) for reason in reasons)
     assert inbox.empty()
@@ -192,14 +196,14 @@ def test_a_preempted_row_reports_each_token_once(llama: TwoEngines) -> None:
 @pytest.mark.long
 def test_one_of_several_samples_has_the_prompt_scored(llama: TwoEngines) -> None:
     ids = prompts()[1]
-    several = evolve(SCORED, n=3, temperature=1.0, logprobs=1, seed=4)
+    params = evolve(SCORED, n=3, temperature=1.0, logprobs=1, seed=4)
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 9}) as llm:
-        (output,) = llm.generate(ids, several)
+        (output,) = llm.generate(ids, params)
         check(llama.theirs, [output])
-        (plain,) = llm.generate(ids, evolve(several, prompt_logprobs=None))
-        reported = [one.token_ids for one in output.outputs]
-        assert reported == [one.token_ids for one in plain.outputs]
-        for news in llm.stream(ids, several):
+        (plain,) = llm.generate(ids, evolve(params, prompt_logprobs=None))
+        reported = [sample.token_ids for sample in output.outputs]
+        assert reported == [sample.token_ids for sample in plain.outputs]
+        for news in llm.stream(ids, params):
             check(llama.theirs, [news])
 
 
@@ -220,14 +224,14 @@ def test_many_at_once_in_a_loop(llama: TwoEngines) -> None:
 def test_a_prompt_may_fill_the_context_if_nothing_is_to_follow(
     llama: TwoEngines,
 ) -> None:
-    whole = Random(1).choices(range(160), k=256)
+    prompt = Random(1).choices(range(160), k=256)
     with LLM(llama.folder, **PLAIN) as llm:
-        check(llama.theirs, llm.generate([whole], ONLY))
-        for ids, params, why in (
+        check(llama.theirs, llm.generate([prompt], ONLY))
+        for ids, params, reason in (
             ([5] * 257, ONLY, "257 tokens; this model's maximum context length is 256"),
-            (whole, SCORED, "at least one must be left"),
+            (prompt, SCORED, "at least one must be left"),
         ):
-            with pytest.raises(RequestError, match=why):
+            with pytest.raises(RequestError, match=reason):
                 llm.generate([ids], params)
 
 

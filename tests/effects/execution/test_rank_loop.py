@@ -54,13 +54,14 @@ class Failing:
 def followed(items: Sequence[Item]) -> list[object]:
     """What a rank does at these items."""
     executor: Any = Failing()
-    each = iter([*items, Close()])
+    items_and_close = iter([*items, Close()])
     leader: Any = SimpleNamespace(
-        items=lambda: SimpleNamespace(next=lambda: next(each)), send=lambda _: None
+        items=lambda: SimpleNamespace(next=lambda: next(items_and_close)),
+        send=lambda _: None,
     )
     run_rank_loop(executor, leader)
-    done: list[object] = executor.done
-    return done
+    done_items: list[object] = executor.done
+    return done_items
 
 
 @pytest.mark.parametrize("wants", [0, 1, 2])

@@ -46,26 +46,26 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 def test_some_ask_for_log_probabilities(
     model: Model, reference: Tokens, settings: dict[str, int], depth: int
 ) -> None:
-    run, wanted = (
+    run, wanted_requests = (
         Run.start(model, **settings, depth=depth),
         requests(0),
     )
-    assert run.serve(asking(wanted), arrival_gap=depth % 2) == reference
-    check_scores(model, run, asking(wanted))
+    assert run.serve(asking(wanted_requests), arrival_gap=depth % 2) == reference
+    check_scores(model, run, asking(wanted_requests))
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
 
 
 @pytest.mark.long
 def test_log_probabilities_of_several_samples(model: Model) -> None:
-    how = SamplingParams(temperature=1.5, top_k=5, n=4, logprobs=2)
+    sampling = SamplingParams(temperature=1.5, top_k=5, n=4, logprobs=2)
     request = Request(
-        id="n", prompt=tuple(range(9)), max_tokens=12, n=4, sampling=how, seed=11
+        id="n", prompt=tuple(range(9)), max_tokens=12, n=4, sampling=sampling, seed=11
     )
     run = Run.start(model)
     run.serve([request])
     check_scores(model, run, [request])
-    assert max(one.rank for scores in run.scores.values() for one in scores) > 1
+    assert max(logprobs.rank for scores in run.scores.values() for logprobs in scores) > 1
 
 
 @pytest.mark.long
@@ -82,9 +82,9 @@ def test_log_probabilities_where_steps_fail(
         return model_forward(*arguments)
 
     monkeypatch.setattr(own_model, "forward", failing)
-    run, wanted = Run.start(model, num_blocks=20), asking(requests(0))
-    assert run.serve(wanted, arrival_gap=1) == reference
-    check_scores(model, run, wanted)
+    run, wanted_requests = Run.start(model, num_blocks=20), asking(requests(0))
+    assert run.serve(wanted_requests, arrival_gap=1) == reference
+    check_scores(model, run, wanted_requests)
     assert run.count(Discarded)
 
 
@@ -110,14 +110,16 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     assert not run.scores
     steps.clear()
     short = evolve(long[0], id="asks", max_tokens=7, sampling=evolve(GREEDY, logprobs=1))
-    again = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
-    assert all(again["again-" + r.id, 0] == solo[r.id, 0] for r in long)
+    repeated = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
+    assert all(repeated["again-" + r.id, 0] == solo[r.id, 0] for r in long)
     assert steps == [True] * steps.count(True) + [False] * steps.count(False)
     assert 7 <= steps.count(True) < 12
     reported = run.scores["asks", 0]
-    assert {one.rank for one in reported} == {1}
-    assert [one.likeliest for one in reported] == [(token,) for token in again["asks", 0]]
-    assert all((one.logprob,) == one.logprobs for one in reported)
+    assert {logprobs.rank for logprobs in reported} == {1}
+    assert [logprobs.likeliest for logprobs in reported] == [
+        (token,) for token in repeated["asks", 0]
+    ]
+    assert all((logprobs.logprob,) == logprobs.logprobs for logprobs in reported)
 
 
 def prefill(step: int, name: str, token: int) -> Plan:
@@ -144,8 +146,8 @@ def test_logits_that_are_not_finite_name_the_owner_at_launch(
         executor.launcher.results(launched_plans[0], receives=False)
     request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
     expected = model.expected(request)[0]
-    found = executor.launcher.results(launched_plans[1], receives=False)
-    assert found.yields == ((expected,),)
+    results = executor.launcher.results(launched_plans[1], receives=False)
+    assert results.yields == ((expected,),)
 
 
 # --- slots ------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ def test_tokens_are_put_where_they_belong() -> None:
 def test_tokens_of_several_forwards_are_put_together() -> None:
     plan = Plan(3, (1, 2), (0, 1), (4, 5), (1, 1), (1, 1))
     slots = [
-        slot_with([token], Draw([at], [None], [0])) for at, token in ((1, 4), (0, 5))
+        slot_with([token], Draw([place], [None], [0]))
+        for place, token in ((1, 4), (0, 5))
     ]
     assert results(plan, slots, VOCAB).yields == ((5,), (4,))
 

@@ -18,8 +18,8 @@ from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, REJECTION
 from minfer.sampling.reference_sampler import RowSampling, next_token
-from minfer.speculate.accept import Target, Verdict
-from minfer.speculate.rejection import Streams, drawn, rejection
+from minfer.speculate.accept import TargetOutput, Verdict
+from minfer.speculate.rejection import Streams, rejection, sample_draft
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
@@ -43,44 +43,48 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 # --- the draws of a step ----------------------------------------------------------------
 
 
-def thrown(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+def thrown(rng: random.Random, target: TargetOutput) -> tuple[Drafted, Verdict]:
     """Drafts of a row, said or drawn, and which of them coins let stand."""
     count = rng.randrange(DRAFTS + 1)
     if rng.random() < 0.4:
         return emitted(rng, target, count)
     tokens, lines, chances = list[int](), list[list[float]](), []
-    streams = Streams.of(target.how.seed, target.how.sample)
+    streams = Streams.of(target.sampling.seed, target.sampling.sample)
     for _ in range(count):
         # A draft model that knows of the drafts before, as its target does.
-        exact = target.shaped(tokens)
+        exact = target.shape_logits(tokens)
         line = [x + rng.gauss(0, 0.5) for x in exact]
-        one = drawn(line, bare(target.how), (*target.known, *tokens), 0, streams)
-        tokens.append(one.token)
+        drawn_token = sample_draft(
+            line, bare(target.sampling), (*target.tokens, *tokens), 0, streams
+        )
+        tokens.append(drawn_token.token)
         lines.append(line)
-        chances.append(one.chances)
+        chances.append(drawn_token.chances)
     return Drafted((*tokens,), (*lines,)), rejection(target, tokens, chances)
 
 
-def emitted(rng: random.Random, target: Target, count: int) -> tuple[Drafted, Verdict]:
+def emitted(
+    rng: random.Random, target: TargetOutput, count: int
+) -> tuple[Drafted, Verdict]:
     """Drafts that are likely."""
     tokens = list[int]()
     for _ in range(count):
-        line = target.shaped(tokens)
+        line = target.shape_logits(tokens)
         likely = sorted(range(VOCAB), key=line.__getitem__)[-1 - rng.randrange(2)]
         tokens.append(likely if rng.random() < 0.9 else rng.randrange(VOCAB))
     return Drafted((*tokens,)), rejection(target, tokens, [])
 
 
-def bare(how: RowSampling) -> RowSampling:
+def bare(sampling: RowSampling) -> RowSampling:
     """Without what shapes logits, as these are shaped."""
     return RowSampling(
-        seed=how.seed,
-        sample=how.sample,
-        temperature=how.temperature,
-        top_k=how.top_k,
-        top_p=how.top_p,
-        min_p=how.min_p,
-        typical_p=how.typical_p,
+        seed=sampling.seed,
+        sample=sampling.sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
     )
 
 
@@ -134,53 +138,61 @@ class Judge:
 
     def check(self, plan: Plan, result: Executed) -> None:
         """A step is done."""
-        for one in plan.opens:
-            text = Text(one.sampling, one.prompt, one.known)
-            self.texts[plan.run_ids[one.index]] = text
+        for new_row in plan.opens:
+            text = Text(new_row.sampling, new_row.prompt, new_row.known)
+            self.texts[plan.run_ids[new_row.index]] = text
         drafts = {draft.index: draft.tokens for draft in plan.drafts}
-        for at, (gen, tokens) in enumerate(zip(plan.run_ids, result.yields, strict=True)):
+        for entry, (gen, tokens) in enumerate(
+            zip(plan.run_ids, result.yields, strict=True)
+        ):
             if not tokens:
                 continue
             text = self.texts[gen]
-            if at in drafts:
-                count = plan.num_scheduled_tokens[at] - 1
-                due = self.verdict(text, drafts[at], count).tokens
-                self.judged, self.stood = self.judged + 1, self.stood + len(due) - 1
+            if entry in drafts:
+                count = plan.num_scheduled_tokens[entry] - 1
+                expected = self.verdict(text, drafts[entry], count).tokens
+                self.judged, self.stood = self.judged + 1, self.stood + len(expected) - 1
             else:
-                due = tuple(self.plainly(text, len(tokens)))
-            assert tokens == due
+                expected = tuple(self.plainly(text, len(tokens)))
+            assert tokens == expected
             text.known += tokens
 
     def verdict(self, text: Text, emitted: tuple[int, ...], count: int) -> Verdict:
         """What comes of drafts."""
         drafts, proposed = list(emitted), []
         while len(drafts) < count:
-            known = (*text.known, *drafts)
-            [line] = emitted_after(self.draft, known, 1)
+            known_tokens = (*text.known, *drafts)
+            [line] = emitted_after(self.draft, known_tokens, 1)
             streams = Streams.of(text.how.seed, text.how.sample)
-            one = drawn(line, text.how, known, text.prompt, streams)
-            drafts.append(one.token)
-            proposed.append(one.chances)
+            drawn_token = sample_draft(line, text.how, known_tokens, text.prompt, streams)
+            drafts.append(drawn_token.token)
+            proposed.append(drawn_token.chances)
         lines = emitted_after(self.target, (*text.known, *drafts), count + 1)
-        target = Target(
-            how=text.how, known=text.known, prompt=text.prompt, logits=(*lines,)
+        target = TargetOutput(
+            sampling=text.how,
+            tokens=text.known,
+            num_prompt_tokens=text.prompt,
+            logits=(*lines,),
         )
         return rejection(target, drafts, proposed)
 
     def plainly(self, text: Text, count: int) -> Iterator[int]:
         """What is drawn without drafts."""
-        known = text.known
+        known_tokens = text.known
         for _ in range(count):
-            [line] = emitted_after(self.target, known, 1)
-            known = (*known, next_token(line, text.how, known, text.prompt))
-            yield known[-1]
+            [line] = emitted_after(self.target, known_tokens, 1)
+            known_tokens = (
+                *known_tokens,
+                next_token(line, text.how, known_tokens, text.prompt),
+            )
+            yield known_tokens[-1]
 
 
 @torch.inference_mode()
 def emitted_after(model: Any, tokens: tuple[int, ...], last: int) -> list[list[float]]:
     """A model's logits after each of the last of these tokens."""
-    found: list[list[float]] = model(torch.tensor([tokens])).logits[0, -last:].tolist()
-    return found
+    logits: list[list[float]] = model(torch.tensor([tokens])).logits[0, -last:].tolist()
+    return logits
 
 
 WORLDS = [
@@ -202,12 +214,12 @@ WORLDS = [
 def test_an_engine_with_host_drafts_yields_what_the_rule_gives(
     model: Model, requested: str, settings: dict[str, int], depth: int
 ) -> None:
-    wanted = requests(0) if requested == "plain" else shaped()
-    solo = {(one.id, 0): model.expected(one) for one in wanted}
+    wanted_requests = requests(0) if requested == "plain" else shaped()
+    solo = {(request.id, 0): model.expected(request) for request in wanted_requests}
     run, _ = guessing(model, solo, 0.7, 4, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs)
     judge.watch(run)
-    run.serve(wanted, arrival_gap=depth % 2)
+    run.serve(wanted_requests, arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
     assert judge.stood > judge.judged / 4
     if "num_blocks" in settings:
@@ -221,10 +233,10 @@ def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
 ) -> None:
     draft = near(model)
     weights: Any = draft.weights
-    theirs = copy.deepcopy(model.theirs)
-    theirs.get_input_embeddings().weight.data.copy_(weights.embed)
+    draft_reference = copy.deepcopy(model.theirs)
+    draft_reference.get_input_embeddings().weight.data.copy_(weights.embed)
     run, _ = drafting(model, draft, 3, rule=REJECTION, depth=depth, **settings)
-    judge = Judge(model.theirs, theirs)
+    judge = Judge(model.theirs, draft_reference)
     judge.watch(run)
     run.serve(requests(0), arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
@@ -252,37 +264,28 @@ def test_noise_of_another_stream_is_noticed(
 def greedy() -> list[Request]:
     """Half of them with penalties."""
     ways = GREEDY, evolve(GREEDY, presence_penalty=1.0, repetition_penalty=1.3)
-    wanted = requests(3)
-    return [evolve(one, sampling=ways[i % 2]) for i, one in enumerate(wanted)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("right", [0.0, 0.8])
-def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
-    solo = {(one.id, 0): model.expected(one) for one in greedy()}
-    run, tally = guessing(model, solo, right, 4, rule=REJECTION)
-    assert run.serve(greedy(), arrival_gap=1) == solo
-    assert tally.proposed > 20
-    drafts, _ = drafting(model, near(model), 3, rule=REJECTION)
-    assert drafts.serve(greedy(), arrival_gap=1) == solo
+    wanted_requests = requests(3)
+    return [
+        evolve(request, sampling=ways[i % 2]) for i, request in enumerate(wanted_requests)
+    ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8)]
+    "sampling", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8)]
 )
 def test_the_target_as_its_own_draft_is_always_accepted(
-    model: Model, how: SamplingParams
+    model: Model, sampling: SamplingParams
 ) -> None:
-    wanted = [
-        evolve(r, sampling=how, max_tokens=30, stop_ids=frozenset())
+    wanted_requests = [
+        evolve(r, sampling=sampling, max_tokens=30, stop_ids=frozenset())
         for r in requests(2, 6)
     ]
     run, tally = drafting(model, same(model), 3, rule=REJECTION)
-    found = run.serve(wanted, arrival_gap=1)
+    tokens = run.serve(wanted_requests, arrival_gap=1)
     assert tally.accepted == tally.proposed > 60
-    solo = {(r.id, 0): model.expected(r) for r in wanted}
-    assert (found == solo) == (how is GREEDY), "drafts have noise of their own"
+    solo = {(r.id, 0): model.expected(r) for r in wanted_requests}
+    assert (tokens == solo) == (sampling is GREEDY), "drafts have noise of their own"
 
 
 @pytest.mark.long
@@ -290,19 +293,19 @@ def test_the_target_as_its_own_draft_is_always_accepted(
 def test_a_draft_model_of_another_vocabulary(model: Model, lacking: int) -> None:
     draft = other(model, vocab_size=VOCAB - lacking)
     run, tally = drafting(model, draft, 3, rule=REJECTION)
-    found = run.serve(requests(0), arrival_gap=1)
+    all_tokens = run.serve(requests(0), arrival_gap=1)
     assert 0 < tally.accepted < tally.proposed
-    assert max(token for tokens in found.values() for token in tokens) < VOCAB
+    assert max(token for tokens in all_tokens.values() for token in tokens) < VOCAB
 
 
 @pytest.mark.long
 def test_log_probabilities_are_those_of_the_model(
     model: Model, reference: Tokens
 ) -> None:
-    wanted = asking(requests(0))
+    wanted_requests = asking(requests(0))
     run, tally = guessing(model, reference, 0.8, 5, rule=REJECTION)
-    run.serve(wanted, arrival_gap=1)
-    check_scores(model, run, wanted)
+    run.serve(wanted_requests, arrival_gap=1)
+    check_scores(model, run, wanted_requests)
     assert tally.accepted > 20
 
 
@@ -313,7 +316,7 @@ def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(model: Model) -> 
     embed = torch.full_like(weights.embed, torch.nan)
     bad = evolve(bad, weights=evolve(weights, embed=embed))
     run, tally = drafting(model, bad, 3, rule=REJECTION)
-    solo = {(one.id, 0): model.expected(one) for one in greedy()}
+    solo = {(request.id, 0): model.expected(request) for request in greedy()}
     assert run.serve(greedy()) == solo
     assert tally.accepted < tally.proposed / 2
 
@@ -339,14 +342,3 @@ def test_drafts_of_both_in_one_step(model: Model) -> None:
     greedily = [model.expected(request) for request in WANTED]
     hand.go_on({0: 3, 1: 4, 3: [(greedily[3][1] + 1) % VOCAB] * 2})
     assert list(map(len, hand.collect().yields)) == [4, 5, 1, 1]
-
-
-@pytest.mark.long
-def test_without_drafts_tokens_are_those_without_speculation(
-    model: Model, reference: Tokens
-) -> None:
-    config = speculation(HOST, 4, REJECTION)
-    assert (
-        Run.start(model, speculation=config).serve(requests(0), arrival_gap=1)
-        == reference
-    )

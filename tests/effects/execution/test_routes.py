@@ -54,10 +54,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     def activation(*, bias: bool = False) -> str:
-        found = made(with_feed_forward(QWEN_05B, bias=bias))
+        model_routes = made(with_feed_forward(QWEN_05B, bias=bias))
         monkeypatch.setattr(routes, "is_gated_faster", lambda *_: True)
-        assert found.fuses(100) == (not found.no_quack)
-        return dict(found.described())["gate, up and SiLU"]
+        assert model_routes.fuses(100) == (not model_routes.no_quack)
+        return dict(model_routes.described())["gate, up and SiLU"]
 
     assert "Hopper" in activation()
     monkeypatch.setattr(routes, "missing", lambda *_: "")
@@ -70,12 +70,18 @@ def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("installed")
 def test_flash_attn_serves_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flash_from(spec: ModelSpec = QWEN_05B, budget: int = 2048) -> int:
-        found = made(spec, budget)
-        least = found.groups[0].flash_from if found.uses_flash else 0
-        for tokens, longest in ((65, least), (64, least), (9999, least - 1)):
-            served = found.by_flash(tokens, longest)
-            assert served == (found.uses_flash and tokens > 64 and longest == least,)
-        return least
+        model_routes = made(spec, budget)
+        min_tokens = model_routes.groups[0].flash_from if model_routes.uses_flash else 0
+        for tokens, longest in (
+            (65, min_tokens),
+            (64, min_tokens),
+            (9999, min_tokens - 1),
+        ):
+            served = model_routes.by_flash(tokens, longest)
+            assert served == (
+                model_routes.uses_flash and tokens > 64 and longest == min_tokens,
+            )
+        return min_tokens
 
     assert flash_from() == MIN_FLASH_TOKENS[0]
     assert flash_from(with_attention(QWEN_05B, head_dim=128)) == MIN_FLASH_TOKENS[1]
@@ -90,45 +96,49 @@ def test_flash_attn_serves_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_flash_attn_serves_the_groups_that_allow_it() -> None:
     """Windows of one group are no reason against it in another."""
-    found = made(with_windows(QWEN_05B, 4, *(None,) * 23))
-    assert found.by_flash(9999, 9999) == (False, True)
-    assert found.by_flash(9999, MIN_FLASH_TOKENS[0] - 1) == (False, False)
-    lines = dict(found.described())
+    model_routes = made(with_windows(QWEN_05B, 4, *(None,) * 23))
+    assert model_routes.by_flash(9999, 9999) == (False, True)
+    assert model_routes.by_flash(9999, MIN_FLASH_TOKENS[0] - 1) == (False, False)
+    lines = dict(model_routes.described())
     assert "before sliding windows" in lines["prefill attention, window 4"]
     assert lines["prefill attention, no window"].startswith("flash-attn from 2048")
     beside = with_attention_window(with_windows(QWEN_05B, 4, *(None,) * 23), 64, 4)
     lines = dict(made(beside).described())
     assert "sink tokens" in lines["prefill attention, window 64, 4 sink tokens"]
-    both = published("gpt-oss-20b")
-    assert not both.uses_flash
-    assert both.no_quack
-    assert "no attention sinks" in dict(both.described())["prefill attention, no window"]
+    two_groups = published("gpt-oss-20b")
+    assert not two_groups.uses_flash
+    assert two_groups.no_quack
+    assert (
+        "no attention sinks"
+        in dict(two_groups.described())["prefill attention, no window"]
+    )
 
 
 @pytest.mark.usefixtures("installed")
 def test_latents_are_expanded_for_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, least = published("DeepSeek-V2-Lite"), MIN_EXPAND_TOKENS
-    whole = least * (least + 1) // 2
-    assert found.expands(65, least, 0, whole)
-    assert not found.expands(64, least, 0, whole)  # a graph contains the step
-    assert not found.expands(65, least - 1, 0, whole)
+    model_routes, min_tokens = published("DeepSeek-V2-Lite"), MIN_EXPAND_TOKENS
+    num_products = min_tokens * (min_tokens + 1) // 2
+    assert model_routes.expands(65, min_tokens, 0, num_products)
+    # A graph contains the step.
+    assert not model_routes.expands(64, min_tokens, 0, num_products)
+    assert not model_routes.expands(65, min_tokens - 1, 0, num_products)
     # Of a token of the history, so many inputs on average.
-    assert found.expands(999, 999, 500, 500 * least)
-    assert not found.expands(999, 999, 500, 500 * least - 1)
-    assert found.uses_flash
-    assert found.expands_by_flash(999, 999)
-    assert not found.expands_by_flash(999, 998)  # another chunk beside
-    assert found.by_flash(999, 999) == (False,)  # it does not read the latents
+    assert model_routes.expands(999, 999, 500, 500 * min_tokens)
+    assert not model_routes.expands(999, 999, 500, 500 * min_tokens - 1)
+    assert model_routes.uses_flash
+    assert model_routes.expands_by_flash(999, 999)
+    assert not model_routes.expands_by_flash(999, 998)  # another chunk beside
+    assert model_routes.by_flash(999, 999) == (False,)  # it does not read the latents
     assert not made().expands(9999, 9999, 0, 1 << 30)
     assert not made().expands_by_flash(999, 999)
-    line = dict(found.described())["prefill attention"]
-    assert line.startswith(f"expanded latents from {least} tokens")
+    line = dict(model_routes.described())["prefill attention"]
+    assert line.startswith(f"expanded latents from {min_tokens} tokens")
     assert "flash-attn for one prompt" in line
     monkeypatch.setattr(routes, "flash_piece_missing", lambda *_: "not here")
-    found = published("DeepSeek-V2-Lite")
-    assert "not here" in dict(found.described())["prefill attention"]
-    assert not found.uses_flash
-    assert not found.expands_by_flash(999, 999)
+    model_routes = published("DeepSeek-V2-Lite")
+    assert "not here" in dict(model_routes.described())["prefill attention"]
+    assert not model_routes.uses_flash
+    assert not model_routes.expands_by_flash(999, 999)
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 9999)
     assert "Triton; no" in dict(published("DeepSeek-V3").described())["prefill attention"]
     assert not published("DeepSeek-V3").may_expand
@@ -138,12 +148,12 @@ def test_each_group_has_splits_of_its_own() -> None:
     """As many as its own heads and its own window need."""
     spec = with_windows(with_attention(QWEN_05B, head_dim=64), 512, *(None,) * 23)
     heads = gqa_of(spec)
-    found = made(spec)
+    model_routes = made(spec)
     for rows, context in ((1, 4096), (1, 300), (8, 4096), (64, 32768)):
-        own = num_splits(rows, heads.kv_heads, 64, context)
+        expected_splits = num_splits(rows, heads.kv_heads, 64, context)
         windowed = num_splits(rows, heads.kv_heads, 64, min(context, 512))
-        assert found.splits(rows, context) == (windowed, own)
-    assert len({*found.splits(1, 4096)}) == 2
+        assert model_routes.splits(rows, context) == (windowed, expected_splits)
+    assert len({*model_routes.splits(1, 4096)}) == 2
     for name, key_heads in (("DeepSeek-V2-Lite", 16), ("DeepSeek-V3", 128)):
         [splits] = published(name).splits(8, 4096)
         assert splits == latent_splits(8, key_heads, 1, 4096)
@@ -151,14 +161,16 @@ def test_each_group_has_splits_of_its_own() -> None:
 
 
 def test_a_line_for_each_group_and_use() -> None:
-    found = dict(made(with_windows(QWEN_05B, 512, *(None,) * 23)).described())
-    windowed = found["decode attention, window 512"]
-    wanted = "Triton; contexts of 4096 tokens are cut into 8 for 32 rows, into {} for one"
-    assert windowed == wanted.format(8)
-    assert found["decode attention, no window"] == wanted.format(64)
+    described = dict(made(with_windows(QWEN_05B, 512, *(None,) * 23)).described())
+    windowed = described["decode attention, window 512"]
+    expected = (
+        "Triton; contexts of 4096 tokens are cut into 8 for 32 rows, into {} for one"
+    )
+    assert windowed == expected.format(8)
+    assert described["decode attention, no window"] == expected.format(64)
     experts = dict(published("DeepSeek-V2-Lite").described())["experts"]
     assert experts == "Triton; grouped by expert from 5 tokens of a step"
-    assert "experts" not in found
+    assert "experts" not in described
 
 
 def test_kernels_that_are_compiled_apart_have_keys_of_their_own() -> None:

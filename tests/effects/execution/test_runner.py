@@ -45,12 +45,12 @@ def test_flash_attn_is_given_what_it_needs(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its stand-in: one chunk and several, from the beginning and from later on."""
-    seen = set[tuple[bool, bool]]()
+    calls = set[tuple[bool, bool]]()
 
-    def attend(*given: Any, **how: Any) -> None:
-        counts = how["cu_seqlens_q"].diff()
-        seen.add((len(counts) > 1, bool((how["seqused_k"] > counts).any())))
-        stand_in(*given, **how)
+    def attend(*arguments: Any, **keywords: Any) -> None:
+        counts = keywords["cu_seqlens_q"].diff()
+        calls.add((len(counts) > 1, bool((keywords["seqused_k"] > counts).any())))
+        stand_in(*arguments, **keywords)
 
     run = Run.start(model)
     executor: Any = run.driver.executor
@@ -58,11 +58,11 @@ def test_flash_attn_is_given_what_it_needs(
     monkeypatch.setattr(shortcuts, "load", lambda _: "")
     monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=attend))
     assert run.serve(requests(0)) == reference
-    one = Request(
+    request = Request(
         id="x", prompt=tuple(range(3, 83)), max_tokens=3, sampling=GREEDY
     )  # in two steps
-    assert run.serve([one])["x", 0] == model.expected(one)
-    assert {(False, False), (False, True), (True, False)} <= seen
+    assert run.serve([request])["x", 0] == model.expected(request)
+    assert {(False, False), (False, True), (True, False)} <= calls
 
 
 # --- two in a process -------------------------------------------------------------------
@@ -98,15 +98,15 @@ class Solo:
             for i in rows
         ]
         fills = tuple(PrefillTokens(i, prompt) for i, prompt in enumerate(PROMPTS))
-        zeros, ones = (0,) * len(rows), (1,) * len(rows)
+        zeros, all_ones = (0,) * len(rows), (1,) * len(rows)
         self.starts = list(counts)
-        self._run(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
+        self._run(Plan(0, rows, rows, zeros, counts, all_ones, fills, tuple(opens)))
 
     def go_on(self) -> None:
         """Each row feeds itself."""
         rows = tuple(range(len(PROMPTS)))
-        ones = (1,) * len(rows)
-        self._run(Plan(1, rows, rows, tuple(self.starts), ones, ones))
+        all_ones = (1,) * len(rows)
+        self._run(Plan(1, rows, rows, tuple(self.starts), all_ones, all_ones))
         self.starts = [start + 1 for start in self.starts]
 
     @staticmethod
@@ -123,8 +123,8 @@ class Solo:
             for forward in self.packer.forwards(plan):
                 slots.append(self.ring.next())
                 self.runner.run(forward, slots[-1])
-        done = results(plan, slots, VOCAB)
-        self.out += [tuple(token for (token,) in done.yields)]
+        outputs = results(plan, slots, VOCAB)
+        self.out += [tuple(token for (token,) in outputs.yields)]
 
 
 CONFIG = EngineConfig(
@@ -154,13 +154,13 @@ def test_two_runners_in_a_process_give_what_each_gives_by_itself(
         for _ in range(TURNS - 1):
             solo.go_on()
         outputs.append(solo.out)
-    both = [Solo.open(spec, weights, device_kind) for spec, weights in models]
-    for solo in both:
+    solos = [Solo.open(spec, weights, device_kind) for spec, weights in models]
+    for solo in solos:
         solo.begin()
     for _ in range(TURNS - 1):
-        for solo in both:
+        for solo in solos:
             solo.go_on()
-    assert [solo.out for solo in both] == outputs
+    assert [solo.out for solo in solos] == outputs
     assert outputs[0] != outputs[1]
     for i in range(len(PROMPTS)):
         expected = model.expected(Solo._request(i))

@@ -27,21 +27,21 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call of the sampler, whether it filters; it must wherever a row asks for
     that.
     """
-    seen = list[bool]()
+    calls_filtered = list[bool]()
 
-    def spy(**given: Any) -> tuple[Tensor, Tensor]:
-        device_rows, filtered = given["rows"].long(), given["filtered"]
-        values = given["values"]
+    def spy(**arguments: Any) -> tuple[Tensor, Tensor]:
+        device_rows, filtered = arguments["rows"].long(), arguments["filtered"]
+        values = arguments["values"]
         top_k, top_p = values.top_k[device_rows], values.top_p[device_rows]
         narrow = (top_k > 0) & (top_k < VOCAB) | (top_p < 1)
         narrow |= values.deepest[device_rows].isfinite()
         noisy = values.temperature[device_rows] >= sample.GREEDY_BELOW
         assert filtered or not (narrow & noisy).any()
-        seen.append(filtered)
-        return draw(**given)
+        calls_filtered.append(filtered)
+        return draw(**arguments)
 
     monkeypatch.setattr(cuda_backend, "sample", spy)
-    return seen
+    return calls_filtered
 
 
 @pytest.mark.long
@@ -49,25 +49,30 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_rows_that_request_filters_are_filtered(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, run = filters(monkeypatch), Run.start(model, depth=2)
+    filtered, run = filters(monkeypatch), Run.start(model, depth=2)
     assert run.serve(requests(0), arrival_gap=1) == reference
-    for how in ({"min_p": 0.2}, {"top_k": 3}, {"top_p": 0.5}):
-        seen.clear()
-        one = Request(
-            id=str(how), prompt=(3, 4), max_tokens=9, sampling=SamplingParams(**how)
+    for settings in ({"min_p": 0.2}, {"top_k": 3}, {"top_p": 0.5}):
+        filtered.clear()
+        request = Request(
+            id=str(settings),
+            prompt=(3, 4),
+            max_tokens=9,
+            sampling=SamplingParams(**settings),
         )
-        assert run.serve([one])[one.id, 0] == model.expected(one)
-        assert seen
-        assert all(seen)
+        assert run.serve([request])[request.id, 0] == model.expected(request)
+        assert filtered
+        assert all(filtered)
 
 
 @on_gpu
 def test_filters_that_keep_all_do_nothing(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, run = filters(monkeypatch), Run.start(model, depth=2)
+    filtered, run = filters(monkeypatch), Run.start(model, depth=2)
     ways = [evolve(GREEDY, top_k=5, top_p=0.5, min_p=0.1), SamplingParams(top_k=VOCAB)]
-    one = Request(id="", prompt=(3, 4), max_tokens=9)
-    run.serve([evolve(one, id=str(i), sampling=how) for i, how in enumerate(ways)])
-    assert seen
-    assert not any(seen)
+    request = Request(id="", prompt=(3, 4), max_tokens=9)
+    run.serve(
+        [evolve(request, id=str(i), sampling=sampling) for i, sampling in enumerate(ways)]
+    )
+    assert filtered
+    assert not any(filtered)

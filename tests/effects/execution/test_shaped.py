@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 def asking() -> list[Request]:
     """Requests most of which ask for something, in many combinations."""
     rng = random.Random(5)
-    made = []
-    for i, one in enumerate(requests(0, 14)):
+    made_requests = []
+    for i, request in enumerate(requests(0, 14)):
         ids = rng.sample(range(VOCAB), 60)
         words = ((ids[0],), (ids[1], ids[2]), (ids[3], ids[3], ids[4]))
-        how = evolve(
-            one.sampling,
+        sampling = evolve(
+            request.sampling,
             repetition_penalty=rng.choice([1.0, 1.4]),
             frequency_penalty=rng.choice([0.0, 0.6, -0.8]),
             presence_penalty=rng.choice([0.0, 0.9]),
@@ -33,20 +33,20 @@ def asking() -> list[Request]:
             max_tokens=None,
             min_tokens=12 if i % 4 == 0 else 0,
         )
-        shaped = evolve(one, sampling=how, bad_words=words if i % 2 else ())
-        made.append(one if i % 7 == 6 else shaped)
-    return made
+        shaped = evolve(request, sampling=sampling, bad_words=words if i % 2 else ())
+        made_requests.append(request if i % 7 == 6 else shaped)
+    return made_requests
 
 
 @pytest.fixture(scope="module")
 def solo(model: Model) -> Tokens:
     """By transformers' forward and the definition."""
-    return {(one.id, 0): model.expected(one) for one in asking()}
+    return {(request.id, 0): model.expected(request) for request in asking()}
 
 
 @pytest.mark.long
 def test_what_is_requested_matters(solo: Tokens, model: Model) -> None:
-    plain = {(one.id, 0): model.expected(one) for one in requests(0, 14)}
+    plain = {(request.id, 0): model.expected(request) for request in requests(0, 14)}
     assert sum(solo[name] != plain[name] for name in solo) >= 10
 
 
@@ -70,14 +70,16 @@ def test_tokens_are_those_of_a_request_served_solo(
 def test_shaped_tokens_are_the_same_without_steps_ahead(
     model: Model, solo: Tokens
 ) -> None:
-    bound = [evolve(one, needs_host_mask=i % 2 == 0) for i, one in enumerate(asking())]
+    bound = [
+        evolve(request, needs_host_mask=i % 2 == 0) for i, request in enumerate(asking())
+    ]
     assert Run.start(model, num_blocks=20).serve(bound, arrival_gap=1) == solo
 
 
 @pytest.mark.long
 def test_a_request_that_is_resumed_goes_on_as_it_was(model: Model, solo: Tokens) -> None:
-    for one in asking():
-        tokens = solo[one.id, 0]
+    for request in asking():
+        tokens = solo[request.id, 0]
         if len(tokens) > 4:
-            again = Run.start(model).serve([evolve(one, output=tuple(tokens[:3]))])
-            assert again[one.id, 0] == tokens[3:]
+            resumed = Run.start(model).serve([evolve(request, output=tuple(tokens[:3]))])
+            assert resumed[request.id, 0] == tokens[3:]

@@ -63,8 +63,8 @@ def capturing(
         if left:
             raise left.pop(0)
         captured.append(shape)
-        made = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
-        return made
+        graph = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
+        return graph
 
     monkeypatch.setattr(GraphCache, "capture", capture)
     return captured
@@ -91,14 +91,14 @@ def test_captures_that_others_spoil_are_tried_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED_MESSAGE}")
-    taken = Shortcuts(graphs=True, flash=False, fused=False)
+    shortcuts = Shortcuts(graphs=True, flash=False, fused=False)
     for _ in range(MAX_SPOILED_CAPTURES):
-        taken.capture()
-        taken.blame(spoiled)
-        assert taken.graphs
+        shortcuts.capture()
+        shortcuts.blame(spoiled)
+        assert shortcuts.graphs
     assert not caplog.messages
-    taken.blame(spoiled)
-    assert not taken.graphs
+    shortcuts.blame(spoiled)
+    assert not shortcuts.graphs
 
 
 @pytest.mark.long
@@ -130,13 +130,13 @@ def test_a_step_that_failed_is_not_captured_next_time(
     monkeypatch.setattr(own_model, "forward", failing)
     run = Run.start(model, depth=1)
     captured = capturing(run, monkeypatch)
-    one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
-    tokens = run.serve([one])
+    request = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
+    tokens = run.serve([request])
     assert run.count(Discarded) == 1
     assert [shape.tokens for shape in captured] == [0]
-    run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
+    run.serve([evolve(request, id="b", prompt=(6, 7, 8))])
     assert [shape.tokens for shape in captured] == [0, 64]
-    assert tokens["a", 0] == model.expected(one)
+    assert tokens["a", 0] == model.expected(request)
 
 
 @pytest.mark.long
@@ -181,10 +181,10 @@ def refusing(
 ) -> Callable[..., Tensor]:
     """A product that fails when quack is to serve it."""
 
-    def served(*given: Any, fused: bool) -> Tensor:
+    def served(*arguments: Any, fused: bool) -> Tensor:
         if fused:
             failing()
-        return serve(*given, fused=fused)
+        return serve(*arguments, fused=fused)
 
     return served
 
@@ -195,11 +195,13 @@ def test_steps_with_deferred_rows_are_captured_too(
 ) -> None:
     run = Run.start(model, depth=1)
     captured = capturing(run, monkeypatch)
-    wanted = [evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))]
-    for again in ("", "again-", "once-more-"):  # mixed steps come twice
-        tokens = run.serve([evolve(r, id=again + r.id) for r in wanted])
-        for request in wanted:
-            assert tokens[again + request.id, 0] == reference[request.id, 0]
+    wanted_requests = [
+        evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))
+    ]
+    for prefix in ("", "again-", "once-more-"):  # mixed steps come twice
+        tokens = run.serve([evolve(r, id=prefix + r.id) for r in wanted_requests])
+        for request in wanted_requests:
+            assert tokens[prefix + request.id, 0] == reference[request.id, 0]
     assert {(shape.keeps_logits, shape.tokens > 0) for shape in captured} >= {
         (True, False),
         (True, True),

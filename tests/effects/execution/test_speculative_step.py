@@ -21,12 +21,12 @@ from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.records.plan import NewRow
 from minfer.records.request import Request, SamplingParams, row_sampling
-from minfer.speculate.accept import Target, Verdict, same_noise
+from minfer.speculate.accept import TargetOutput, Verdict, same_noise
 from tests.effects.execution.test_runner import CONFIG
 from tests.effects.execution.tiny_engine import CUDA, VOCAB
 from tests.effects.tiny_model import CONFIG as SIZES
 
-Rule = Callable[[random.Random, Target], "tuple[Drafted, Verdict]"]
+Rule = Callable[[random.Random, TargetOutput], "tuple[Drafted, Verdict]"]
 WAYS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_p=0.8),
@@ -44,12 +44,12 @@ SPEC = parse_spec({**SIZES, "vocab_size": VOCAB})
 
 def opened(rng: random.Random, row: int) -> NewRow:
     """A row that knows some tokens, and draws in one of the ways."""
-    known = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(3, 9)))
+    known_tokens = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(3, 9)))
     output = rng.randrange(3)
     request = Request(
         id=str(row),
-        prompt=known[: len(known) - output],
-        output=known[len(known) - output :],
+        prompt=known_tokens[: len(known_tokens) - output],
+        output=known_tokens[len(known_tokens) - output :],
         max_tokens=20,
         sampling=WAYS[row % len(WAYS)],
         stop_ids=frozenset({1, 2, 3}),
@@ -59,7 +59,7 @@ def opened(rng: random.Random, row: int) -> NewRow:
     return NewRow(
         index=0,
         name=(str(row), 0),
-        known=known,
+        known=known_tokens,
         prompt=len(request.prompt),
         last_index=40,
         sampling=row_sampling(request, 0),
@@ -137,50 +137,55 @@ class World:
         rows = DeviceRows(ROWS + 1, 4, VOCAB, device, rejects=rule is not None)
         sampler = Sampler(backend, rows, ROWS + 9, 200)
         opens = [opened(rng, row) for row in range(ROWS)]
-        for row, one in enumerate(opens):
-            sampler.open(row, one)
+        for row, new_row in enumerate(opens):
+            sampler.open(row, new_row)
         for places, values in rows.changes:
             pairs = torch.cat((torch.from_numpy(places), torch.from_numpy(values)))
             backend.scatter(rows.arena, pairs.to(device))
-        rows.next[:ROWS] = torch.tensor([len(one.known) - 1 for one in opens])
-        made = torch.Generator().manual_seed(rng.getrandbits(30))
-        logits = 2 * torch.randn(1 + DRAFTS, ROWS, VOCAB, generator=made)
+        rows.next[:ROWS] = torch.tensor([len(new_row.known) - 1 for new_row in opens])
+        generator = torch.Generator().manual_seed(rng.getrandbits(30))
+        logits = 2 * torch.randn(1 + DRAFTS, ROWS, VOCAB, generator=generator)
         targets = [
-            Target(
-                how=one.sampling,
-                known=one.known,
-                prompt=one.prompt,
+            TargetOutput(
+                sampling=new_row.sampling,
+                tokens=new_row.known,
+                num_prompt_tokens=new_row.prompt,
                 logits=tuple(logits[:, row].tolist()),
             )
-            for row, one in enumerate(opens)
+            for row, new_row in enumerate(opens)
         ]
-        each = [(rule or guessed)(rng, target) for target in targets]
-        drafted, verdicts = zip(*each, strict=True)
+        drafts_and_verdicts = [(rule or guessed)(rng, target) for target in targets]
+        drafted, verdicts = zip(*drafts_and_verdicts, strict=True)
         plain = [same_noise(target, ()).tokens[0] for target in targets]
         reported = [*drafted], [*verdicts], plain
         return cls(opens, logits, *reported, rows, sampler)
 
     def drafts(self, order: list[int]) -> DraftWords[Tensor]:
         """The drafts of these rows."""
-        each = [self.drafted[row] for row in order]
-        given = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
-        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in given]
+        row_drafts = [self.drafted[row] for row in order]
+        host_tokens = [
+            [-1] * len(row_draft.tokens) if row_draft.logits else row_draft.tokens
+            for row_draft in row_drafts
+        ]
+        lines = [[*tokens, *[0] * DRAFTS][:DRAFTS] for tokens in host_tokens]
         device = self.rows.arena.device
-        counts = torch.tensor([len(one.tokens) for one in each], device=device)
+        counts = torch.tensor(
+            [len(row_draft.tokens) for row_draft in row_drafts], device=device
+        )
         words = torch.tensor(lines, device=device).T.contiguous()
         return DraftWords(counts.int(), words.int())
 
     def guesses(self, order: list[int]) -> list[DraftProposal]:
         """What a draft model has drawn for these rows, if it has for any."""
-        each = [self.drafted[row] for row in order]
-        if not any(one.logits for one in each):
+        row_drafts = [self.drafted[row] for row in order]
+        if not any(row_draft.logits for row_draft in row_drafts):
             return []
         device = self.rows.arena.device
         tokens = torch.zeros(DRAFTS, len(order), dtype=torch.int32)
         logits = torch.zeros(DRAFTS, len(order), VOCAB)
-        for v, one in enumerate(each):
-            for place, line in enumerate(one.logits):
-                tokens[place, v] = one.tokens[place]
+        for v, row_draft in enumerate(row_drafts):
+            for place, line in enumerate(row_draft.logits):
+                tokens[place, v] = row_draft.tokens[place]
                 logits[place, v] = torch.tensor(line)
         pairs = zip(tokens.to(device), logits.to(device), strict=True)
         return [DraftProposal(*pair) for pair in pairs]
@@ -198,18 +203,18 @@ class World:
         )
         step = StepRows(torch.tensor(order, dtype=torch.int32, device=device))
         speculative_step(model, shape, ForwardWords(None, None), step, drafts)
-        return self.found(order, shape)
+        return self.read_tokens(order, shape)
 
-    def found(self, order: list[int], shape: StepShape) -> dict[int, list[int]]:
+    def read_tokens(self, order: list[int], shape: StepShape) -> dict[int, list[int]]:
         """What came of it, of the rows in this order."""
         out, verified = self.sampler.out.tolist(), shape.verified
-        found = {row: [out[at]] for at, row in enumerate(order)}
+        row_tokens = {row: [out[place]] for place, row in enumerate(order)}
         owners: list[NewRow | None] = [self.opens[row] for row in order[:verified]]
         behind = DraftOutputs.of(shape, order[:verified], owners)
         for row, owner, lines in behind.accepted_lines(out):
             assert owner is self.opens[row]
-            found[row] += [out[line] for line in lines]
-        return found
+            row_tokens[row] += [out[line] for line in lines]
+        return row_tokens
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -217,24 +222,24 @@ def test_as_the_pure_rule_says(device_kind: str, seed: int) -> None:
     check(random.Random(seed), World.make(random.Random(seed), device_kind), 9)
 
 
-def check(rng: random.Random, world: World, least: int) -> None:
-    """Rows draw what the rule says; of their drafts more than `least` stand."""
+def check(rng: random.Random, world: World, min_accepted: int) -> None:
+    """Rows draw what the rule says; of their drafts more than `min_accepted` stand."""
     order = rng.sample(range(ROWS), ROWS)
     verified, accepted = ROWS - 2, 0
-    found = world.drawn(order, verified)
-    for at, row in enumerate(order):
+    row_tokens = world.drawn(order, verified)
+    for place, row in enumerate(order):
         expected = [world.plain[row]]
-        if at < verified:
+        if place < verified:
             expected = [*world.verdicts[row].tokens]
         accepted += len(expected) - 1
-        assert found[row] == expected
+        assert row_tokens[row] == expected
         assert world.rows.last[row] == expected[-1]
         assert world.rows.next[row] == len(world.opens[row].known) + len(expected) - 1
-    assert accepted > least
+    assert accepted > min_accepted
     assert world.rows.next[world.rows.scratch] == 0
 
 
-def guessed(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+def guessed(rng: random.Random, target: TargetOutput) -> tuple[Drafted, Verdict]:
     """Up to `DRAFTS` drafts of a row, often right, and which stand by default."""
     tokens = list[int]()
     for _ in range(rng.randrange(DRAFTS + 1)):
@@ -243,6 +248,6 @@ def guessed(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
         tokens.append(right if rng.random() < 0.8 else rng.randrange(VOCAB))
         if tokens[-1] != right:
             break
-    more = rng.randrange(DRAFTS + 1 - len(tokens))
-    drafts = (*tokens, *(rng.randrange(VOCAB) for _ in range(more)))
+    num_more = rng.randrange(DRAFTS + 1 - len(tokens))
+    drafts = (*tokens, *(rng.randrange(VOCAB) for _ in range(num_more)))
     return Drafted(drafts), same_noise(target, drafts)

@@ -26,8 +26,7 @@ from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import Parallel, RankInfo
 from minfer.records.config import EngineConfig
-from minfer.records.plan import LAST
-from minfer.records.request import Request
+from minfer.records.request import LAST, PromptOnly, Request
 from tests.effects.execution.tiny_engine import (
     VOCAB,
     Model,
@@ -80,18 +79,18 @@ class FirstStage:
             raise self.error
 
 
-def rank_executor(model: Model, ranks: ThreadRanks, **more: Any) -> TorchExecutor:
+def rank_executor(model: Model, ranks: ThreadRanks, **settings: Any) -> TorchExecutor:
     """One rank's, which does as on a GPU."""
     rank_info, sizes = (
         ranks.rank_info,
         evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES),
     )
-    held = rank_info.layers(len(model.spec.layers))
-    layers = model.weights.layers[held.start : held.stop]
+    held_layers = rank_info.layers(len(model.spec.layers))
+    layers = model.weights.layers[held_layers.start : held_layers.stop]
     weights = evolve(model.weights, layers=layers)
     spec = model.spec.for_rank(rank_info)
     executor = TorchExecutor(
-        sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **more
+        sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **settings
     )
     executor.runs_at_once = True
     executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
@@ -124,8 +123,8 @@ def stages_of(model: Model) -> Iterator[Stages]:
         remove_folder=lambda: None,
     )
     last = rank_executor(model, ranks[0], workers=workers)
-    both = MicroBatchExecutor(last, STAGES, VOCAB)
-    yield Stages(Run(CONFIGURED, Driver(CONFIGURED, both)), [last, first])
+    executor = MicroBatchExecutor(last, STAGES, VOCAB)
+    yield Stages(Run(CONFIGURED, Driver(CONFIGURED, executor)), [last, first])
     last.close()
 
 
@@ -173,32 +172,34 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 def asked(seed: int) -> list[Request]:
     """Requests, some with deferred sampling."""
     return [
-        evolve(one, needs_host_mask=i % 3 == 0)
-        for i, one in enumerate(requests(seed, count=7))
+        evolve(request, needs_host_mask=i % 3 == 0)
+        for i, request in enumerate(requests(seed, count=7))
     ]
 
 
 def test_stages_with_graphs_say_what_one_process_says(
     model: Model, unable: int | None
 ) -> None:
-    wanted = {(one.id, 0): model.expected(one) for one in asked(0)}
+    expected = {(request.id, 0): model.expected(request) for request in asked(0)}
     with stages_of(model) as stages:
-        assert stages.run.serve(asked(0), arrival_gap=1) == wanted
+        assert stages.run.serve(asked(0), arrival_gap=1) == expected
         assert not replays
         stages.capture()
         stages.run.tokens = {}
-        assert stages.run.serve(asked(0), arrival_gap=1) == wanted
+        assert stages.run.serve(asked(0), arrival_gap=1) == expected
     # All have ended: the first stage may have been behind.
-    found = Counter((one.rank, one.shape.deferred_draws) for one in replays)
-    assert {*found} == {*product({0, 1} - {unable}, (False, True))}
+    counts = Counter((request.rank, request.shape.deferred_draws) for request in replays)
+    assert {*counts} == {*product({0, 1} - {unable}, (False, True))}
     if unable is None:
-        assert all(found[0, deferred] == found[1, deferred] for deferred in (False, True))
+        assert all(
+            counts[0, deferred] == counts[1, deferred] for deferred in (False, True)
+        )
 
 
 def test_a_step_that_is_not_finite_ends_no_other(model: Model) -> None:
     good = requests(1, count=1)[0]
-    wanted = model.expected(good)
-    poison = min({*range(VOCAB)} - {*good.prompt, *wanted})
+    expected = model.expected(good)
+    poison = min({*range(VOCAB)} - {*good.prompt, *expected})
     embed = model.weights.embed.clone()
     embed[poison] = torch.nan
     bad = evolve(good, id="bad", prompt=(poison, *good.prompt))
@@ -207,8 +208,8 @@ def test_a_step_that_is_not_finite_ends_no_other(model: Model) -> None:
         stages.run.serve([bad])
         assert stages.run.ends["bad", 0].reason not in ("stop", "length")
         for number in range(3):
-            one = evolve(good, id=f"after {number}")
-            assert stages.run.serve([one])[one.id, 0] == wanted
+            request = evolve(good, id=f"after {number}")
+            assert stages.run.serve([request])[request.id, 0] == expected
 
 
 def test_vectors_are_of_the_last_stage(
@@ -217,15 +218,15 @@ def test_vectors_are_of_the_last_stage(
     """Whatever is in memory that another stage does not write."""
     empty = torch.empty
 
-    def unwritten(*sizes: Any, **how: Any) -> Any:
-        made = empty(*sizes, **how)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+    def unwritten(*sizes: Any, **keywords: Any) -> Any:
+        vectors = empty(*sizes, **keywords)
+        return vectors.fill_(torch.nan) if vectors.is_floating_point() else vectors
 
     monkeypatch.setattr(torch, "empty", unwritten)
-    one = evolve(requests(1, count=1)[0], max_tokens=0, pooling=LAST)
+    request = evolve(requests(1, count=1)[0], max_tokens=0, prompt_only=PromptOnly(LAST))
     with stages_of(model) as stages:
         for number in range(2):  # a stage that found another end does not go on
-            stages.run.serve([evolve(one, id=str(number))])
+            stages.run.serve([evolve(request, id=str(number))])
             assert not stages.run.ends[str(number), 0].error
 
 
@@ -233,8 +234,8 @@ def test_vectors_are_of_the_last_stage(
 def test_all_stages_pad_the_same_steps(layers: int) -> None:
     sizes = {"hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151_936}
     spec = parse_spec({**CONFIG, **sizes, "num_hidden_layers": layers})
-    found = {
+    padded_steps = {
         captured_tokens(spec.for_rank(RankInfo(rank, Parallel(2, 2))), 8192)
         for rank in range(4)
     }
-    assert len(found) == 1
+    assert len(padded_steps) == 1

@@ -33,16 +33,16 @@ HOW = Speculation(drafter=HOST, drafts=3, adaptive=False)
 def test_costs_are_of_all_sizes_that_an_engine_has(
     model: Model, drafter: str, rule: str
 ) -> None:
-    how = evolve(HOW, drafter=drafter, rule=rule)
+    spec_config = evolve(HOW, drafter=drafter, rule=rule)
     draft = LoadedDraft(model.spec, model.weights) if drafter == DEVICE else None
-    config = evolve(CONFIG, speculation=how)
+    config = evolve(CONFIG, speculation=spec_config)
     executor = make_executor(config, model.spec, model.weights, draft)
-    costs = executor.step_costs(how)
+    costs = executor.step_costs(spec_config)
     sizes = [size for size, _ in costs.verify]
     rows = CONFIG.max_num_seqs
     assert sizes[0] == 1
     assert rows in sizes
-    assert sizes[-1] >= rows * (1 + how.drafts)
+    assert sizes[-1] >= rows * (1 + spec_config.drafts)
     # A draft's forward is the difference of two times, which may be lost in noise.
     assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
     assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN_SECONDS["cpu"])
@@ -56,16 +56,19 @@ def test_costs_are_those_measured(model: Model, monkeypatch: pytest.MonkeyPatch)
     """
 
     def seconds(_: ModelRunner, shape: StepShape) -> float:
-        each = 0.5 + (shape.verified - 1) / 10
-        judged, proposed = 2 * bool(shape.drafts), shape.proposes * shape.drafts * each
+        row_seconds = 0.5 + (shape.verified - 1) / 10
+        judged, proposed = (
+            2 * bool(shape.drafts),
+            shape.proposes * shape.drafts * row_seconds,
+        )
         return shape.decode_inputs + judged * (shape.decode_rows == 1) + proposed
 
     monkeypatch.setattr(measured, "_seconds", seconds)
-    how = evolve(HOW, drafter=DEVICE)
-    config = evolve(CONFIG, speculation=how)
+    spec_config = evolve(HOW, drafter=DEVICE)
+    config = evolve(CONFIG, speculation=spec_config)
     draft = LoadedDraft(model.spec, model.weights)
     executor = make_executor(config, model.spec, model.weights, draft)
-    costs = step_costs(executor.dummy_runner, how)
+    costs = step_costs(executor.dummy_runner, spec_config)
     assert all(cost == size for size, cost in costs.verify)
     assert costs.draft == pytest.approx(0.5)
     seats = config.max_num_seqs
@@ -85,10 +88,12 @@ def test_no_step_is_tried_that_there_is_no_room_for(
     model: Model, drafts: int, rows: int
 ) -> None:
     """Few rows may have drafts, and many run."""
-    how = evolve(HOW, drafts=drafts, rows=rows)
-    config = evolve(CONFIG, speculation=how, max_num_seqs=48, max_num_batched_tokens=48)
+    spec_config = evolve(HOW, drafts=drafts, rows=rows)
+    config = evolve(
+        CONFIG, speculation=spec_config, max_num_seqs=48, max_num_batched_tokens=48
+    )
     executor = make_executor(config, model.spec, model.weights)
-    costs = executor.step_costs(how)
+    costs = executor.step_costs(spec_config)
     assert costs.verify[-1][0] >= min(rows or 48, 48)
 
 

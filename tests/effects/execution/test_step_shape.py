@@ -95,12 +95,12 @@ def test_where_it_costs_little_all_rows_have_drafts(
 
 def test_there_is_room_for_the_drafts_of_every_step() -> None:
     for seqs, budget, rows, drafts in product((1, 7, 100), (128, 900), (0, 5), (1, 5)):
-        how = Speculation(drafter=HOST, drafts=drafts, rows=rows, adaptive=False)
+        spec_config = Speculation(drafter=HOST, drafts=drafts, rows=rows, adaptive=False)
         config = EngineConfig(
             num_blocks=9,
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
-            speculation=how,
+            speculation=spec_config,
         )
         room, lines = max_step_drafts(config), max_lines(config)
         for decode_rows in range(
@@ -112,11 +112,13 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
                 verified=decode_rows,
                 drafts=drafts,
             )
-            for one in (shape, shape.padded()):
-                assert one.verified <= room
-                fitting = evolve(one, drafts=min(one.drafts, room // one.verified))
+            for each_shape in (shape, shape.padded()):
+                assert each_shape.verified <= room
+                fitting = evolve(
+                    each_shape, drafts=min(each_shape.drafts, room // each_shape.verified)
+                )
                 assert fitting.lines <= lines
-                assert fitting == one or decode_rows * (1 + drafts) > budget / 2
+                assert fitting == each_shape or decode_rows * (1 + drafts) > budget / 2
 
 
 def check(shape: StepShape) -> None:

@@ -14,19 +14,20 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 def test_a_small_model_works_in_one_thread_and_leaves_other_threads_theirs(
     model: Model,
 ) -> None:
-    seen = list[int]()
+    num_threads = list[int]()
 
     def serve() -> None:
         run = Run.start(model)
         run.serve([Request(id="a", prompt=(3, 4), max_tokens=3)])
-        seen.append(1 if run.driver.executor.runner.stream else torch.get_num_threads())  # type: ignore[attr-defined]
+        runner = run.driver.executor.runner  # type: ignore[attr-defined]
+        num_threads.append(1 if runner.stream else torch.get_num_threads())
 
     torch.set_num_threads(2)
     try:
-        for work in (serve, lambda: seen.append(torch.get_num_threads())):
+        for work in (serve, lambda: num_threads.append(torch.get_num_threads())):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
     finally:
         torch.set_num_threads(1)
-    assert seen == [1, 2]
+    assert num_threads == [1, 2]

@@ -63,26 +63,28 @@ def test_tokens_are_those_of_transformers(
 
 @pytest.mark.long
 def test_greedy_tokens_are_those_of_generate(model: Model) -> None:
-    wanted = [evolve(r, sampling=GREEDY, stop_ids=frozenset()) for r in requests(1, 6)]
-    tokens = Run.start(model).serve(wanted)
-    for request in wanted:
+    wanted_requests = [
+        evolve(r, sampling=GREEDY, stop_ids=frozenset()) for r in requests(1, 6)
+    ]
+    tokens = Run.start(model).serve(wanted_requests)
+    for request in wanted_requests:
         prompt = torch.tensor([request.prompt])
-        theirs = model.theirs.generate(
+        generated = model.theirs.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=request.max_tokens,
             do_sample=False,
             eos_token_id=None,
         )
-        assert tokens[request.id, 0] == theirs[0, prompt.shape[1] :].tolist()
+        assert tokens[request.id, 0] == generated[0, prompt.shape[1] :].tolist()
 
 
 @pytest.mark.long
 def test_prefix_hits_give_the_same_tokens(model: Model, reference: Tokens) -> None:
     run = Run.start(model)
     run.serve(requests(0))
-    again = [evolve(r, id="again-" + r.id) for r in requests(0)]
-    tokens = run.serve(again)
+    repeated = [evolve(r, id="again-" + r.id) for r in requests(0)]
+    tokens = run.serve(repeated)
     for request in requests(0):
         assert tokens["again-" + request.id, 0] == reference[request.id, 0]
     hits = [
@@ -96,9 +98,11 @@ def test_prefix_hits_give_the_same_tokens(model: Model, reference: Tokens) -> No
 def test_samples_of_one_request_differ_and_are_each_right(
     model: Model, length: int
 ) -> None:
-    how = SamplingParams(temperature=1.0, n=4)
+    sampling = SamplingParams(temperature=1.0, n=4)
     prompt = tuple(range(10, 10 + length))
-    request = Request(id="n", prompt=prompt, max_tokens=12, n=4, sampling=how, seed=11)
+    request = Request(
+        id="n", prompt=prompt, max_tokens=12, n=4, sampling=sampling, seed=11
+    )
     tokens = Run.start(model).serve([request])
     assert tokens == {("n", i): model.expected(request, i) for i in range(4)}
     assert len({tuple(t) for t in tokens.values()}) == 4
@@ -172,24 +176,24 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("at", [0, 30])
+@pytest.mark.parametrize("broken_step", [0, 30])
 def test_only_a_request_whose_logits_are_not_finite_ends(
-    model: Model, reference: Tokens, at: int
+    model: Model, reference: Tokens, broken_step: int
 ) -> None:
-    wanted = [
+    wanted_requests = [
         r for r in requests(0) if VOCAB - 1 not in r.prompt + tuple(reference[r.id, 0])
     ]
-    assert len(wanted) > 5
+    assert len(wanted_requests) > 5
     embed = model.weights.embed.clone()
     embed[VOCAB - 1] = torch.nan
     broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
     prompt = [2] * 40
-    prompt[at] = VOCAB - 1
+    prompt[broken_step] = VOCAB - 1
     bad = Request(id="bad", prompt=tuple(prompt), max_tokens=9, sampling=GREEDY)
     run = Run.start(broken, max_num_batched_tokens=16, num_blocks=12)
-    tokens = run.serve([*wanted[:3], bad, *wanted[3:]], arrival_gap=1)
+    tokens = run.serve([*wanted_requests[:3], bad, *wanted_requests[3:]], arrival_gap=1)
     assert {name: t for name, t in tokens.items() if t} == {
-        (r.id, 0): reference[r.id, 0] for r in wanted
+        (r.id, 0): reference[r.id, 0] for r in wanted_requests
     }
     end = run.ends["bad", 0]
     assert end.reason == "error"
@@ -226,8 +230,8 @@ def test_close_lets_go_of_the_device(model: Model) -> None:
     executor: Any = run.driver.executor
     run.driver.close()
     large = Tensor | DeviceRows | KVCache | CudaCache | Sampler | Packer
-    held = vars(executor) | vars(executor.runner)
-    assert not [name for name, one in held.items() if isinstance(one, large)]
+    held_objects = vars(executor) | vars(executor.runner)
+    assert not [name for name, value in held_objects.items() if isinstance(value, large)]
 
 
 @pytest.mark.long
@@ -251,29 +255,29 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNSUPPORTED)
-def test_what_cannot_be_executed_yet_is_refused(model: Model, what: str) -> None:
+@pytest.mark.parametrize("error_text", UNSUPPORTED)
+def test_what_cannot_be_executed_yet_is_refused(model: Model, error_text: str) -> None:
     executor: Any = Run.start(model).driver.executor
     data = executor.runner.cache.data.zero_()
-    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), **UNSUPPORTED[what])
+    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), **UNSUPPORTED[error_text])
     executor.launch(plan)
     failed = executor.collect()
     assert isinstance(failed, Failed)
     assert failed.error.startswith("step 0: ")
-    assert what in failed.error
+    assert error_text in failed.error
     assert not data.any()
 
 
 def test_adapters_and_groups_of_layers_are_refused(model: Model) -> None:
     executor = Run.start(model).driver.executor
-    one = opened(Request(id="x", prompt=(5,), max_tokens=3), (0,))
+    new_row = opened(Request(id="x", prompt=(5,), max_tokens=3), (0,))
     wrong = {
-        "adapter": evolve(one, adapter="a"),
-        "table": evolve(one, tables=((0,), (1,))),
+        "adapter": evolve(new_row, adapter="a"),
+        "table": evolve(new_row, tables=((0,), (1,))),
     }
-    for what, opens in wrong.items():
+    for error_text, opens in wrong.items():
         fill = PrefillTokens(0, (5,))
         executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (opens,)))
         failed = executor.collect()
         assert isinstance(failed, Failed)
-        assert what in failed.error
+        assert error_text in failed.error

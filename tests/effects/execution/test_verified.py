@@ -11,16 +11,14 @@ from attrs import define, evolve, field
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Discarded, Executed, Failed, Preempted
+from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Draft, Plan, PrefillTokens
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values.checks import ConfigError
-from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.drafting import guessing, speculation
-from tests.effects.execution.test_shaped import asking as shaped
 from tests.effects.execution.tiny_engine import (
     GREEDY,
     VOCAB,
@@ -42,84 +40,15 @@ pytestmark = pytest.mark.usefixtures("device_kind")
 # --- in an engine whose host drafts -----------------------------------------------------
 
 
-@pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize(
-    ("depth", "most"), [(1, 4), (2, 3), *claimed([(2, 1), (3, 7), (1, 20)])]
-)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"block_size": 3, "num_blocks": 200},
-        *claimed(
-            [
-                {"max_num_seqs": 3, "max_num_batched_tokens": 5},
-                {"block_size": 5},
-                {"num_blocks": 9},
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_whatever_is_guessed_tokens_are_the_same(
-    model: Model,
-    reference: Tokens,
-    settings: dict[str, int],
-    depth: int,
-    most: int,
-    right: float,
-) -> None:
-    run, tally = guessing(model, reference, right, most, depth=depth, **settings)
-    assert run.serve(requests(0), arrival_gap=depth % 2) == reference
-    assert not run.count(Discarded)
-    if right == 1:
-        assert tally.accepted == tally.proposed
-    else:
-        assert tally.accepted < max(1, tally.proposed)
-    if "max_num_seqs" not in settings:  # which leaves no room
-        assert right * tally.proposed / 3 <= tally.accepted
-        assert tally.proposed > 15
-    if settings == {"num_blocks": 9}:
-        assert run.count(Preempted)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("right", [0.7, 1.0])
-def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
-    wanted = shaped()
-    solo = {(one.id, 0): model.expected(one) for one in wanted}
-    run, tally = guessing(model, solo, right, 4, num_blocks=30)
-    assert run.serve(wanted, arrival_gap=1) == solo
-    assert tally.accepted > 50
-    assert tally.beside > 5
-
-
 @pytest.mark.long
 def test_log_probabilities_of_drafts_are_those_of_the_model(
     model: Model, reference: Tokens
 ) -> None:
-    wanted = asking(requests(0))
+    wanted_requests = asking(requests(0))
     run, tally = guessing(model, reference, 0.8, 5)
-    assert run.serve(wanted, arrival_gap=1) == reference
-    check_scores(model, run, wanted)
+    assert run.serve(wanted_requests, arrival_gap=1) == reference
+    check_scores(model, run, wanted_requests)
     assert tally.accepted > 20
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("depth", [1, 2])
-def test_deferred_rows_have_no_drafts_beside_rows_with_drafts(
-    model: Model, reference: Tokens, depth: int
-) -> None:
-    bound = [evolve(r, needs_host_mask=i % 2 == 0) for i, r in enumerate(requests(0))]
-    run, tally = guessing(model, reference, 0.8, 5, depth=depth)
-    assert run.serve(bound, arrival_gap=depth - 1) == reference
-    assert tally.accepted > 20
-    mixed = 0
-    for plan in tally.plans.values():
-        assert not {draft.index for draft in plan.drafts}.intersection(plan.deferred)
-        mixed += bool(plan.drafts and plan.deferred)
-    assert mixed > 5
-    assert not run.count(Discarded)
 
 
 # --- plans that no engine made ----------------------------------------------------------
@@ -151,27 +80,29 @@ class Hand:
     def start(
         cls,
         model: Model,
-        wanted: list[Request],
+        wanted_requests: list[Request],
         config: EngineConfig = CONFIG,
         draft: LoadedDraft | None = None,
     ) -> "Hand":
         """With all prompts but the last token of each computed, and a token of each."""
         weights = on_device(model.weights)
         draft = draft_on_device(draft)
-        hand = cls(make_executor(config, model.spec, weights, draft), wanted)
-        rows = tuple(range(len(wanted)))
+        hand = cls(make_executor(config, model.spec, weights, draft), wanted_requests)
+        rows = tuple(range(len(wanted_requests)))
         tables = [tuple(range(TABLE * row, TABLE * row + TABLE)) for row in rows]
-        opens = [evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted)]
-        counts = tuple(len(request.prompt) for request in wanted)
+        opens = [
+            evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted_requests)
+        ]
+        counts = tuple(len(request.prompt) for request in wanted_requests)
         fills = tuple(
-            PrefillTokens(i, request.prompt) for i, request in enumerate(wanted)
+            PrefillTokens(i, request.prompt) for i, request in enumerate(wanted_requests)
         )
         hand.latest = list(counts)
-        hand.tokens = [[] for _ in wanted]
-        hand.scores = [[] for _ in wanted]
-        ones = (1,) * len(rows)
+        hand.tokens = [[] for _ in wanted_requests]
+        hand.scores = [[] for _ in wanted_requests]
+        all_ones = (1,) * len(rows)
         zeros = (0,) * len(rows)
-        hand.launch(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
+        hand.launch(Plan(0, rows, rows, zeros, counts, all_ones, fills, tuple(opens)))
         hand.collect()
         return hand
 
@@ -181,12 +112,13 @@ class Hand:
         """
         rows = tuple(range(len(self.wanted)))
         sizes = {
-            i: one if isinstance(one, int) else len(one) for i, one in drafts.items()
+            i: row_draft if isinstance(row_draft, int) else len(row_draft)
+            for i, row_draft in drafts.items()
         }
         counts = tuple(1 + sizes.get(i, 0) for i in rows)
         proposals = tuple(
-            Draft(i, () if isinstance(one, int) else tuple(one))
-            for i, one in drafts.items()
+            Draft(i, () if isinstance(row_draft, int) else tuple(row_draft))
+            for i, row_draft in drafts.items()
         )
         starts = tuple(self.latest)
         self.launch(Plan(self.step, rows, rows, starts, counts, counts, drafts=proposals))
@@ -199,13 +131,13 @@ class Hand:
 
     def collect(self) -> Executed:
         """Take note of what a step yielded."""
-        done = self.executor.collect()
-        assert isinstance(done, Executed), done
-        beside = done.logprobs or ((),) * len(done.yields)
-        for row, (tokens, scores) in enumerate(zip(done.yields, beside, strict=True)):
+        result = self.executor.collect()
+        assert isinstance(result, Executed), result
+        beside = result.logprobs or ((),) * len(result.yields)
+        for row, (tokens, scores) in enumerate(zip(result.yields, beside, strict=True)):
             self.tokens[row] += tokens
             self.scores[row] += scores
-        return done
+        return result
 
     def settle(self) -> None:
         """All that was launched has been collected: where rows are is known."""
@@ -252,8 +184,8 @@ def test_a_row_yields_accepted_drafts_and_one_more(
             3: [(answers[3][1] + 1) % VOCAB],
         }
     )
-    done = hand.collect()
-    assert list(map(len, done.yields)) == [5, 3, 1, 1]
+    result = hand.collect()
+    assert list(map(len, result.yields)) == [5, 3, 1, 1]
     hand.settle()
     hand.go_on({2: answers[2][2:8]})
     assert list(map(len, hand.collect().yields)) == [1, 1, 7, 1]
@@ -267,8 +199,8 @@ def test_steps_ahead_of_results_begin_where_rows_are(
     """Drafts are guessed, so they may be for another place than they come to."""
     rng = random.Random(seed)
     hand = Hand.start(model, WANTED)
-    most = TABLE * CONFIG.block_size
-    while max(hand.latest) < most - 14:
+    max_length = TABLE * CONFIG.block_size
+    while max(hand.latest) < max_length - 14:
         for _ in range(2):  # in flight
             drafts = {}
             for row in rng.sample(range(len(WANTED)), rng.randrange(5)):
@@ -283,10 +215,10 @@ def test_steps_ahead_of_results_begin_where_rows_are(
 
 
 def test_up_to_the_end_of_a_table(model: Model) -> None:
-    one = WANTED[0]
-    count = TABLE * CONFIG.block_size - len(one.prompt)
-    [answer] = [model.expected(evolve(one, max_tokens=count + 1))]
-    hand = Hand.start(model, [one])
+    request = WANTED[0]
+    count = TABLE * CONFIG.block_size - len(request.prompt)
+    [answer] = [model.expected(evolve(request, max_tokens=count + 1))]
+    hand = Hand.start(model, [request])
     while hand.latest[0] < TABLE * CONFIG.block_size:
         room = TABLE * CONFIG.block_size - hand.latest[0] - 1
         begin = len(hand.tokens[0])
@@ -367,14 +299,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_plans_that_cannot_be(model: Model, what: str) -> None:
+@pytest.mark.parametrize("error_text", REFUSED)
+def test_plans_that_cannot_be(model: Model, error_text: str) -> None:
     hand = Hand.start(model, WANTED[:1])
-    hand.launch(Plan(**{**ROW, **REFUSED[what]}))
+    hand.launch(Plan(**{**ROW, **REFUSED[error_text]}))
     failed = hand.executor.collect()
     assert isinstance(failed, Failed)
     assert failed.error.startswith("step 1: ")
-    assert what in failed.error
+    assert error_text in failed.error
 
 
 def test_drafts_where_none_are_expected(model: Model) -> None:
@@ -386,9 +318,9 @@ def test_drafts_where_none_are_expected(model: Model) -> None:
 
 
 def test_speculation_that_cannot_be(model: Model) -> None:
-    how = Speculation(drafter=HOST, drafts=2, adaptive=False)
+    spec_config = Speculation(drafter=HOST, drafts=2, adaptive=False)
     with pytest.raises(ConfigError, match="draft model"):
-        Run.start(model, speculation=evolve(how, drafter=DEVICE))
+        Run.start(model, speculation=evolve(spec_config, drafter=DEVICE))
 
 
 def test_padded_steps_were_tested(model: Model) -> None:

@@ -32,27 +32,27 @@ GREEDY = SamplingNeeds(filtered=False, scored=False)
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepShape]:
     """What was captured, as far as that is possible without a GPU."""
-    made = list[StepShape]()
+    shapes = list[StepShape]()
 
     def capture(
         self: Any, shape: StepShape, step: Callable[[StepShape], None]
     ) -> SimpleNamespace:
-        made.append(shape)
+        shapes.append(shape)
         graph = self.graphs[shape] = SimpleNamespace(replay=lambda: step(shape))
         self.forget(shape)
         return graph
 
     monkeypatch.setattr(GraphCache, "capture", capture)
-    return made
+    return shapes
 
 
 @pytest.fixture
 def run(model: Model) -> Run:
-    made = Run.start(model, depth=1)
-    executor: Any = made.driver.executor
+    engine_run = Run.start(model, depth=1)
+    executor: Any = engine_run.driver.executor
     executor.runner.__dict__.pop("_replay", None)
     executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
-    return made
+    return engine_run
 
 
 def warm_up(run: Run, reports: list[StartProgress], seconds: float = 60) -> WarmUp:
@@ -69,8 +69,8 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
         launch: Callable[[], None], report: Callable[[int], None]
     ) -> kernels.CompileResult:
         launch()
-        for done in (1, 2):
-            report(done)
+        for num_done in (1, 2):
+            report(num_done)
         return kernels.CompileResult(2, 1, 0.5, failed)
 
     monkeypatch.setattr(kernels, "compile_launches", compiled)
@@ -89,11 +89,11 @@ def test_it_changes_nothing_but_what_is_ready(
     work = warm_up(run, reports)
     work.prepare()
     work.before_ready()
-    assert [one for one in reports if one.stage == KERNELS] == [
-        StartProgress(KERNELS, done, 0) for done in range(3)
+    assert [report for report in reports if report.stage == KERNELS] == [
+        StartProgress(KERNELS, num_done, 0) for num_done in range(3)
     ]
-    graphs = [one for one in reports if one.stage == GRAPHS]
-    assert [one.done for one in graphs] == sorted(one.done for one in graphs)
+    graphs = [report for report in reports if report.stage == GRAPHS]
+    assert [report.done for report in graphs] == sorted(report.done for report in graphs)
     assert len({*captured}) == len(captured) == len(graphs) == graphs[-1].total
     assert {(shape.keeps_logits, shape.deferred_draws) for shape in captured} == {
         (True, False),
@@ -105,8 +105,8 @@ def test_it_changes_nothing_but_what_is_ready(
     # In the middle of a run, between two requests, it changes nothing either.
     runner.captures.graphs.clear()
     warm_up(run, reports).before_ready()
-    again = run.serve([requests(0)[1]])
-    assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
+    repeated = run.serve([requests(0)[1]])
+    assert repeated["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
 
 
 @pytest.mark.long
@@ -251,7 +251,7 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     executor: Any = run.driver.executor
     reports = list[StartProgress]()
     executor._warm_up(Readiness(reports.append, capturing=0.0))
-    assert {one.stage for one in reports} == {KERNELS}
+    assert {report.stage for report in reports} == {KERNELS}
     assert not captured
     assert run.serve(requests(0)) == reference  # whatever is captured meanwhile
     end = time.monotonic() + 30

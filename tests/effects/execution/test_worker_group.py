@@ -20,28 +20,28 @@ def test_all_ranks_get_items_in_one_order_whichever_threads_tell_them(
     want, collect = Want((b"key",), "engine"), Collect()
     with ExitStack() as stack:
         workers, ends = WorkerGroup(3, {}), list[socket.socket]()
-        for one in workers.workers:
-            one.link, end = map(stack.enter_context, socket.socketpair())
+        for worker in workers.workers:
+            worker.link, end = map(stack.enter_context, socket.socketpair())
             ends.append(end)
-        other = Thread(target=lambda: workers.broadcast(want))
+        other_thread = Thread(target=lambda: workers.broadcast(want))
         send = RankWorker.send
 
-        def sent(one: RankWorker, data: bytes) -> None:
-            send(one, data)
-            if one.rank == 1 and data == frame(item_to(collect)):
-                other.start()
-                other.join(0.2)  # as long as it would need, if it did not wait
+        def sent(worker: RankWorker, data: bytes) -> None:
+            send(worker, data)
+            if worker.rank == 1 and data == frame(item_to(collect)):
+                other_thread.start()
+                other_thread.join(0.2)  # as long as it would need, if it did not wait
 
         monkeypatch.setattr(RankWorker, "send", sent)
         workers.broadcast(collect)
-        other.join()
+        other_thread.join()
         assert [received(end, 2) for end in ends] == [[collect, want]] * 2
 
 
 def received(end: socket.socket, count: int) -> list[Item]:
     """So many items that came to a rank."""
-    reader, found = FrameReader(LARGEST), list[bytes]()
+    reader, frames = FrameReader(LARGEST), list[bytes]()
     end.settimeout(5)
-    while len(found) < count:
-        found += reader.feed(end.recv(LARGEST))
-    return [item_from(one) for one in found]
+    while len(frames) < count:
+        frames += reader.feed(end.recv(LARGEST))
+    return [item_from(frame) for frame in frames]

@@ -63,8 +63,8 @@ class Model:
 
     def logits(self, tokens: list[int]) -> list[float]:
         with torch.inference_mode():
-            found = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        row: list[float] = found.tolist()
+            logits = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        row: list[float] = logits.tolist()
         return row
 
     def expected(self, request: Request, index: int = 0) -> list[int]:
@@ -73,8 +73,8 @@ class Model:
         out: list[int] = []
         while len(out) < request.max_tokens:
             logits = self.logits(tokens)
-            how = row_sampling(request, index)
-            token = sample.next_token(logits, how, tokens, len(request.prompt))
+            sampling = row_sampling(request, index)
+            token = sample.next_token(logits, sampling, tokens, len(request.prompt))
             tokens.append(token)
             out.append(token)
             if token in request.stop_ids:
@@ -86,26 +86,26 @@ def requests(seed: int, count: int = 10) -> list[Request]:
     """Mixed lengths; half are greedy, some share a prefix, some stop at a token."""
     rng = random.Random(seed)
     shared = tuple(rng.randrange(2, VOCAB) for _ in range(21))
-    made = []
+    made_requests = []
     for i in range(count):
-        own = tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 30)))
-        how = SamplingParams(
+        own_tokens = tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 30)))
+        sampling = SamplingParams(
             temperature=0.8,
             top_p=rng.choice([1.0, 0.9]),
             top_k=i % 3 * 10,
             min_p=i % 4 * 0.1,
         )
-        made.append(
+        made_requests.append(
             Request(
                 id=f"r{i}",
-                prompt=shared + own if i % 3 == 0 else own,
+                prompt=shared + own_tokens if i % 3 == 0 else own_tokens,
                 max_tokens=rng.randrange(1, 26),
                 stop_ids=frozenset({9, 41, 63}) if i % 4 == 0 else frozenset(),
-                sampling=GREEDY if i % 2 else how,
+                sampling=GREEDY if i % 2 else sampling,
                 seed=rng.getrandbits(63),
             )
         )
-    return made
+    return made_requests
 
 
 def on_device(weights: Weights) -> Weights:
@@ -113,8 +113,8 @@ def on_device(weights: Weights) -> Weights:
     if device_kinds[-1] == "cpu" or not CUDA:
         return weights
 
-    made: Weights = carried_over(weights)
-    return made
+    moved_weights: Weights = carried_over(weights)
+    return moved_weights
 
 
 def draft_on_device(draft: LoadedDraft | None) -> LoadedDraft | None:
@@ -131,8 +131,10 @@ def carried_over(tree: Any) -> Any:
     if isinstance(tree, tuple):
         return tuple(map(carried_over, tree))
     if has(type(tree)):
-        parts = asdict(tree, recurse=False)
-        return type(tree)(**{name: carried_over(part) for name, part in parts.items()})
+        members = asdict(tree, recurse=False)
+        return type(tree)(
+            **{name: carried_over(member) for name, member in members.items()}
+        )
     return tree
 
 
@@ -170,17 +172,17 @@ class Run:
         for command in transition.commands:
             if isinstance(command, Emit):
                 beside = command.logprobs or ((),) * len(command.ids)
-                each = zip(command.ids, command.tokens, beside, strict=True)
-                for name, tokens, scores in each:
+                events = zip(command.ids, command.tokens, beside, strict=True)
+                for name, tokens, scores in events:
                     self.tokens.setdefault(name, []).extend(tokens)
                     if scores:
                         assert len(scores) == len(tokens)
                         self.scores.setdefault(name, []).extend(scores)
                 self.ends.update({(f.id, f.sample): f for f in command.finished})
 
-    def serve(self, wanted: list[Request], *, arrival_gap: int = 0) -> Tokens:
+    def serve(self, wanted_requests: list[Request], *, arrival_gap: int = 0) -> Tokens:
         """Serve to the end, submitting a request every `arrival_gap` turns."""
-        for request in wanted:
+        for request in wanted_requests:
             self.driver.post(Submit(request))
             for _ in range(arrival_gap):
                 self.turn()
@@ -205,7 +207,7 @@ def serve_by_packages(
         backend,
         routes=evolve(
             backend.routes,
-            groups=tuple(evolve(one, no_flash="") for one in backend.routes.groups),
+            groups=tuple(evolve(group, no_flash="") for group in backend.routes.groups),
             captured=0,
             all_captured=False,
             no_quack="",
@@ -215,19 +217,19 @@ def serve_by_packages(
     runner.shortcuts.flash = runner.backend.routes.uses_flash
 
 
-def asking(wanted: list[Request]) -> list[Request]:
+def asking(wanted_requests: list[Request]) -> list[Request]:
     """Requests of which some ask for log-probabilities."""
-    each = zip(wanted, REQUESTED * len(wanted), strict=False)
-    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
+    with_params = zip(wanted_requests, REQUESTED * len(wanted_requests), strict=False)
+    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in with_params]
 
 
-def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
+def check_scores(model: Model, run: Run, wanted_requests: list[Request]) -> None:
     """Requests for them, and no others, got those of transformers: within 1e-4, in
     float32.
     """
     asking = {
         (r.id, i): r
-        for r in wanted
+        for r in wanted_requests
         for i in range(r.n)
         if r.sampling.logprobs is not None
     }
@@ -235,8 +237,10 @@ def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
     for name, request in asking.items():
         tokens, k = run.tokens[name], request.sampling.logprobs
         assert len(run.scores[name]) == len(tokens)
-        for at, (token, report) in enumerate(zip(tokens, run.scores[name], strict=True)):
-            logits = model.logits([*request.prompt, *tokens[:at]])
+        for place, (token, report) in enumerate(
+            zip(tokens, run.scores[name], strict=True)
+        ):
+            logits = model.logits([*request.prompt, *tokens[:place]])
             exact = torch.tensor(logits).double().log_softmax(0)
             likeliest = exact.argsort(descending=True).tolist()
             assert report.rank == likeliest.index(token) + 1

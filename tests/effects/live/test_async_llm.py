@@ -112,7 +112,7 @@ def run(llm: AsyncLLM, program: Coroutine[Any, Any, None]) -> None:
 
 def settled(llm: AsyncLLM) -> None:
     state = llm.worker.driver.state
-    assert not llm.front.processors
+    assert not llm.frontend.processors
     assert not llm._readers
     for left in (state.requests, state.inflight, state.fences, state.running.ids):
         assert not left
@@ -415,7 +415,7 @@ def test_closing_ends_readers_and_refuses_newcomers(slow: AsyncLLM) -> None:
             asyncio.create_task(collect(slow.generate([i], ENDLESS)))
             for i in range(1, 12)
         ]
-        while len(slow.front.processors) < 11:
+        while len(slow.frontend.processors) < 11:
             await asyncio.sleep(0.002)
         before = slow.errored
         await asyncio.to_thread(slow.close)
@@ -455,7 +455,7 @@ def test_an_engine_that_breaks_tells_every_reader(
         assert llm.errored
         with pytest.raises(EngineDeadError, match="the engine has stopped"):
             llm.generate([1])
-        assert not llm.front.processors
+        assert not llm.frontend.processors
         assert not llm._readers
 
     asyncio.run(asyncio.wait_for(program(), 30))
@@ -586,9 +586,9 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
     loop.close()
     time.sleep(0.05)  # the engine goes on and finds no waiter to wake
     assert not slow.errored
-    assert list(slow.front.processors) == ["orphan"]
+    assert list(slow.frontend.processors) == ["orphan"]
     slow.close()
-    assert not slow.front.processors
+    assert not slow.frontend.processors
     with contextlib.suppress(StopIteration):  # closed by hand: there is no loop to do it
         stream.aclose().send(None)
     assert slow.worker.thread is not None
@@ -619,7 +619,7 @@ def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> Non
     ended: list[OutputProcessor] = []
     slow.client.listen(messages.append)
     recorded = slow.worker.driver.record = Seen()
-    slow.front.on_end.append(ended.append)
+    slow.frontend.on_end.append(ended.append)
 
     async def program() -> None:
         streams = [
@@ -671,7 +671,7 @@ def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
     llm = AsyncLLM(folder, **settings)
     turns = Watched(llm)
     ended: list[OutputProcessor] = []
-    llm.front.on_end.append(ended.append)
+    llm.frontend.on_end.append(ended.append)
 
     async def program() -> None:
         streams = [llm.generate([i], params(150)) for i in range(1, 5)]

@@ -200,7 +200,7 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
         assert turn is None
         llm.worker.driver.record = _Noted(reasons)
         jobs = llm._make_checked_batch([*prompts], drawn, None)
-        llm.front.submit(jobs.processors)
+        llm.frontend.submit(jobs.processors)
         actual = texts(llm.beam_search(prompts, params))
         beside = [jobs.inbox.get().take() for _ in prompts]
     assert [text for text, _ in actual] == [text for text, _ in expected]
@@ -304,7 +304,7 @@ def test_a_full_queue_and_a_drain_let_a_search_go_on(folder: str) -> None:
         expected = texts(roomy.beam_search("abc", params))
     with LLM(folder, **small, num_gpu_blocks_override=80) as llm:
         started = threading.Event()
-        llm.front.after.append(started.set)
+        llm.frontend.after.append(started.set)
         outputs = list[BeamSearchOutput]()
         search = threading.Thread(
             target=lambda: outputs.extend(llm.beam_search("abc", params))

@@ -18,7 +18,7 @@ from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamSearch
-from tests.effects.live.test_front import Stub
+from tests.effects.live.test_frontend import Stub
 
 VOCAB, STOP, WIDTH = 7, 6, 3
 PLACE = ((2.0,), 5, 0)
@@ -91,7 +91,7 @@ class Engine(Stub):
 
 def answers(requests: Iterable[Request]) -> TurnOutputs:
     requests = tuple(requests)
-    places = {request.id: PLACE for request in requests if request.place is None}
+    places = {request.id: PLACE for request in requests if not request.continues}
     return TurnOutputs(
         time=8.0,
         ids=tuple((request.id, 0) for request in requests),
@@ -165,9 +165,9 @@ def test_its_sequences_are_those_of_plain_beam_search(
     ]
     for request in (request for requests in engine.rounds for request in requests):
         assert (request.max_tokens, request.root) == (1, search.root)
-        assert request.search is not None
+        assert request.continuation.beam_round is not None
     for requests in engine.rounds[1:]:  # at the place of the first
-        assert [request.place for request in requests] == [
+        assert [request.continuation.place for request in requests] == [
             (*PLACE[:2], index) for index in range(WIDTH)
         ]
 
@@ -238,21 +238,21 @@ def test_ends_that_are_reported_while_others_are_read() -> None:
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
             cancelled = super().cancel(ids)
             ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(cancelled))
-            self.reported += front.translate(TurnOutputs(time=9.0, finished=ends))
+            self.reported += frontend.translate(TurnOutputs(time=9.0, finished=ends))
             return cancelled
 
     engine = Ending()
-    front = BeamSearches(engine)
-    front.submit([requested()])
-    front.translate(engine.answer())
+    frontend = BeamSearches(engine)
+    frontend.submit([requested()])
+    frontend.translate(engine.answer())
     broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
     engine.served.discard(broke.id)
     assert not outputs_of(
-        front.translate(TurnOutputs(time=9.0, finished=(broke,)))
+        frontend.translate(TurnOutputs(time=9.0, finished=(broke,)))
     ).finished
     ends = [(end.reason, end.error) for end in outputs_of(engine.reported).finished]
     assert ends == [("error", "its step failed")] * 2
-    assert not front.live
+    assert not frontend.live
 
 
 def test_a_model_without_numbers_is_an_error(
@@ -307,7 +307,7 @@ def test_a_search_that_is_refused_leaves_nothing(
 
 
 def test_it_goes_on_when_its_engine_is_another() -> None:
-    """The front asks again for the round that was lost, without its place there."""
+    """The API server asks again for the round that was lost, without its place there."""
     remote, sent = RemoteEngine(), list[Any]()
     client: EngineClient = remote
     searches, heard = BeamSearches(client), list[Any]()
@@ -320,7 +320,7 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
     def carry(requests: Sequence[Request]) -> None:
         answered = answers(requests)
         remote.receive(
-            wire.FrontOutputs(
+            wire.ApiServerOutputs(
                 time=answered.time,
                 ids=answered.ids,
                 tokens=answered.tokens,
@@ -341,7 +341,7 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
             remote.disconnect()
             link()
             requests = [entry.request for entry in sent[-1].resumed]
-            assert all(request.place is None for request in requests)
+            assert all(not request.continues for request in requests)
             assert all("#" in request.id for request in requests)
         remote.draining = True  # rounds are no new requests
         carry(requests)

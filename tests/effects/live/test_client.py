@@ -53,7 +53,7 @@ def test_messages_are_frozen_and_plain(
     snapshots: list[Snapshot] = []
     with LLM(str(write_checkpoint(tmp_path / "tiny")), **SMALL) as llm:
         llm.client.listen(messages.append)
-        llm.front.after.append(lambda: snapshots.append(llm.client.snapshot()))
+        llm.frontend.after.append(lambda: snapshots.append(llm.client.snapshot()))
         params = [
             SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
             for i in range(9)
@@ -111,10 +111,12 @@ def test_log_probabilities_are_part_of_the_news() -> None:
 
 @pytest.mark.long
 def test_no_other_module_touches_the_queue() -> None:
-    """Rooms above use the client and the front of a model, not the engine's insides."""
+    """Folders above use the client and the frontend of a model, not the
+    engine's insides.
+    """
     allowed = {
         "effects/live/served_model.py",  # makes it
-        # It tells fronts of its cache and its load.
+        # It tells API servers of its cache and its load.
         "effects/cluster/engine_server/engine_process.py",
         "effects/cli/verify/logit_differences.py",  # of the executor's own model
         "effects/cli/compare/measure_level.py",  # likewise

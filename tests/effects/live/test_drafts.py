@@ -24,7 +24,7 @@ from minfer.records.messages import (
     Propose,
     Submit,
 )
-from minfer.records.request import Request
+from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import Transition
@@ -108,7 +108,7 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     ]
     plain = run(evolve(PLAIN, depth=depth), None, *requests)
     config = evolve(CONFIG, depth=depth, speculation=spec_config)
-    with_drafts = run(config, Lookup(least=2), *requests)
+    with_drafts = run(config, Lookup(min_match=2), *requests)
     assert with_drafts.out == plain.out
     assert with_drafts.steps < plain.steps
     assert 0 < sum(with_drafts.tally.accepted) < sum(with_drafts.tally.proposed)
@@ -116,14 +116,18 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     assert host is not None
     assert not host.samples  # nothing is kept of who has ended
     assert not host.by_run_id
-    assert not host.library.own
+    assert not host.library.samples
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
     """`turn` asserts that no proposal is ignored; here one would be, each time."""
     for seed in range(20):
-        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, 3))
-        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, stop_ids=frozenset({0, 1})))
+        run(CONFIG, Lookup(min_match=1), request(f"r{seed}", 9, 3))
+        run(
+            CONFIG,
+            Lookup(min_match=1),
+            request(f"r{seed}", 9, stop_ids=frozenset({0, 1})),
+        )
 
 
 class Always(Proposer):
@@ -178,7 +182,7 @@ def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
     bound = request("c", needs_host_mask=True)
-    run(CONFIG, asking, request("b", 5, 0, pooling="last"), bound)
+    run(CONFIG, asking, request("b", 5, 0, prompt_only=PromptOnly("last")), bound)
     assert not asking.reported
 
 
@@ -196,7 +200,7 @@ def test_what_was_discarded_is_read_anew() -> None:
 
     requests = request("a"), request("b", n=2)
     plain = run(PLAIN, None, *requests)
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.deferred.executor = Failing(4, VOCAB)
     for submitted in requests:
         loop.post(Submit(submitted))
@@ -209,7 +213,9 @@ def test_who_gives_way_is_read_on_where_it_was() -> None:
     tight = evolve(CONFIG, num_blocks=14, max_model_len=50)
     plain = evolve(tight, speculation=None)
     requests = [request(name, 8, 40) for name in "abcd"]
-    assert run(tight, Lookup(least=2), *requests).out == run(plain, None, *requests).out
+    assert (
+        run(tight, Lookup(min_match=2), *requests).out == run(plain, None, *requests).out
+    )
 
 
 @pytest.mark.long
@@ -231,12 +237,12 @@ def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
             for i in range(8)
         ]
         plain = evolve(tight, speculation=None)
-        loop = run(tight, Lookup(least=2), *requests)
+        loop = run(tight, Lookup(min_match=2), *requests)
         assert loop.out == run(plain, None, *requests).out
 
 
 def test_who_is_cancelled_is_forgotten() -> None:
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.post(Submit(request("a", 20, 500)))
     for _ in range(5):
         loop.turn()
@@ -247,7 +253,7 @@ def test_who_is_cancelled_is_forgotten() -> None:
 
 
 def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:
-    loop = Loop(CONFIG, Lookup(least=2))
+    loop = Loop(CONFIG, Lookup(min_match=2))
     loop.post(Submit(request("a")))
     num_drafts = 0
     while loop.busy:

@@ -68,7 +68,7 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], ENDLESS)
         timer.join()
-        assert not llm.front.processors
+        assert not llm.frontend.processors
         assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == expected
         assert llm.worker.driver.state.blocks.available == 2000
 
@@ -193,7 +193,7 @@ def test_it_sleeps_until_the_policy_admits_a_request(folder: str) -> None:
 def test_work_is_not_stopped_by_the_garbage_collector(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         enabled: list[bool] = []
-        llm.front.after.append(lambda: enabled.append(gc.isenabled()))
+        llm.frontend.after.append(lambda: enabled.append(gc.isenabled()))
         llm.generate([1, 2], GREEDY)
         assert not any(enabled)
     assert gc.isenabled()
@@ -218,7 +218,7 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
                 freed.append(weakref.ref(Knot()))
                 monkeypatch.setattr(worker, "COLLECT_SECONDS", 0.0)
 
-        llm.front.after.append(observe)
+        llm.frontend.after.append(observe)
         stream = llm.stream([1, 2], ENDLESS)
         for _ in range(4):
             next(stream)
@@ -234,7 +234,7 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
         llm.count = 0  # so that the next request gets the same id
         with pytest.raises(RequestError, match="'0' is being served"):
             llm.generate([[1], [2]], GREEDY)
-        assert list(llm.front.processors) == ["0"]
+        assert list(llm.frontend.processors) == ["0"]
         stream.close()
 
 
@@ -242,11 +242,11 @@ def test_an_id_is_free_before_the_end_is_reported(folder: str) -> None:
     heard: list[tuple[bool, bool]] = []
 
     def sink(job: OutputProcessor) -> None:
-        heard.append((job.take().finished, job.request.id in llm.front.processors))
+        heard.append((job.take().finished, job.request.id in llm.frontend.processors))
 
     with LLM(folder, executor="oracle") as llm:
         request = Request(id="a", prompt=(1,), max_tokens=3)
-        llm.front.submit([OutputProcessor(request, sink, streaming=True)])
+        llm.frontend.submit([OutputProcessor(request, sink, streaming=True)])
         assert llm.worker.thread is not None
         llm.worker.thread.join(60)
     assert heard[-1] == (True, False)
@@ -388,7 +388,7 @@ def test_a_snapshot_is_how_things_are(folder: str) -> None:
         assert not idle.waiting_for
         assert not idle.stalled
         snapshots = []
-        llm.front.after.append(lambda: snapshots.append(llm.client.snapshot()))
+        llm.frontend.after.append(lambda: snapshots.append(llm.client.snapshot()))
         llm.generate([[1], [2], [3]], GREEDY)
         settle(llm)
         busy, last = snapshots[1], llm.client.snapshot()

@@ -285,7 +285,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
             assert (
                 sum((p.outputs[0].token_ids for p in pieces), ()) == completion.token_ids
             )
-    assert not llm.front.processors
+    assert not llm.frontend.processors
 
 
 @pytest.mark.long
@@ -323,13 +323,13 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     stream = llm.stream(["abc", "def"], params)
     next(stream)
     stream.close()
-    assert not llm.front.processors
+    assert not llm.frontend.processors
     assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
 
 
 def test_a_stream_that_is_not_read_runs_nothing(llm: LLM) -> None:
     llm.stream("abc", GREEDY)
-    assert not llm.front.processors
+    assert not llm.frontend.processors
 
 
 # --- conversations and the makers' advice -----------------------------------------------
@@ -418,7 +418,7 @@ def test_conversations_that_make_no_sense(
     for ask in (talker.chat, talker.stream_chat):
         with pytest.raises(ChatTemplateError, match=message):
             ask(messages, GREEDY, **options)
-    assert not talker.front.processors
+    assert not talker.frontend.processors
 
 
 def test_a_conversation_that_is_too_long_or_not_text(talker: LLM) -> None:
@@ -781,7 +781,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         patch.setattr(llm_module, "_take_output", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
-    assert not llm.front.processors
+    assert not llm.frontend.processors
     assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == expected
 
 

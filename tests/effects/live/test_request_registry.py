@@ -15,7 +15,7 @@ SERVED = {RequestStage.COMPILING, RequestStage.SUBMITTED}
 def test_a_request_that_is_passed_on_keeps_its_record() -> None:
     live, submitted = RequestRegistry(), request()
     record = live.add(submitted, read=True)
-    assert live.add(submitted) is record, "as by the engine client, after a front"
+    assert live.add(submitted) is record, "as by the engine client, after an API server"
     assert (record.read, record.request) == (True, submitted)
     assert not live.is_served("a")
     record.stage = RequestStage.SUBMITTED

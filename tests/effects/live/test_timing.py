@@ -111,7 +111,7 @@ def test_who_never_ran_has_no_queue_times(folder: str) -> None:
             [[1, 2], [3, 4]], SamplingParams(max_tokens=500, ignore_eos=True)
         )
         next(stream)
-        waiting = list(llm.front.processors.values())[1]
+        waiting = list(llm.frontend.processors.values())[1]
         assert waiting.times.started is None
         assert waiting.take().metrics.first_scheduled_time is None
         assert not waiting.take().metrics.queue_times

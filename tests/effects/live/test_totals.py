@@ -39,6 +39,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Yields
 from minfer.records.state import EngineState, Transition, Turn, initial
+from minfer.records.tiers import TransferKind
 from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
 from tests.core.simulation.clocked import Run
@@ -85,6 +86,7 @@ def test_nothing_happened_yet() -> None:
 
 def test_each_reason_has_its_count() -> None:
     tally = TotalsCounter()
+    host, fetch = TransferKind.LOAD_FROM_HOST, TransferKind.FETCH_FROM_EXTERNAL
     reasons = (
         Admitted("a", 0, 2.0, 8, 12, cached=8, prompt=10),
         Admitted("a", 1, 2.0, 8, 12, cached=8, prompt=10),
@@ -92,12 +94,12 @@ def test_each_reason_has_its_count() -> None:
         Preempted("a", 0, ("b", 0), 12, 12),
         Discarded(3, "an error", plans=2, rows=5),
         PolicyOverride("rank", "it raised"),
-        Loading("b", 0, 5, 2, 0.1, 0.2),
-        Recomputing("c", 0, 5, 1, 0.2, 0.1),
-        Loading("d", 0, 7, 1, 0.1, 0.2, keyed=True),
-        Recomputing("e", 0, 5, 4, 0.2, 0.1, keyed=True),
-        LostBlocks(3, "torn"),
-        LostBlocks(2, "missing", keyed=True),
+        Loading("b", 0, 5, 2, 0.1, 0.2, host),
+        Recomputing("c", 0, 5, 1, 0.2, 0.1, host),
+        Loading("d", 0, 7, 1, 0.1, 0.2, fetch),
+        Recomputing("e", 0, 5, 4, 0.2, 0.1, fetch),
+        LostBlocks(3, "torn", host),
+        LostBlocks(2, "missing", fetch),
     )
     tally.count_turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {

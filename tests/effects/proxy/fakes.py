@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
@@ -12,13 +12,15 @@ from attrs import define, field, frozen
 from minfer.effects.proxy.route_server import RouterServer
 from minfer.effects.proxy.router_application import RouterApplication
 from minfer.effects.proxy.router_options import RouterOptions
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.processes.server import HttpOptions, http_config, listen_at
 
+TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 EVENTS = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 
 
 @frozen
-class Seen:
+class ReceivedRequest:
     """A request, as a backend got it."""
 
     method: str
@@ -27,7 +29,7 @@ class Seen:
     body: bytes
 
 
-Answer = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+Answer = Callable[[ReceivedRequest, asyncio.StreamWriter], Awaitable[None]]
 
 
 @define(eq=False)
@@ -36,7 +38,7 @@ class Backend:
 
     name: str
     answer: Answer = field()
-    seen: list[Seen] = field(factory=list)
+    seen: list[ReceivedRequest] = field(factory=list)
     left: int = 0  # connections that ended while they were answered
     health: int = 200
     ready: int = 404
@@ -47,8 +49,8 @@ class Backend:
 
     @answer.default
     def _answers_with_its_name(self) -> Answer:
-        async def answer(_: Seen, to: asyncio.StreamWriter) -> None:
-            whole(to, {"id": f"{self.name}-{len(self.seen)}", "by": self.name})
+        async def answer(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+            write_json(writer, {"id": f"{self.name}-{len(self.seen)}", "by": self.name})
 
         return answer
 
@@ -60,8 +62,8 @@ class Backend:
     async def stop(self) -> None:
         if self.server is not None:
             self.server.close()
-            for one in self.connections:
-                one.transport.abort()
+            for connection in self.connections:
+                connection.transport.abort()
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -69,56 +71,64 @@ class Backend:
         self.connections.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                await self._one(await _read(reader), reader, writer)
+                await self._handle(await _read(reader), reader, writer)
                 await writer.drain()
         self.connections.discard(writer)
         writer.close()
 
-    async def _one(
-        self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _handle(
+        self,
+        request: ReceivedRequest,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        if seen.target in ("/health", "/ready"):
-            status = self.health if seen.target == "/health" else self.ready
+        if request.target in ("/health", "/ready"):
+            status = self.health if request.target == "/health" else self.ready
             if not self.health:
                 await reader.read()  # it does not answer
-            whole(writer, {}, status)
+            write_json(writer, {}, status)
             return
-        asked_by_router = "x-forwarded-proto" not in seen.headers
-        if seen.target == "/v1/models" and (self.models or asked_by_router):
-            whole(writer, self.models or {"object": "list", "data": []})
+        asked_by_router = "x-forwarded-proto" not in request.headers
+        if request.target == "/v1/models" and (self.models or asked_by_router):
+            write_json(writer, self.models or {"object": "list", "data": []})
             return
-        self.seen.append(seen)
-        answering = asyncio.ensure_future(self.answer(seen, writer))
+        self.seen.append(request)
+        answering = asyncio.ensure_future(self.answer(request, writer))
         # The router sends no second request before the first is answered.
-        gone = asyncio.ensure_future(reader.read(1))
-        await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+        disconnected = asyncio.ensure_future(reader.read(1))
+        await asyncio.wait((answering, disconnected), return_when=asyncio.FIRST_COMPLETED)
         cut = answering.done() and isinstance(answering.exception(), ConnectionError)
         if cut or not answering.done():
             self.left += 1
             answering.cancel()
             raise ConnectionResetError
-        gone.cancel()
-        await asyncio.wait((gone,))
+        disconnected.cancel()
+        await asyncio.wait((disconnected,))
         answering.result()
 
 
-async def _read(reader: asyncio.StreamReader) -> Seen:
+async def _read(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
     method, target, _ = first.split(" ")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Seen(method, target, headers, body)
+    return ReceivedRequest(method, target, headers, body)
 
 
-def whole(
-    to: asyncio.StreamWriter, content: Any, status: int = 200, more: bytes = b""
+def write_json(
+    writer: asyncio.StreamWriter, content: Any, status: int = 200, headers: bytes = b""
 ) -> None:
     """Write a response of JSON."""
     body = json.dumps(content).encode()
     head = f"HTTP/1.1 {status} So\r\ncontent-type: application/json\r\n"
     length = f"content-length: {len(body)}\r\n\r\n"
-    to.write(head.encode() + more + length.encode() + body)
+    writer.write(head.encode() + headers + length.encode() + body)
+
+
+async def close_at_once(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+    """Close the connection without an answer."""
+    writer.close()
 
 
 def chunk(data: bytes) -> bytes:
@@ -126,9 +136,9 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-def begin_events(to: asyncio.StreamWriter, first: bytes) -> None:
+def begin_events(writer: asyncio.StreamWriter, first: bytes) -> None:
     """Write the head of a stream, and its first part."""
-    to.write(b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n" + chunk(first))
+    writer.write(b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n" + chunk(first))
 
 
 @define(eq=False)
@@ -140,20 +150,20 @@ class Routing:
     http: httpx.AsyncClient
     port: int
 
-    async def chat(self, *texts: str, **more: Any) -> httpx.Response:
+    async def chat(self, *texts: str, **fields: Any) -> httpx.Response:
         """Send a conversation, of a user and an assistant by turns."""
         roles = ("user", "assistant")
         messages = [
             {"role": roles[i % 2], "content": text} for i, text in enumerate(texts)
         ]
-        headers = more.pop("headers", None)
-        body = {"model": "m", "messages": messages, **more}
+        headers = fields.pop("headers", None)
+        body = {"model": "m", "messages": messages, **fields}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
-    async def by(self, *texts: str, **more: Any) -> str:
+    async def answered_by(self, *texts: str, **fields: Any) -> str:
         """The backend that answers a conversation."""
-        found: str = (await self.chat(*texts, **more)).json()["by"]
-        return found
+        name: str = (await self.chat(*texts, **fields)).json()["by"]
+        return name
 
     async def health(self, name: str) -> None:
         """Ask a backend now how it is."""
@@ -170,20 +180,23 @@ async def routing(
     names: Sequence[Sequence[str]] = (),
     **options: Any,
 ) -> AsyncIterator[Routing]:
-    """So many backends behind a router, the last of them `down`; each has the list
-    `models`, or one of these `names`. `late_sources` makes their KV sources of their
-    addresses.
+    """`count` backends behind a router, the last `down` of which are stopped; each has
+    the list `models`, or one of these `names`. `late_sources` makes their KV sources of
+    their addresses.
     """
     backends = [Backend("abcdef"[i]) for i in range(count)]
-    for one in backends:
-        one.models = models
-    for one in backends:
-        await one.start()
-    for one, own in zip(backends, names, strict=False):
-        one.models = {"object": "list", "data": [{"id": name} for name in own]}
-    for one in backends[count - down :]:
-        await one.stop()
-    urls = [one.url for one in backends]
+    for backend in backends:
+        backend.models = models
+    for backend in backends:
+        await backend.start()
+    for backend, model_names in zip(backends, names, strict=False):
+        backend.models = {
+            "object": "list",
+            "data": [{"id": name} for name in model_names],
+        }
+    for backend in backends[count - down :]:
+        await backend.stop()
+    urls = [backend.url for backend in backends]
     if late_sources is not None:
         options["kv_sources"] = late_sources(urls)
     settings = {"max_body": 2**25, **options}
@@ -204,12 +217,17 @@ async def routing(
         finally:
             server.should_exit = True
             await serving
-            for one in backends:
-                await one.stop()
+            for backend in backends:
+                await backend.stop()
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Wait until something is the case, which must not take long."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, for 10 s at most."""
     async with asyncio.timeout(10):
-        while not true():
+        while not condition():
             await asyncio.sleep(0.001)
+
+
+def run(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Decorates a test's coroutine function: run it now, in an event loop."""
+    asyncio.run(case())

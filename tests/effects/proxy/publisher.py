@@ -47,20 +47,20 @@ def batch(*events: Any) -> bytes:
     return msgspec.msgpack.encode(Batch(1.5, [*events], 0))
 
 
-def stored(first: int, *hashes: bytes | int, after: Any = None, **more: Any) -> Any:
+def stored(first: int, *hashes: bytes | int, after: Any = None, **overrides: Any) -> Any:
     """Blocks of the tokens from `first` on."""
     ids = [*range(first, first + SIZE * len(hashes))]
     fields = {"block_size": SIZE, "lora_id": None, "medium": "GPU", "lora_name": None}
-    return BlockStored([*hashes], after, ids, **{**fields, **more})
+    return BlockStored([*hashes], after, ids, **{**fields, **overrides})
 
 
-def removed(*hashes: bytes | int, medium: str = "GPU", **more: Any) -> Any:
-    return BlockRemoved([*hashes], medium, **more)
+def removed(*hashes: bytes | int, medium: str = "GPU", **fields: Any) -> Any:
+    return BlockRemoved([*hashes], medium, **fields)
 
 
 def keys(*firsts: int) -> Keys:
     """The keys of a prompt whose blocks begin with these tokens."""
-    ids = [one for first in firsts for one in range(first, first + SIZE)]
+    ids = [token_id for first in firsts for token_id in range(first, first + SIZE)]
     return block_keys(tokens_root(), ids, SIZE)
 
 
@@ -92,8 +92,8 @@ class Publisher:
             self.asked.append(int.from_bytes(first, "big"))
             for number, data in self.kept:
                 if number >= self.asked[-1]:
-                    parts = [client, b"", number.to_bytes(8, "big"), data]
-                    await self._router.send_multipart(parts)
+                    frames = [client, b"", number.to_bytes(8, "big"), data]
+                    await self._router.send_multipart(frames)
             await self._router.send_multipart([client, b"", END, b""])
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """A router before backends with different models."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,79 +11,80 @@ from minfer.effects.proxy.backend_models import (
     ModelList,
     read_models,
 )
-from tests.effects.proxy.fakes import Seen, routing
+from tests.effects.proxy.fakes import ReceivedRequest, routing, run
 
 MODELS = (["small", "s"], ["large"], ["large"])
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
 
 
 def test_requests_go_where_their_model_is() -> None:
     @run
     async def _() -> None:
-        async with routing(3, names=MODELS, policy="round_robin") as made:
+        async with routing(3, names=MODELS, policy="round_robin") as harness:
             for name in ("small", "s"):
-                assert {await made.by("hi", model=name) for _ in range(4)} == {"a"}
-            assert {await made.by("hi", model="large") for _ in range(4)} == {"b", "c"}
+                assert {
+                    await harness.answered_by("hi", model=name) for _ in range(4)
+                } == {"a"}
+            assert {await harness.answered_by("hi", model="large") for _ in range(4)} == {
+                "b",
+                "c",
+            }
             body = {"model": "small", "prompt": "x"}
-            found = [await made.http.post("/tokenize", json=body) for _ in range(3)]
-            assert {one.json()["by"] for one in found} == {"a"}
-            one = await made.http.get("/v1/models/large")
-            assert one.json()["by"] in ("b", "c")
+            answers = [await harness.http.post("/tokenize", json=body) for _ in range(3)]
+            assert {answer.json()["by"] for answer in answers} == {"a"}
+            answer = await harness.http.get("/v1/models/large")
+            assert answer.json()["by"] in ("b", "c")
 
 
 def test_an_unknown_model_is_refused() -> None:
     @run
     async def _() -> None:
-        async with routing(3, names=MODELS) as made:
+        async with routing(3, names=MODELS) as harness:
             for path in ("/v1/chat/completions", "/tokenize"):
-                found = await made.http.post(path, json={"model": "other"})
-                assert found.status_code == 404
-                error = found.json()["error"]
+                answer = await harness.http.post(path, json={"model": "other"})
+                assert answer.status_code == 404
+                error = answer.json()["error"]
                 assert (error["code"], error["param"]) == ("model_not_found", "model")
                 assert "there is large, s, small" in error["message"]
-            assert (await made.http.get("/v1/models/other")).status_code == 404
-            assert not any(one.seen for one in made.backends)
+            assert (await harness.http.get("/v1/models/other")).status_code == 404
+            assert not any(backend.seen for backend in harness.backends)
 
 
 def test_the_list_has_the_models_of_all() -> None:
     @run
     async def _() -> None:
-        async with routing(3, names=MODELS) as made:
-            found = (await made.http.get("/v1/models")).json()
-            assert [one["id"] for one in found["data"]] == ["small", "s", "large"]
-            assert found["object"] == "list"
+        async with routing(3, names=MODELS) as harness:
+            models = (await harness.http.get("/v1/models")).json()
+            assert [model["id"] for model in models["data"]] == ["small", "s", "large"]
+            assert models["object"] == "list"
 
 
 def test_a_request_is_not_moved_to_another_model() -> None:
     @run
     async def _() -> None:
-        async with routing(3, names=MODELS) as made:
-            asked: list[Seen] = []
+        async with routing(3, names=MODELS) as harness:
+            asked: list[ReceivedRequest] = []
 
-            async def refuse(seen: Seen, to: Any) -> None:
-                asked.append(seen)
-                to.transport.abort()
+            async def refuse(request: ReceivedRequest, writer: Any) -> None:
+                asked.append(request)
+                writer.transport.abort()
 
-            made.backends[1].answer = made.backends[2].answer = refuse
-            found = await made.chat("hi", model="large")
-            assert found.status_code == 502
+            harness.backends[1].answer = harness.backends[2].answer = refuse
+            answer = await harness.chat("hi", model="large")
+            assert answer.status_code == 502
             assert len(asked) == 2
-            assert not made.backends[0].seen
-            await made.backends[0].stop()
-            await made.health(made.backends[0].url)
-            found = await made.chat("hi", model="small")
-            assert found.status_code == 503
-            assert found.json()["error"]["code"] == "no_backend"
+            assert not harness.backends[0].seen
+            await harness.backends[0].stop()
+            await harness.health(harness.backends[0].url)
+            answer = await harness.chat("hi", model="small")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_backend"
 
 
 def test_with_equal_models_the_backends_decide() -> None:
     @run
     async def _() -> None:
-        async with routing(2, names=[["m"], ["m"]]) as made:
-            assert await made.by("hi", model="other") in ("a", "b")
+        async with routing(2, names=[["m"], ["m"]]) as harness:
+            assert await harness.answered_by("hi", model="other") in ("a", "b")
 
 
 def test_a_backend_that_names_no_model_may_have_any() -> None:

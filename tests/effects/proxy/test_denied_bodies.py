@@ -9,22 +9,21 @@ import pytest
 
 from minfer.effects.cluster.link.crash_denylist import CrashDenylist
 from minfer.effects.cluster.link.crash_rule import REFUSED_SECONDS
-from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
 from minfer.effects.serving.wire.error_form import failure as openai_failure
 from tests.effects.proxy.fakes import (
-    Seen,
+    TEAMS,
+    ReceivedRequest,
     begin_events,
     chunk,
     routing,
-    whole,
+    run,
+    write_json,
 )
-from tests.effects.proxy.test_forwarding import run
 
 ERROR = ApiError("it did", None, KILLED_ENGINE, 500)
 BODY = {"prompt": "bad", "max_tokens": 5, "seed": 1, "user": "x"}
-TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
 A, B = {"x-api-key": "a"}, {"x-api-key": "b"}
 
 
@@ -33,22 +32,22 @@ def killed_at(url: str, *, stream: bool) -> Any:
     failure = anthropic_failure if "messages" in url else openai_failure
     data = failure(ERROR).event.data
 
-    async def answer(seen: Seen, to: asyncio.StreamWriter) -> None:
-        body = seen.body
-        if seen.headers.get("content-encoding") == "gzip":
+    async def answer(request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        body = request.body
+        if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         if json.loads(body)["prompt"] != "bad":
-            whole(to, {"text": f'"code":"{KILLED_ENGINE}"'})
+            write_json(writer, {"text": f'"code":"{KILLED_ENGINE}"'})
         elif stream:
-            begin_events(to, b"data: 1\n\n")
+            begin_events(writer, b"data: 1\n\n")
             event = f"data: {data}\n\n"
-            for part in (event[:-30], event[-30:]):  # the error comes in two parts
-                to.write(chunk(part.encode()))
-                await to.drain()
+            for half in (event[:-30], event[-30:]):  # the error comes in two parts
+                writer.write(chunk(half.encode()))
+                await writer.drain()
                 await asyncio.sleep(0.05)
-            to.write(chunk(b""))
+            writer.write(chunk(b""))
         else:
-            whole(to, json.loads(data), 500)
+            write_json(writer, json.loads(data), 500)
 
     return answer
 
@@ -57,22 +56,24 @@ def killed_at(url: str, *, stream: bool) -> Any:
 def test_a_field_of_the_request_in_its_answer_is_no_error(*, stream: bool) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def repeat(seen: Seen, to: asyncio.StreamWriter) -> None:
-                metadata = json.loads(seen.body)["metadata"]
+            async def repeat(
+                request: ReceivedRequest, writer: asyncio.StreamWriter
+            ) -> None:
+                metadata = json.loads(request.body)["metadata"]
                 answer = {"id": "resp_1", "error": None, "metadata": metadata}
                 if not stream:
-                    whole(to, answer)
+                    write_json(writer, answer)
                     return
                 created = {"type": "response.created", "response": answer}
-                begin_events(to, f"data: {json.dumps(created)}\n\n".encode())
-                to.write(chunk(b""))
+                begin_events(writer, f"data: {json.dumps(created)}\n\n".encode())
+                writer.write(chunk(b""))
 
-            made.backends[0].answer = repeat
+            harness.backends[0].answer = repeat
             body = {"input": "x", "metadata": {"error": {"code": KILLED_ENGINE}}}
             for _ in range(2):
-                answer = await made.http.post("/v1/responses", json=body)
+                answer = await harness.http.post("/v1/responses", json=body)
                 assert answer.status_code == 200
                 assert KILLED_ENGINE in answer.text
 
@@ -87,17 +88,17 @@ def test_a_body_that_killed_an_engine_is_not_forwarded_again(
     @run
     async def _() -> None:
         nonlocal now
-        async with routing(2, keys=TEAMS) as made:
-            made.router._denied_bodies._denylist = CrashDenylist(lambda: now)
-            for one in made.backends:
-                one.answer = killed_at(url, stream=stream)
+        async with routing(2, keys=TEAMS) as harness:
+            harness.router._denied_bodies._denylist = CrashDenylist(lambda: now)
+            for backend in harness.backends:
+                backend.answer = killed_at(url, stream=stream)
 
-            async def ask(headers: dict[str, str] = A, **more: Any) -> int:
+            async def ask(headers: dict[str, str] = A, **fields: Any) -> int:
                 """The status; and whether a backend got it, as a negative sign."""
-                before = sum(len(one.seen) for one in made.backends)
-                body = {**BODY, **more}
-                answer = await made.http.post(url, json=body, headers=headers)
-                if sum(len(one.seen) for one in made.backends) > before:
+                before = sum(len(backend.seen) for backend in harness.backends)
+                body = {**BODY, **fields}
+                answer = await harness.http.post(url, json=body, headers=headers)
+                if sum(len(backend.seen) for backend in harness.backends) > before:
                     return -answer.status_code
                 assert KILLED_ENGINE in answer.text
                 return answer.status_code
@@ -108,7 +109,7 @@ def test_a_body_that_killed_an_engine_is_not_forwarded_again(
             assert await ask(seed=2, user="y") == 400
             packed = gzip.compress(json.dumps({**BODY, "seed": 3}).encode())
             head = {**A, "content-encoding": "gzip"}
-            answer = await made.http.post(url, content=packed, headers=head)
+            answer = await harness.http.post(url, content=packed, headers=head)
             assert answer.status_code == 400
             assert await ask(max_tokens=6) == failed
             assert await ask(prompt="good") == -200

@@ -1,40 +1,39 @@
 """Backends that fail before and after the first byte, refuse, or say nothing."""
 
 import asyncio
-from typing import Any
 
 import httpx
 import pytest
 
 from minfer.effects.serving.access.api_keys import read_keys
-from tests.effects.proxy.fakes import Seen, begin_events, chunk, routing, whole
-
-
-def run(case: Any) -> None:
-    asyncio.run(case())
+from tests.effects.proxy.fakes import (
+    ReceivedRequest,
+    begin_events,
+    chunk,
+    close_at_once,
+    routing,
+    run,
+    write_json,
+)
 
 
 def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
     @run
     async def _() -> None:
-        async with routing(2, policy="round_robin") as made:
-            first, second = sorted(made.backends, key=lambda one: one.url)
-
-            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.close()
-
-            first.answer = die
-            assert await made.by("a") == second.name
+        async with routing(2, policy="round_robin") as harness:
+            first, second = sorted(harness.backends, key=lambda backend: backend.url)
+            first.answer = close_at_once
+            assert await harness.answered_by("a") == second.name
             assert len(first.seen) == 1
-            assert made.router.metrics.retries == {"disconnect": 1}
-        async with routing(2, policy="round_robin") as made:
-            for one in made.backends:
-                await one.stop()
-            answer = await made.chat("a")
+            assert harness.router.metrics.retries == {"disconnect": 1}
+        async with routing(2, policy="round_robin") as harness:
+            for backend in harness.backends:
+                await backend.stop()
+            answer = await harness.chat("a")
             assert answer.status_code == 502
-            assert made.router.metrics.retries == {"connect": 1}
-            assert made.router.dispatcher.available() == [], "they have left at once"
-            answer = await made.chat("a")
+            assert harness.router.metrics.retries == {"connect": 1}
+            assert harness.router.dispatcher.available() == [], "they have left at once"
+            answer = await harness.chat("a")
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "no_backend"
@@ -51,28 +50,28 @@ def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
 def test_an_answer_that_cannot_be_passed_on_is_a_failure(head: bytes) -> None:
     @run
     async def _() -> None:
-        async with routing(2, policy="round_robin") as made:
-            first, second = sorted(made.backends, key=lambda one: one.url)
+        async with routing(2, policy="round_robin") as harness:
+            first, second = sorted(harness.backends, key=lambda backend: backend.url)
 
-            async def odd(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(head)
+            async def odd(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                writer.write(head)
 
             first.answer = odd
-            assert await made.by("a") == second.name
+            assert await harness.answered_by("a") == second.name
             second.answer = odd
-            assert (await made.chat("a")).status_code == 502
+            assert (await harness.chat("a")).status_code == 502
 
 
 def test_no_query_and_no_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def garbage(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(b"my secret answer\r\n\r\n")
+            async def garbage(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"my secret answer\r\n\r\n")
 
-            made.backends[0].answer = garbage
-            answer = await made.http.get("/v1/models?key=my-secret-key")
+            harness.backends[0].answer = garbage
+            answer = await harness.http.get("/v1/models?key=my-secret-key")
             assert answer.status_code == 502
 
     assert "Bad status line" in caplog.text
@@ -82,14 +81,14 @@ def test_no_query_and_no_answer_is_logged(caplog: pytest.LogCaptureFixture) -> N
 def test_a_header_that_no_backend_takes_is_the_clients_fault() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        async with routing(1) as harness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port)
             writer.write(
                 b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: a\x01\r\n\r\n"
             )
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
-            assert not made.backends[0].seen
+            assert not harness.backends[0].seen
             writer.close()
 
 
@@ -100,25 +99,25 @@ def test_a_key_of_any_characters_passes_to_the_backend_unchanged(header: str) ->
 
     @run
     async def _() -> None:
-        async with routing(1, keys=read_keys([key], None)) as made:
-            answer = await made.http.post(
+        async with routing(1, keys=read_keys([key], None)) as harness:
+            answer = await harness.http.post(
                 "/v1/chat/completions", json={}, headers=[(header.encode(), value)]
             )
             assert answer.status_code == 200
-            (seen,) = made.backends[0].seen
-            assert seen.headers[header] == value.decode("latin-1").lower()
+            (request,) = harness.backends[0].seen
+            assert request.headers[header] == value.decode("latin-1").lower()
 
 
 def test_a_header_that_is_no_utf_8_is_refused_by_name() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            answer = await made.http.post(
+        async with routing(1) as harness:
+            answer = await harness.http.post(
                 "/v1/chat/completions", json={}, headers=[(b"x-own", b"caf\xe9")]
             )
             assert answer.status_code == 400
             assert "the header x-own" in answer.json()["error"]["message"]
-            assert not made.backends[0].seen
+            assert not harness.backends[0].seen
 
 
 @pytest.mark.parametrize(
@@ -131,15 +130,17 @@ def test_a_header_that_is_no_utf_8_is_refused_by_name() -> None:
 def test_no_head_is_logged(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def begin_a_head(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(answer)
-                await to.drain()
-                to.close()
+            async def begin_a_head(
+                _: ReceivedRequest, writer: asyncio.StreamWriter
+            ) -> None:
+                writer.write(answer)
+                await writer.drain()
+                writer.close()
 
-            made.backends[0].answer = begin_a_head
-            assert (await made.chat("a")).status_code == 502
+            harness.backends[0].answer = begin_a_head
+            assert (await harness.chat("a")).status_code == 502
 
     assert "failed: " in caplog.text
     assert "secret" not in caplog.text
@@ -148,15 +149,11 @@ def test_no_head_is_logged(answer: bytes, caplog: pytest.LogCaptureFixture) -> N
 def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
     @run
     async def _() -> None:
-        async with routing(4) as made:
-
-            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.close()
-
-            for one in made.backends:
-                one.answer = die
-            assert (await made.chat("a")).status_code == 502
-            assert sum(len(one.seen) for one in made.backends) == 2
+        async with routing(4) as harness:
+            for backend in harness.backends:
+                backend.answer = close_at_once
+            assert (await harness.chat("a")).status_code == 502
+            assert sum(len(backend.seen) for backend in harness.backends) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,41 +167,43 @@ def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
 def test_a_stream_that_breaks_off_ends_with_an_error(url: str, start: bytes) -> None:
     @run
     async def _() -> None:
-        async with routing(2) as made:
+        async with routing(2) as harness:
 
-            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
-                begin_events(to, b"data: 1\n\ndata: half of")
-                await to.drain()
-                to.close()
+            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                begin_events(writer, b"data: 1\n\ndata: half of")
+                await writer.drain()
+                writer.close()
 
-            for one in made.backends:
-                one.answer = die
-            answer = await made.http.post(url, json={"stream": True})
+            for backend in harness.backends:
+                backend.answer = die
+            answer = await harness.http.post(url, json={"stream": True})
             assert answer.content.startswith(b"data: 1\n\ndata: half of\n\n" + start)
             assert answer.content.endswith(b"\n\n")
-            assert made.router.metrics.broken == 1
-            assert made.router.metrics.retries == {}
+            assert harness.router.metrics.broken == 1
+            assert harness.router.metrics.retries == {}
 
 
 def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
     @run
     async def _() -> None:
-        async with routing(2, backend_timeout=0.05) as made:
+        async with routing(2, backend_timeout=0.05) as harness:
 
-            async def silent(seen: Seen, to: asyncio.StreamWriter) -> None:
-                if b"stream" in seen.body:
-                    begin_events(to, b"data: 1\n\n")
+            async def silent(
+                request: ReceivedRequest, writer: asyncio.StreamWriter
+            ) -> None:
+                if b"stream" in request.body:
+                    begin_events(writer, b"data: 1\n\n")
                 await asyncio.sleep(60)
 
-            for one in made.backends:
-                one.answer = silent
-            answer = await made.chat("a")
+            for backend in harness.backends:
+                backend.answer = silent
+            answer = await harness.chat("a")
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "backend_timeout"
-            assert made.router.metrics.retries == {}, "another would take as long"
-            answer = await made.chat("a", stream=True)
+            assert harness.router.metrics.retries == {}, "another would take as long"
+            answer = await harness.chat("a", stream=True)
             assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
-            assert not made.router.dispatcher.state.requests
+            assert not harness.router.dispatcher.state.requests
 
 
 @pytest.mark.parametrize(
@@ -213,17 +212,17 @@ def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
 def test_a_head_has_to_be_whole_in_time(begin: bytes) -> None:
     @run
     async def _() -> None:
-        async with routing(1, backend_timeout=0.3) as made:
+        async with routing(1, backend_timeout=0.3) as harness:
 
-            async def drip(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(begin)
+            async def drip(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                writer.write(begin)
                 while True:
                     await asyncio.sleep(0.05)
                     if begin.endswith(b"OK\r\n"):
-                        to.write(b"x-a: b\r\n")
+                        writer.write(b"x-a: b\r\n")
 
-            made.backends[0].answer = drip
-            answer = await made.chat("a")
+            harness.backends[0].answer = drip
+            answer = await harness.chat("a")
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "backend_timeout"
 
@@ -233,40 +232,40 @@ def test_interim_responses_are_skipped_but_no_flood_of_them() -> None:
 
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def some(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(interim * 3)
-                whole(to, {"by": "a"})
+            async def some(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                writer.write(interim * 3)
+                write_json(writer, {"by": "a"})
 
-            async def flood(_: Seen, to: asyncio.StreamWriter) -> None:
+            async def flood(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
                 while True:
-                    to.write(interim * 200)
-                    await to.drain()
+                    writer.write(interim * 200)
+                    await writer.drain()
                     await asyncio.sleep(0.001)
 
-            made.backends[0].answer = some
-            assert await made.by("a") == "a"
-            made.backends[0].answer = flood
+            harness.backends[0].answer = some
+            assert await harness.answered_by("a") == "a"
+            harness.backends[0].answer = flood
             async with asyncio.timeout(5):
-                assert (await made.chat("a")).status_code == 502
+                assert (await harness.chat("a")).status_code == 502
 
 
 def test_a_body_that_is_no_http_from_some_chunk_on_breaks_off() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def garble(_: Seen, to: asyncio.StreamWriter) -> None:
-                begin_events(to, b"data: 1\n\n")
-                await to.drain()
+            async def garble(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                begin_events(writer, b"data: 1\n\n")
+                await writer.drain()
                 await asyncio.sleep(0.1)
-                to.write(b"ZZZ\r\n")
+                writer.write(b"ZZZ\r\n")
                 await asyncio.sleep(60)
 
-            made.backends[0].answer = garble
+            harness.backends[0].answer = garble
             async with asyncio.timeout(5):
-                answer = await made.chat("a", stream=True)
+                answer = await harness.chat("a", stream=True)
             assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
 
 
@@ -276,24 +275,24 @@ def test_no_event_follows_a_body_of_a_length_or_coding(
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def break_off(_: Seen, to: asyncio.StreamWriter) -> None:
+            async def break_off(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
                 framing = (
                     b"" if b"length" in header else b"transfer-encoding: chunked\r\n"
                 )
-                to.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
-                to.write(framing + header + b"\r\n\r\n")
-                to.write(chunk(b"data: 1\n\n") if framing else b"data: 1\n\n")
-                await to.drain()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+                writer.write(framing + header + b"\r\n\r\n")
+                writer.write(chunk(b"data: 1\n\n") if framing else b"data: 1\n\n")
+                await writer.drain()
                 await asyncio.sleep(0.1)
-                to.close()
+                writer.close()
 
-            made.backends[0].answer = break_off
-            sent = made.http.stream("POST", "/v1/chat/completions", json={})
+            harness.backends[0].answer = break_off
+            sent = harness.http.stream("POST", "/v1/chat/completions", json={})
             with pytest.raises(httpx.RemoteProtocolError):
                 async with sent as answer:
-                    _ = [part async for part in answer.aiter_raw()]
+                    _ = [chunk_data async for chunk_data in answer.aiter_raw()]
 
     assert "Exception in ASGI application" not in caplog.text
 
@@ -301,36 +300,38 @@ def test_no_event_follows_a_body_of_a_length_or_coding(
 def test_a_body_that_breaks_off_is_cut_off() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
 
-            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
-                await to.drain()
-                to.close()
+            async def die(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+                await writer.drain()
+                writer.close()
 
-            made.backends[0].answer = die
+            harness.backends[0].answer = die
             with pytest.raises(Exception, match="without sending complete message"):
-                await made.chat("a")
+                await harness.chat("a")
 
 
 def test_a_refusal_is_tried_elsewhere_once() -> None:
     @run
     async def _() -> None:
-        async with routing(3, policy="round_robin") as made:
+        async with routing(3, policy="round_robin") as harness:
 
-            async def busy(_: Seen, to: asyncio.StreamWriter) -> None:
-                whole(to, {"error": "busy"}, 429, b"retry-after: 7\r\n")
+            async def busy(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                write_json(writer, {"error": "busy"}, 429, b"retry-after: 7\r\n")
 
-            first, second, third = sorted(made.backends, key=lambda one: one.url)
+            first, second, third = sorted(
+                harness.backends, key=lambda backend: backend.url
+            )
             first.answer = busy
-            assert await made.by("a") == second.name
-            assert made.router.metrics.retries == {"refused": 1}
+            assert await harness.answered_by("a") == second.name
+            assert harness.router.metrics.retries == {"refused": 1}
             second.answer = third.answer = busy
-            answer = await made.chat("a")
+            answer = await harness.chat("a")
             assert answer.status_code == 429
             assert answer.headers["retry-after"] == "7"
             assert answer.json() == {"error": "busy"}
-            assert made.router.metrics.retries == {"refused": 2}
-        async with routing(1) as made:
-            made.backends[0].answer = busy
-            assert (await made.chat("a")).status_code == 429
+            assert harness.router.metrics.retries == {"refused": 2}
+        async with routing(1) as harness:
+            harness.backends[0].answer = busy
+            assert (await harness.chat("a")).status_code == 429

@@ -39,8 +39,8 @@ def test_blocks_that_are_stored_and_removed() -> None:
     first = batch(stored(0, b"1", 2), stored(50, 3, after=2))
     assert cache.read(first) == [published(0, 4, last=2), published(0, 4, 50)]
     assert {*cache.cached()} == {*keys(0, 4, 50)}
-    found = cache.read(batch(removed(3, 99), removed(b"1", medium="CPU")))
-    assert found == [BlocksEvicted("a", keys(0, 4, 50)[-1:])]
+    events = cache.read(batch(removed(3, 99), removed(b"1", medium="CPU")))
+    assert events == [BlocksEvicted("a", keys(0, 4, 50)[-1:])]
     assert cache.read(batch(AllBlocksCleared())) == [CacheCleared("a")]
     assert cache.cached() == ()
 
@@ -54,8 +54,8 @@ def test_arrays_as_older_versions_have_them() -> None:
         ["AllBlocksCleared"],
         ["SomethingNew", 1],
     ]
-    found = cache.read(msgspec.msgpack.encode([1.0, events]))
-    assert found == [
+    read_events = cache.read(msgspec.msgpack.encode([1.0, events]))
+    assert read_events == [
         published(0),
         published(0, 4),
         BlocksEvicted("a", keys(0, 4)[-1:]),
@@ -64,7 +64,7 @@ def test_arrays_as_older_versions_have_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "fields",
     [
         {"lora_name": "l"},
         {"lora_id": 1},
@@ -75,10 +75,10 @@ def test_arrays_as_older_versions_have_them() -> None:
         {"after": b"unknown"},
     ],
 )
-def test_what_is_not_followed(more: dict[str, Any]) -> None:
+def test_what_is_not_followed(fields: dict[str, Any]) -> None:
     cache = ReportedCache("a", SIZE)
     assert cache.read(batch(stored(0, 1, group_idx=0))) == [published(0)]
-    assert cache.read(batch(stored(20, 2, **more))) == []
+    assert cache.read(batch(stored(20, 2, **fields))) == []
     assert cache.read(batch(removed(1, group_idx=1))) == []
     assert cache.read(batch(stored(20, 4, block_size=2 * SIZE))) == []
     assert cache.cached() == keys(0)
@@ -124,7 +124,10 @@ async def following(publisher: Publisher, cache: ReportedCache) -> AsyncIterator
     heard: list[Any] = []
     source = read_sources([publisher.url], ["a"])["a"]
     subscriber = KvSubscriber(source, cache, lambda *events: heard.extend(events))
-    tasks = [asyncio.create_task(one) for one in (publisher.replay(), subscriber.run())]
+    tasks = [
+        asyncio.create_task(coroutine)
+        for coroutine in (publisher.replay(), subscriber.run())
+    ]
     try:
         yield heard
     finally:
@@ -209,19 +212,19 @@ def test_requests_go_where_their_blocks_are_reported() -> None:
             )
 
     async def ask(publisher: Publisher, ids: list[int], **options: Any) -> None:
-        async with routing(2, **options) as made:
+        async with routing(2, **options) as harness:
             replaying = asyncio.create_task(publisher.replay())
-            one = made.router.dispatcher
-            await until(lambda: bool(one.state.index.shards))
+            dispatcher = harness.router.dispatcher
+            await until(lambda: bool(dispatcher.state.index.shards))
             for _ in range(2):
-                answer = await made.http.post("/v1/completions", json={"prompt": ids})
+                answer = await harness.http.post("/v1/completions", json={"prompt": ids})
                 assert answer.json()["by"] == "b"
-            assert one.counts.hit_blocks == 16
-            made.backends[1].health = 500
-            await made.health(made.backends[1].url)
-            made.backends[1].health = 200
-            await made.health(made.backends[1].url)
-            answer = await made.http.post("/v1/completions", json={"prompt": ids})
+            assert dispatcher.counts.hit_blocks == 16
+            harness.backends[1].health = 500
+            await harness.health(harness.backends[1].url)
+            harness.backends[1].health = 200
+            await harness.health(harness.backends[1].url)
+            answer = await harness.http.post("/v1/completions", json={"prompt": ids})
             assert answer.json()["by"] == "b", "what it has is known when it is back"
             replaying.cancel()
             await asyncio.gather(replaying, return_exceptions=True)
@@ -233,15 +236,15 @@ def test_requests_go_where_their_blocks_are_reported() -> None:
 def test_ids_of_a_conversation_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     folder = bundled_folder()
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": "Sort 42, 7, 19, 3. " * 20}]
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     reader = TokenKeys(str(folder), 16)
     body = {"model": "any", "messages": messages, "stream": True}
-    found = reader.read("/v1/chat/completions", json.dumps(body).encode())
-    assert (found.keys, found.tokens) == (block_keys(tokens_root(), ids, 16), len(ids))
+    prompt = reader.read("/v1/chat/completions", json.dumps(body).encode())
+    assert (prompt.keys, prompt.tokens) == (block_keys(tokens_root(), ids, 16), len(ids))
     salted = json.dumps({**body, "cache_salt": "s"}).encode()
-    assert not {*reader.read("/v1/chat/completions", salted).keys} & {*found.keys}
+    assert not {*reader.read("/v1/chat/completions", salted).keys} & {*prompt.keys}
     refused = reader.read("/v1/chat/completions", b'{"messages": 5}')
     assert refused.keys == ()
 
@@ -253,8 +256,8 @@ def test_a_router_reads_no_encrypted_reasoning(monkeypatch: pytest.MonkeyPatch) 
     thought: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": []}
     question = {"role": "user", "content": "Sort 42, 7, 19, 3. " * 20}
 
-    def keys(more: dict[str, Any]) -> object:
-        body = {"model": "any", "input": [question, {**thought, **more}, question]}
+    def keys(fields: dict[str, Any]) -> object:
+        body = {"model": "any", "input": [question, {**thought, **fields}, question]}
         return reader.read("/v1/responses", json.dumps(body).encode()).keys
 
     assert keys({})
@@ -269,8 +272,8 @@ def test_what_is_no_address_of_events_is_refused(text: str) -> None:
 
 
 def test_addresses_of_events() -> None:
-    found = read_sources(["-", "tcp://a:1", "ipc:///b,tcp://c:2"], ["x", "y", "z"])
-    assert found == {"y": KvSource("tcp://a:1"), "z": KvSource("ipc:///b", "tcp://c:2")}
+    sources = read_sources(["-", "tcp://a:1", "ipc:///b,tcp://c:2"], ["x", "y", "z"])
+    assert sources == {"y": KvSource("tcp://a:1"), "z": KvSource("ipc:///b", "tcp://c:2")}
     assert read_sources([], ["x"]) == {}
     with pytest.raises(ConfigError, match="as often as --backend"):
         read_sources(["-"], ["x", "y"])

@@ -25,8 +25,8 @@ def keys_of(**body: Any) -> PromptKeys:
     return text_keys(read_fields(data), data)
 
 
-def turn(role: str, text: str, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": text, **more}
+def turn(role: str, text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **fields}
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
@@ -42,7 +42,7 @@ def test_the_next_turn_begins_with_the_blocks_of_this_one(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         {"model": "n"},
         {"cache_salt": "salt"},
@@ -51,25 +51,25 @@ def test_the_next_turn_begins_with_the_blocks_of_this_one(field: str) -> None:
         {"prompt": "y" + LONG},
     ],
 )
-def test_what_changes_the_beginning_changes_all_keys(other: dict[str, Any]) -> None:
+def test_what_changes_the_beginning_changes_all_keys(changed: dict[str, Any]) -> None:
     base = {"model": "m", "prompt": LONG}
-    assert not {*keys_of(**base).keys} & {*keys_of(**{**base, **other}).keys}
+    assert not {*keys_of(**base).keys} & {*keys_of(**{**base, **changed}).keys}
 
 
 def test_marks_of_caching_and_the_order_of_fields_change_nothing() -> None:
-    part = {"type": "text", "text": LONG}
+    content = {"type": "text", "text": LONG}
     mark = {"cache_control": {"type": "ephemeral"}}
-    plain = keys_of(messages=[turn("user", "a"), {"role": "user", "content": [part]}])
-    marked = {"content": [{**mark, **part}], "role": "user"}
+    plain = keys_of(messages=[turn("user", "a"), {"role": "user", "content": [content]}])
+    marked = {"content": [{**mark, **content}], "role": "user"}
     assert keys_of(messages=[turn("user", "a", **mark), marked]) == plain
     assert len(plain.keys) >= 3
 
 
 def test_token_ids_are_blocks_of_ids() -> None:
     ids = [*range(3 * BLOCK_TOKENS + 5)]
-    found = keys_of(prompt=ids)
-    assert (len(found.keys), found.tokens) == (3, len(ids))
-    assert keys_of(input=[ids[:70], [1, 2]]) == PromptKeys(found.keys[:1], 72)
+    prompt = keys_of(prompt=ids)
+    assert (len(prompt.keys), prompt.tokens) == (3, len(ids))
+    assert keys_of(input=[ids[:70], [1, 2]]) == PromptKeys(prompt.keys[:1], 72)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_what_is_no_request_has_no_keys_and_does_no_harm(body: bytes) -> None:
 
 
 def test_a_very_long_text_has_keys_for_its_beginning() -> None:
-    found = keys_of(messages=[turn("user", "x" * 1000)] * 1500)
-    assert len(found.keys) == MAX_KEYED_BYTES // BLOCK_BYTES
-    assert found.tokens > 1500 * 1000 // 4
+    prompt = keys_of(messages=[turn("user", "x" * 1000)] * 1500)
+    assert len(prompt.keys) == MAX_KEYED_BYTES // BLOCK_BYTES
+    assert prompt.tokens > 1500 * 1000 // 4
 
 
 def test_whose_request_it_is_and_how_much_it_may_write() -> None:
@@ -110,17 +110,17 @@ def test_whose_request_it_is_and_how_much_it_may_write() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=20), st.integers(1, 8))
 def test_an_assumed_cache_holds_prefixes_without_gaps(
-    prompts: list[list[int]], most: int
+    prompts: list[list[int]], max_blocks: int
 ) -> None:
     """The index of the router wants that; what was used last stays."""
-    cache, there = AssumedCache(most), set[bytes]()
+    cache, cached = AssumedCache(max_blocks), set[bytes]()
     for prompt in prompts:
         chain = tuple([bytes(prompt[: i + 1]) for i in range(len(prompt))])
         use = cache.use(chain)
-        assert not {*use.published} & there
-        there |= {*use.published}
-        assert {*use.evicted} <= there
-        there -= {*use.evicted}
-        assert len(there) == len(cache) <= most
-        assert {*chain[:most]} <= there
-        assert all(key[:-1] in there or len(key) == 1 for key in there)
+        assert not {*use.published} & cached
+        cached |= {*use.published}
+        assert {*use.evicted} <= cached
+        cached -= {*use.evicted}
+        assert len(cached) == len(cache) <= max_blocks
+        assert {*chain[:max_blocks]} <= cached
+        assert all(key[:-1] in cached or len(key) == 1 for key in cached)

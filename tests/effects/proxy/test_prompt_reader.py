@@ -25,26 +25,22 @@ from minfer.effects.proxy.token_keys import TokenKeys
 from minfer.effects.serving.input_workers.worker_messages import WorkerRequest
 from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.setup.folders import bundled_folder
-from tests.effects.proxy.fakes import Routing, routing, until
+from tests.effects.proxy.fakes import Routing, routing, run, until
 
 ATTACKERS = 8
 
 
-def run(case: Any) -> None:
-    asyncio.run(case())
-
-
 def text_of(size: int) -> bytes:
-    """A chat of so many bytes."""
+    """A chat of `size` bytes."""
     start, end = b'{"messages":[{"role":"user","content":"', b'"}]}'
     words = b"word " * (size // 5)
     return start + words[: size - len(start) - len(end)] + end
 
 
-async def post(made: Routing, body: bytes, coding: str = "") -> httpx.Response:
+async def post(harness: Routing, body: bytes, coding: str = "") -> httpx.Response:
     headers = {"content-encoding": coding} if coding else {}
     url = "/v1/chat/completions"
-    return await made.http.post(url, content=body, headers=headers)
+    return await harness.http.post(url, content=body, headers=headers)
 
 
 def test_the_event_loop_neither_inflates_nor_parses_what_is_large() -> None:
@@ -55,53 +51,57 @@ def test_the_event_loop_neither_inflates_nor_parses_what_is_large() -> None:
         size = 2**25
         bomb = gzip.compress(text_of(size))
         assert len(bomb) < 2**17
-        async with routing(1, max_body=size, workers=1) as made:
-            made.http.timeout = httpx.Timeout(60)
-            await post(made, gzip.compress(text_of(2**20)), "gzip")  # the worker is ready
+        async with routing(1, max_body=size, workers=1) as harness:
+            harness.http.timeout = httpx.Timeout(60)
+            await post(
+                harness, gzip.compress(text_of(2**20)), "gzip"
+            )  # the worker is ready
             begin = time.thread_time()
             answers = await asyncio.gather(
-                *(post(made, bomb, "gzip") for _ in range(ATTACKERS))
+                *(post(harness, bomb, "gzip") for _ in range(ATTACKERS))
             )
             spent = time.thread_time() - begin
-            assert [one.status_code for one in answers] == [200] * ATTACKERS
+            assert [answer.status_code for answer in answers] == [200] * ATTACKERS
             assert spent < ATTACKERS * 0.05, "read here, a body takes 0.25 s or more"
-            assert [one.body for one in made.backends[0].seen[1:]] == [bomb] * ATTACKERS
+            assert [request.body for request in harness.backends[0].seen[1:]] == [
+                bomb
+            ] * ATTACKERS
 
 
 def test_only_short_bodies_are_read_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = list[int]()
+    sizes_read = list[int]()
 
     def noted(body: PromptBody, tokens: Any) -> Any:
-        here.append(len(body.data))
+        sizes_read.append(len(body.data))
         return read_prompt(body, tokens)
 
     monkeypatch.setattr(prompt_reader, "read_prompt", noted)
 
     @run
     async def _() -> None:
-        async with routing(1, workers=1) as made:
-            assert len(made.router._reader.prompts.pool.pids) == 1
+        async with routing(1, workers=1) as harness:
+            assert len(harness.router._reader.prompts.pool.pids) == 1
             for size in (500, MAX_LOOP_TEXT_BYTES, MAX_LOOP_TEXT_BYTES + 1):
-                assert (await post(made, text_of(size))).status_code == 200
-            assert (await post(made, gzip.compress(b"{}"), "gzip")).status_code == 200
-            assert here == [500, MAX_LOOP_TEXT_BYTES]
+                assert (await post(harness, text_of(size))).status_code == 200
+            assert (await post(harness, gzip.compress(b"{}"), "gzip")).status_code == 200
+            assert sizes_read == [500, MAX_LOOP_TEXT_BYTES]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_large_prompt_has_keys_however_it_comes(workers: int) -> None:
     @run
     async def _() -> None:
-        async with routing(1, workers=workers) as made:
-            counts, body = made.router.dispatcher.counts, text_of(100_000)
-            await post(made, body)
+        async with routing(1, workers=workers) as harness:
+            counts, body = harness.router.dispatcher.counts, text_of(100_000)
+            await post(harness, body)
             blocks = counts.blocks
             assert blocks > 300
-            await post(made, gzip.compress(body), "gzip")
+            await post(harness, gzip.compress(body), "gzip")
             assert counts.hit_blocks == blocks
             session = {"prompt_cache_key": "s", "previous_response_id": "unknown"}
-            answer = await made.chat("a" * 100_000, **session, max_tokens=5)
+            answer = await harness.chat("a" * 100_000, **session, max_tokens=5)
             assert answer.status_code == 200
 
 
@@ -109,12 +109,12 @@ def test_a_large_prompt_has_keys_however_it_comes(workers: int) -> None:
 def test_a_body_that_inflates_too_far_is_refused_by_name(workers: int) -> None:
     @run
     async def _() -> None:
-        async with routing(1, max_body=10**5, workers=workers) as made:
-            answer = await post(made, gzip.compress(text_of(10**5 + 1)), "gzip")
+        async with routing(1, max_body=10**5, workers=workers) as harness:
+            answer = await post(harness, gzip.compress(text_of(10**5 + 1)), "gzip")
             assert answer.status_code == 413
             assert "more than 100000 bytes" in answer.json()["error"]["message"]
-            assert made.backends[0].seen == []
-            answer = await post(made, gzip.compress(text_of(10**5)), "gzip")
+            assert harness.backends[0].seen == []
+            answer = await post(harness, gzip.compress(text_of(10**5)), "gzip")
             assert answer.status_code == 200
 
 
@@ -124,24 +124,24 @@ def test_a_coding_that_the_router_cannot_read_is_its_backends_to_judge(
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            assert (await post(made, b"no such thing", coding)).status_code == 200
-            (seen,) = made.backends[0].seen
-            assert seen.body == b"no such thing"
+        async with routing(1) as harness:
+            assert (await post(harness, b"no such thing", coding)).status_code == 200
+            (request,) = harness.backends[0].seen
+            assert request.body == b"no such thing"
 
 
 def test_a_worker_that_dies_is_replaced_and_neighbours_are_served() -> None:
     @run
     async def _() -> None:
-        async with routing(1, workers=1) as made:
+        async with routing(1, workers=1) as harness:
             large = text_of(10**5)
-            await post(made, large)
-            (pid,) = made.router._reader.prompts.pool.pids
+            await post(harness, large)
+            (pid,) = harness.router._reader.prompts.pool.pids
             os.kill(pid, signal.SIGSTOP)
-            first = asyncio.ensure_future(post(made, large))
-            second = asyncio.ensure_future(post(made, large))
-            await until(lambda: len(made.router._reader.prompts.pool) == 1)
-            assert (await post(made, text_of(500))).status_code == 200
+            first = asyncio.ensure_future(post(harness, large))
+            second = asyncio.ensure_future(post(harness, large))
+            await until(lambda: len(harness.router._reader.prompts.pool) == 1)
+            assert (await post(harness, text_of(500))).status_code == 200
             os.kill(pid, signal.SIGKILL)
             assert sorted([(await first).status_code, (await second).status_code]) == [
                 200,
@@ -169,11 +169,11 @@ def test_a_worker_reads_as_the_router_does(*, has_tokenizer: bool) -> None:
 
 
 def cards(*contexts: int | None) -> dict[str, Any]:
-    return {"data": [{"id": "m", "max_model_len": one} for one in contexts]}
+    return {"data": [{"id": "m", "max_model_len": context} for context in contexts]}
 
 
 @pytest.mark.parametrize(
-    ("models", "most"),
+    ("models", "max_bytes"),
     [
         (cards(2048), MIN_BODY_LIMIT_BYTES),
         (cards(None, 2**20), 8 * 2**20),
@@ -184,33 +184,36 @@ def cards(*contexts: int | None) -> dict[str, Any]:
     ],
 )
 def test_bodies_are_as_large_as_the_longest_context_allows(
-    models: Any, most: int
+    models: Any, max_bytes: int
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1, max_body=None, models=models) as made:
-            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == most
+        async with routing(1, max_body=None, models=models) as harness:
+            assert (
+                harness.router._bodies.max_bytes
+                == harness.router._reader.max_bytes
+                == max_bytes
+            )
 
 
 def test_the_longest_context_of_all_backends_counts() -> None:
     @run
     async def _() -> None:
-        async with routing(2, max_body=None, models=cards(2048)) as made:
-            one, other = made.backends
-            assert made.router._bodies.max_bytes == MIN_BODY_LIMIT_BYTES
-            for context, most in (
+        async with routing(2, max_body=None, models=cards(2048)) as harness:
+            _, second = harness.backends
+            assert harness.router._bodies.max_bytes == MIN_BODY_LIMIT_BYTES
+            for context, max_bytes in (
                 (2**20, 2**23),
                 (2**21, 2**24),
                 (2048, MIN_BODY_LIMIT_BYTES),
             ):
-                other.models, other.health = cards(context), 503
-                await made.health(other.url)
-                other.health = 200
-                await made.health(other.url)  # as after a restart
-                assert made.router._bodies.max_bytes == most
-            del one
+                second.models, second.health = cards(context), 503
+                await harness.health(second.url)
+                second.health = 200
+                await harness.health(second.url)  # as after a restart
+                assert harness.router._bodies.max_bytes == max_bytes
             body = b" " * (MIN_BODY_LIMIT_BYTES + 1)
-            answer = await post(made, body)
+            answer = await post(harness, body)
             assert answer.status_code == 413
             assert json.loads(answer.content)["error"]["message"] == (
                 f"the body has more than {MIN_BODY_LIMIT_BYTES} bytes"
@@ -220,5 +223,9 @@ def test_the_longest_context_of_all_backends_counts() -> None:
 def test_a_given_size_stays() -> None:
     @run
     async def _() -> None:
-        async with routing(1, max_body=1000, models=cards(2**20)) as made:
-            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == 1000
+        async with routing(1, max_body=1000, models=cards(2**20)) as harness:
+            assert (
+                harness.router._bodies.max_bytes
+                == harness.router._reader.max_bytes
+                == 1000
+            )

@@ -7,57 +7,55 @@ from typing import Any
 import pytest
 
 from tests.effects.proxy.fakes import (
-    Seen,
+    ReceivedRequest,
     begin_events,
     chunk,
+    close_at_once,
     routing,
+    run,
     until,
 )
 
 LONG = "A question about blocks of a key-value cache, and how they are shared. " * 20
 
 
-def run(case: Any) -> None:
-    asyncio.run(case())
-
-
 def test_a_conversation_stays_where_its_prefix_is() -> None:
     @run
     async def _() -> None:
-        async with routing(3) as made:
+        async with routing(3) as harness:
             homes = []
             for start in ("one ", "two ", "three "):
-                texts, found = [start + LONG], set[str]()
+                texts, names = [start + LONG], set[str]()
                 for turn in range(4):
-                    found.add(await made.by(*texts))
+                    names.add(await harness.answered_by(*texts))
                     texts += [f"answer {turn}", f"{turn} {LONG}"]
-                homes.append(found)
-            assert [len(found) for found in homes] == [1, 1, 1], "each stays"
-            counts = made.router.dispatcher.counts
+                homes.append(names)
+            assert [len(home) for home in homes] == [1, 1, 1], "each stays"
+            counts = harness.router.dispatcher.counts
             assert counts.hit_blocks > counts.blocks // 2
 
 
 def test_the_same_text_in_other_clients_json_is_the_same_prefix() -> None:
     @run
     async def _() -> None:
-        async with routing(2, policy="prefix") as made:
-            await made.by(LONG)
+        async with routing(2, policy="prefix") as harness:
+            await harness.answered_by(LONG)
             plain = {"messages": [{"content": LONG, "role": "user"}], "model": "m"}
             mark = {"type": "ephemeral"}
             marked = [{"role": "user", "content": LONG, "cache_control": mark}]
-            counts = made.router.dispatcher.counts
+            counts = harness.router.dispatcher.counts
             for body in (
                 json.dumps(plain, indent=2),
                 json.dumps({"messages": marked, "model": "m"}),
             ):
-                await made.http.post("/v1/chat/completions", content=body)
+                await harness.http.post("/v1/chat/completions", content=body)
             assert counts.hit_blocks == counts.blocks * 2 // 3
 
 
 def test_requests_pass_as_they_came_but_for_headers_of_a_connection() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
+        async with routing(1) as harness:
             body = b'{"model": "m",   "prompt": "caf\xc3\xa9"}'
             headers = {
                 "authorization": "Bearer k",
@@ -70,17 +68,17 @@ def test_requests_pass_as_they_came_but_for_headers_of_a_connection() -> None:
                 "proxy-authorization": "secret",
                 "host": "localhost:1",
             }
-            answer = await made.http.post(
+            answer = await harness.http.post(
                 "/v1/completions?a=%2F&b", content=body, headers=headers
             )
-            (seen,) = made.backends[0].seen
+            (request,) = harness.backends[0].seen
             assert answer.json()["by"] == "a"
-            assert (seen.method, seen.target) == ("POST", "/v1/completions?a=%2F&b")
-            assert seen.body == body
-            sent = seen.headers
+            assert (request.method, request.target) == ("POST", "/v1/completions?a=%2F&b")
+            assert request.body == body
+            sent = request.headers
             assert (sent["authorization"], sent["x-own"]) == ("bearer k", "1")
             assert not {"x-private", "te", "proxy-authorization"} & sent.keys()
-            assert sent["host"] == made.backends[0].url.removeprefix("http://")
+            assert sent["host"] == harness.backends[0].url.removeprefix("http://")
             assert sent["x-forwarded-for"] == "10.1.1.1, 127.0.0.1"
             assert sent["x-forwarded-host"] == "localhost:1"
             assert sent["x-forwarded-proto"] == "http"
@@ -89,84 +87,86 @@ def test_requests_pass_as_they_came_but_for_headers_of_a_connection() -> None:
 def test_an_event_arrives_before_the_backend_sends_the_next() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            got = asyncio.Event()
+        async with routing(1) as harness:
+            was_received = asyncio.Event()
 
-            async def answer(_: Seen, to: asyncio.StreamWriter) -> None:
-                begin_events(to, b"data: 1\n\n")
-                await got.wait()
-                to.write(chunk(b"data: 2\n\n") + chunk(b""))
+            async def answer(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+                begin_events(writer, b"data: 1\n\n")
+                await was_received.wait()
+                writer.write(chunk(b"data: 2\n\n") + chunk(b""))
 
-            made.backends[0].answer = answer
+            harness.backends[0].answer = answer
             url, body = "/v1/chat/completions", {"messages": [], "stream": True}
-            async with made.http.stream("POST", url, json=body) as response:
+            async with harness.http.stream("POST", url, json=body) as response:
                 assert response.headers["content-type"] == "text/event-stream"
-                parts = response.aiter_raw()
-                assert await anext(parts) == b"data: 1\n\n"
-                (one,) = made.router.dispatcher.available()
-                assert (one.requests, one.waiting_tokens) == (1, 0), "it has started"
-                got.set()
-                assert await anext(parts) == b"data: 2\n\n"
-            await until(lambda: not made.router.dispatcher.state.requests)
+                chunks = response.aiter_raw()
+                assert await anext(chunks) == b"data: 1\n\n"
+                (replica,) = harness.router.dispatcher.available()
+                assert (replica.requests, replica.waiting_tokens) == (1, 0), (
+                    "it has started"
+                )
+                was_received.set()
+                assert await anext(chunks) == b"data: 2\n\n"
+            await until(lambda: not harness.router.dispatcher.state.requests)
 
 
 def test_a_client_that_leaves_ends_its_request_at_the_backend() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            (backend,) = made.backends
+        async with routing(1) as harness:
+            (backend,) = harness.backends
 
-            async def endless(seen: Seen, to: asyncio.StreamWriter) -> None:
-                if b"stream" in seen.body:
-                    begin_events(to, b"data: 1\n\n")
+            async def endless(
+                request: ReceivedRequest, writer: asyncio.StreamWriter
+            ) -> None:
+                if b"stream" in request.body:
+                    begin_events(writer, b"data: 1\n\n")
                 await asyncio.sleep(60)
 
             backend.answer = endless
             url = "/v1/chat/completions"
-            async with made.http.stream("POST", url, json={"stream": True}) as response:
+            async with harness.http.stream(
+                "POST", url, json={"stream": True}
+            ) as response:
                 await anext(response.aiter_raw())
             await until(lambda: backend.left == 1)
-            waiting = asyncio.ensure_future(made.chat("a"))  # of which nothing came
+            waiting = asyncio.ensure_future(harness.chat("a"))  # of which nothing came
             await until(lambda: len(backend.seen) == 2)
             waiting.cancel()
             await until(lambda: backend.left == 2)
-            await until(lambda: not made.router.live)
-            assert not made.router.dispatcher.state.requests
+            await until(lambda: not harness.router.live)
+            assert not harness.router.dispatcher.state.requests
 
 
 def test_responses_are_asked_for_where_they_were_made() -> None:
     @run
     async def _() -> None:
-        async with routing(3, policy="round_robin") as made:
+        async with routing(3, policy="round_robin") as harness:
             homes = {}
             for _ in range(3):
-                made_here = (await made.http.post("/v1/responses", json={})).json()
+                made_here = (await harness.http.post("/v1/responses", json={})).json()
                 homes[made_here["id"]] = made_here["by"]
             assert len({*homes.values()}) == 3
             for key, name in homes.items():
                 answers = [
-                    await made.http.get(f"/v1/responses/{key}"),
-                    await made.http.post(f"/v1/responses/{key}/cancel"),
-                    await made.http.delete(f"/v1/requests/{key}"),
-                    await made.http.post(
+                    await harness.http.get(f"/v1/responses/{key}"),
+                    await harness.http.post(f"/v1/responses/{key}/cancel"),
+                    await harness.http.delete(f"/v1/requests/{key}"),
+                    await harness.http.post(
                         "/v1/responses", json={"previous_response_id": key}
                     ),
                 ]
-                assert [one.json()["by"] for one in answers] == [name] * 4
-            assert (await made.http.get("/v1/responses/x")).status_code == 404
+                assert [answer.json()["by"] for answer in answers] == [name] * 4
+            assert (await harness.http.get("/v1/responses/x")).status_code == 404
             key, name = next(iter(homes.items()))
-            gone = next(one for one in made.backends if one.name == name)
+            home = next(backend for backend in harness.backends if backend.name == name)
             follow = {"previous_response_id": key}
-
-            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
-                to.close()
-
-            gone.answer = die
-            answer = await made.http.post("/v1/responses", json=follow)
+            home.answer = close_at_once
+            answer = await harness.http.post("/v1/responses", json=follow)
             assert answer.status_code == 502, "no other one can serve it"
-            gone.health = 500
-            await made.health(gone.url)
-            answer = await made.http.post("/v1/responses", json=follow)
+            home.health = 500
+            await harness.health(home.url)
+            answer = await harness.http.post("/v1/responses", json=follow)
             assert answer.status_code == 503
             assert answer.json()["error"]["param"] == "previous_response_id"
 
@@ -174,18 +174,18 @@ def test_responses_are_asked_for_where_they_were_made() -> None:
 def test_other_addresses_go_to_any_backend_or_nowhere() -> None:
     @run
     async def _() -> None:
-        async with routing(2, down=1) as made:
+        async with routing(2, down=1) as harness:
             for path in ("/v1/models", "/v1/models/a%2Fb", "/version"):
-                assert (await made.http.get(path)).json()["by"] == "a"
-                assert made.backends[0].seen[-1].target == path
-            answer = await made.http.post("/tokenize", json={"prompt": "a"})
+                assert (await harness.http.get(path)).json()["by"] == "a"
+                assert harness.backends[0].seen[-1].target == path
+            answer = await harness.http.post("/tokenize", json={"prompt": "a"})
             assert answer.json()["by"] == "a"
-            count = len(made.backends[0].seen)
+            count = len(harness.backends[0].seen)
             for path in ("/", "/reset_prefix_cache", "/v1/files", "/v1/stream", "/sleep"):
-                answer = await made.http.post(path)
+                answer = await harness.http.post(path)
                 assert answer.status_code == 404
                 assert answer.json()["error"]["code"] == "not_routed"
-            assert len(made.backends[0].seen) == count
+            assert len(harness.backends[0].seen) == count
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_other_addresses_go_to_any_backend_or_nowhere() -> None:
 def test_no_other_spelling_leads_around_the_list_of_paths(target: str) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        async with routing(1) as harness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port)
             writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.split()[1] == b"404"
             assert b"not_routed" in await reader.read(1000)
             writer.close()
-            assert made.backends[0].seen == []
+            assert harness.backends[0].seen == []
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PURGE"])
@@ -223,14 +223,14 @@ def test_a_method_that_servers_need_not_know_is_not_passed_on(
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        async with routing(1) as harness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port)
             writer.write(f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.split()[1] == b"405"
             assert b"\nallow: DELETE, GET, HEAD, " in head
             writer.close()
-            assert made.backends[0].seen == []
+            assert harness.backends[0].seen == []
 
 
 @pytest.mark.parametrize(
@@ -250,46 +250,46 @@ def test_a_method_that_servers_need_not_know_is_not_passed_on(
 def test_no_target_leads_to_another_host_or_out_of_the_api(target: str) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        async with routing(1) as harness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port)
             writer.write(f"GET {target} HTTP/1.1\r\nhost: evil.example\r\n\r\n".encode())
             status = (await reader.readline()).split()[1]
             assert status in (b"400", b"404")
             writer.close()
-            assert made.backends[0].seen == []
+            assert harness.backends[0].seen == []
 
 
 def test_an_absolute_target_goes_to_a_backend_whatever_host_it_names() -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        async with routing(1) as harness:
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port)
             writer.write(b"GET http://evil.example/v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
             assert (await reader.readline()).split()[1] == b"200"
             writer.close()
-            (seen,) = made.backends[0].seen
-            assert seen.target == "/v1/models"
-            assert "evil" not in seen.headers["host"]
+            (request,) = harness.backends[0].seen
+            assert request.target == "/v1/models"
+            assert "evil" not in request.headers["host"]
 
 
 def test_bodies_are_bounded() -> None:
     @run
     async def _() -> None:
-        async with routing(1, max_body=1000) as made:
-            answer = await made.chat("a" * 1000)
+        async with routing(1, max_body=1000) as harness:
+            answer = await harness.chat("a" * 1000)
             assert answer.status_code == 413
-            answer = await made.http.post("/v1/messages", content=b"a" * 1001)
+            answer = await harness.http.post("/v1/messages", content=b"a" * 1001)
             assert answer.json()["error"]["type"] == "request_too_large"
 
             async def parts() -> Any:
                 for _ in range(20):
                     yield b"a" * 100
 
-            answer = await made.http.post("/v1/completions", content=parts())
+            answer = await harness.http.post("/v1/completions", content=parts())
             assert answer.status_code == 413
-            assert made.backends[0].seen == []
-            await until(lambda: not made.router.live)
-            assert made.router._bodies.held_bytes == 0
+            assert harness.backends[0].seen == []
+            await until(lambda: not harness.router.live)
+            assert harness.router._bodies.held_bytes == 0
 
 
 def test_keys_are_checked_and_passed_on() -> None:
@@ -297,30 +297,33 @@ def test_keys_are_checked_and_passed_on() -> None:
 
     @run
     async def _() -> None:
-        async with routing(1, keys=read_keys(["k"], None)) as made:
-            assert (await made.chat("a")).status_code == 401
-            assert (await made.http.get("/router")).status_code == 401
+        async with routing(1, keys=read_keys(["k"], None)) as harness:
+            assert (await harness.chat("a")).status_code == 401
+            assert (await harness.http.get("/router")).status_code == 401
             key = {"authorization": "Bearer k"}
-            assert (await made.chat("a", headers=key)).status_code == 200
-            (seen,) = made.backends[0].seen
-            assert seen.headers["authorization"] == "bearer k"
+            assert (await harness.chat("a", headers=key)).status_code == 200
+            (request,) = harness.backends[0].seen
+            assert request.headers["authorization"] == "bearer k"
 
 
 def test_the_router_says_how_it_is() -> None:
     @run
     async def _() -> None:
-        async with routing(2, down=1) as made:
-            await made.chat(LONG)
-            status = (await made.http.get("/router")).json()
-            assert [one["health"] for one in status["backends"]] == ["ready", "gone"]
+        async with routing(2, down=1) as harness:
+            await harness.chat(LONG)
+            status = (await harness.http.get("/router")).json()
+            assert [backend["health"] for backend in status["backends"]] == [
+                "ready",
+                "gone",
+            ]
             assert status["placed"] == 1
             assert status["backends"][0]["assumed_blocks"] == status["prompt_blocks"] > 4
-            text = (await made.http.get("/metrics")).text
-            up = f'minfer_router_backend_ready{{backend="{made.backends[0].url}"}} 1.0'
+            text = (await harness.http.get("/metrics")).text
+            up = f'minfer_router_backend_ready{{backend="{harness.backends[0].url}"}} 1.0'
             assert up in text
             assert "minfer_router_placements_total 1.0" in text
-            assert (await made.http.get("/health")).status_code == 200
-            assert (await made.http.get("/ready")).status_code == 200
-            made.backends[0].health = 503
-            await made.health(made.backends[0].url)
-            assert (await made.http.get("/ready")).status_code == 503
+            assert (await harness.http.get("/health")).status_code == 200
+            assert (await harness.http.get("/ready")).status_code == 200
+            harness.backends[0].health = 503
+            await harness.health(harness.backends[0].url)
+            assert (await harness.http.get("/ready")).status_code == 503

@@ -47,15 +47,15 @@ def _replays(folder: Path) -> None:
 @pytest.mark.long
 def test_openais_sdk(url: str) -> None:
     with OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
-        (model,) = [one.id for one in client.models.list() if "/" not in one.id]
+        (model,) = [model.id for model in client.models.list() if "/" not in model.id]
         ask: Any = [{"role": "user", "content": ASK}]
-        whole = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model=model,
             messages=ask,
             temperature=0,
             max_tokens=16,
         )
-        assert "42" in (whole.choices[0].message.content or "")
+        assert "42" in (completion.choices[0].message.content or "")
         stream = client.chat.completions.create(
             model=model,
             messages=ask,
@@ -63,9 +63,11 @@ def test_openais_sdk(url: str) -> None:
             max_tokens=16,
             stream=True,
         )
-        parts = [one.choices[0].delta.content or "" for one in stream if one.choices]
-        assert len(parts) > 2
-        assert "".join(parts) == whole.choices[0].message.content
+        texts = [
+            event.choices[0].delta.content or "" for event in stream if event.choices
+        ]
+        assert len(texts) > 2
+        assert "".join(texts) == completion.choices[0].message.content
         answer = client.responses.create(model=model, input=ASK, max_output_tokens=16)
         assert answer.id.startswith("resp")
         vectors = client.embeddings.create(model=model, input=["a", "b"])
@@ -80,11 +82,11 @@ def test_openais_sdk(url: str) -> None:
 def test_anthropics_sdk(url: str) -> None:
     with Anthropic(base_url=url, api_key="-", max_retries=0) as client:
         ask: Any = [{"role": "user", "content": ASK}]
-        whole = client.messages.create(model="bundled", max_tokens=16, messages=ask)
-        assert [one.type for one in whole.content] == ["text"]
+        message = client.messages.create(model="bundled", max_tokens=16, messages=ask)
+        assert [block.type for block in message.content] == ["text"]
         with client.messages.stream(
             model="bundled", max_tokens=16, messages=ask
         ) as stream:
             assert "".join(stream.text_stream)
         count = client.messages.count_tokens(model="bundled", messages=ask)
-        assert count.input_tokens == whole.usage.input_tokens
+        assert count.input_tokens == message.usage.input_tokens

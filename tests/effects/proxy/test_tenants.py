@@ -1,35 +1,26 @@
 """Tenants of a router: no client can make itself several."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from minfer.effects.proxy.tenants import TrustedProxies, read_proxies, tenant_of
-from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import ConfigError
-from tests.effects.proxy.fakes import Routing, routing
+from tests.effects.proxy.fakes import TEAMS, Routing, routing, run
 
 
-def run(case: Any) -> None:
-    asyncio.run(case())
-
-
-def noted(made: Routing, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def noted(harness: Routing, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The tenants and users of requests that are placed from now on."""
-    seen = list[tuple[str, str]]()
-    place = made.router.dispatcher.place
+    placed = list[tuple[str, str]]()
+    place = harness.router.dispatcher.place
 
     async def note(request: RoutingRequest, user: str = "") -> str:
-        seen.append((request.tenant, user))
+        placed.append((request.tenant, user))
         return await place(request, user)
 
-    monkeypatch.setattr(made.router.dispatcher, "place", note)
-    return seen
-
-
-TEAMS = ApiKeys((ApiKey("team-a", digest(b"a")), ApiKey("team-b", digest(b"b"))))
+    monkeypatch.setattr(harness.router.dispatcher, "place", note)
+    return placed
 
 
 def test_a_tenant_is_the_name_of_its_key_however_that_is_sent(
@@ -37,8 +28,8 @@ def test_a_tenant_is_the_name_of_its_key_however_that_is_sent(
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1, keys=TEAMS) as made:
-            seen = noted(made, monkeypatch)
+        async with routing(1, keys=TEAMS) as harness:
+            placed = noted(harness, monkeypatch)
             for headers in (
                 {"authorization": "Bearer a"},
                 {"authorization": "bEARER   a"},
@@ -48,11 +39,11 @@ def test_a_tenant_is_the_name_of_its_key_however_that_is_sent(
                 {"x-api-key": "a", "authorization": "Basic 3"},
                 {"x-api-key": "a", "x-forwarded-for": "10.9.9.9"},
             ):
-                answer = await made.chat("x", headers=headers, user="u")
+                answer = await harness.chat("x", headers=headers, user="u")
                 assert answer.status_code == 200
-            assert {*seen} == {("team-a", "u")}
-            await made.chat("x", headers={"x-api-key": "b"})
-            assert seen[-1] == ("team-b", "")
+            assert {*placed} == {("team-a", "u")}
+            await harness.chat("x", headers={"x-api-key": "b"})
+            assert placed[-1] == ("team-b", "")
 
 
 def test_without_keys_a_tenant_is_its_address_whatever_it_sends(
@@ -60,25 +51,25 @@ def test_without_keys_a_tenant_is_its_address_whatever_it_sends(
 ) -> None:
     @run
     async def _() -> None:
-        async with routing(1) as made:
-            seen = noted(made, monkeypatch)
+        async with routing(1) as harness:
+            placed = noted(harness, monkeypatch)
             for i in range(3):
                 headers = {
                     "authorization": f"Bearer {i}",
                     "x-api-key": f"{i}",
                     "x-forwarded-for": f"10.0.0.{i}",
                 }
-                await made.chat("x", headers=headers, user=f"user-{i}")
-            assert seen == [("127.0.0.1", f"user-{i}") for i in range(3)]
+                await harness.chat("x", headers=headers, user=f"user-{i}")
+            assert placed == [("127.0.0.1", f"user-{i}") for i in range(3)]
 
 
 def test_a_trusted_proxy_names_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     @run
     async def _() -> None:
-        async with routing(1, proxies=read_proxies("127.0.0.1")) as made:
-            seen = noted(made, monkeypatch)
-            await made.chat("x", headers={"x-forwarded-for": "1.2.3.4, 10.0.0.7"})
-            assert seen == [("10.0.0.7", "")]
+        async with routing(1, proxies=read_proxies("127.0.0.1")) as harness:
+            placed = noted(harness, monkeypatch)
+            await harness.chat("x", headers={"x-forwarded-for": "1.2.3.4, 10.0.0.7"})
+            assert placed == [("10.0.0.7", "")]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,9 @@ def test_a_trusted_proxy_names_its_client(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_address_before_the_trusted_proxies(
     forwarded: list[str | bytes], tenant: str
 ) -> None:
-    values = [one if isinstance(one, bytes) else one.encode() for one in forwarded]
+    values = [
+        value if isinstance(value, bytes) else value.encode() for value in forwarded
+    ]
     headers = [(b"x-forwarded-for", value) for value in values]
     scope: Any = {"type": "http", "client": ("10.0.0.1", 9), "headers": headers}
     assert tenant_of(scope, read_proxies("10.0.0.0/8, ::1")) == tenant

@@ -5,7 +5,10 @@ a request that ran there went on at replica 0.
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
+from minfer.effects.cluster.engine_client.api_server_router import (
+    ApiServerRouter,
+    routing_request,
+)
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.records.messages import Submit
@@ -43,8 +46,8 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
         machine = f"node-{name[8]}"
         write_run(folder / f"{name}.journal", *names, machine=machine)
     config = RouterConfig(RoundRobin(), 4)
-    journal = RoutingJournalFile(folder, config, 2**20, "front-0")
-    router = FrontRouter(config, journal)
+    journal = RoutingJournalFile(folder, config, 2**20, "api-server-0")
+    router = ApiServerRouter(config, journal)
     router.apply(ReplicaJoined("0"), ReplicaJoined("1"))
     _sent(router, "cmpl-a-0", "cmpl-b-0")
     router.apply(ReplicaLeft("1"))
@@ -54,13 +57,13 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
     router.apply(*(RequestEnded(f"cmpl-{letter}-0") for letter in "abcd"))
     journal.close()
     (file,) = folder.glob("*.routing")
-    if not closed:  # as of a front that was killed
+    if not closed:  # as of an API server that was killed
         *lines, _ = file.read_text().splitlines(keepends=True)
         file.write_text("".join(lines) + "{")
     return file
 
 
-def _sent(router: FrontRouter, *names: str) -> None:
+def _sent(router: ApiServerRouter, *names: str) -> None:
     for name in names:
         router.decide(routing_request(request(name, 5)))
         router.apply(RequestStarted(name))

@@ -9,7 +9,10 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.cli.main import main
-from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
+from minfer.effects.cluster.engine_client.api_server_router import (
+    ApiServerRouter,
+    routing_request,
+)
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.journal.codec import dump
 from minfer.routing.messages import ReplicaJoined
@@ -23,7 +26,7 @@ def journal(tmp_path: Path) -> Path:
     """Of a request before there is a replica, and three among two."""
     config = RouterConfig(RoundRobin(), 4)
     writer = RoutingJournalFile(tmp_path, config, 2**20)
-    router = FrontRouter(config, writer)
+    router = ApiServerRouter(config, writer)
     router.decide(routing_request(request("early")))
     router.apply(ReplicaJoined("0"), ReplicaJoined("1"))
     for name in "abc":

@@ -14,14 +14,14 @@ from tests.effects.tiny_model import write_checkpoint
 def bundled() -> Iterator[Serving]:
     names = ("bundled", "alias/of-it")
     # In bfloat16, who else is in a batch would decide more than the last bits of a draw.
-    with serving(names=names, num_gpu_blocks_override=128, dtype="float32") as made:
-        yield made
+    with serving(names=names, num_gpu_blocks_override=128, dtype="float32") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def client(bundled: Serving) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{bundled.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=f"{bundled.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def slow(folder: str) -> Iterator[Serving]:
-    with serving(folder, **SLOW) as made:
-        yield made
+    with serving(folder, **SLOW) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ class Death:
     """How an engine dies of a prompt."""
 
     die: Callable[[], None]
-    position: bool = False  # at so many output tokens, in whichever engine
+    position: bool = False  # at N output tokens, in whichever engine
 
 
 DEATHS = {
@@ -80,12 +80,16 @@ _launch = TorchExecutor.launch
 
 def _note(row: int, opened: NewRow) -> None:
     _left.pop(row, None)
-    known = opened.known
-    if len(known) < LENGTH or known[0] != MARK or known[1] not in DEATHS:
+    known_tokens = opened.known
+    if (
+        len(known_tokens) < LENGTH
+        or known_tokens[0] != MARK
+        or known_tokens[1] not in DEATHS
+    ):
         return
-    death = _dies[row] = DEATHS[known[1]]
-    past = len(known) - LENGTH if death.position else 0
-    _left[row] = max(0, known[2] - past)
+    death = _dies[row] = DEATHS[known_tokens[1]]
+    past = len(known_tokens) - LENGTH if death.position else 0
+    _left[row] = max(0, known_tokens[2] - past)
 
 
 def launch(self: Any, plan: Plan) -> None:
@@ -94,8 +98,8 @@ def launch(self: Any, plan: Plan) -> None:
         _note(plan.rows[opened.index], opened)
     for row in _left.keys() & set(plan.rows):
         if not _left[row]:
-            others = len(set(plan.rows) - _left.keys())
-            print(f"{DIES} {others} other rows", file=sys.stderr, flush=True)
+            num_others = len(set(plan.rows) - _left.keys())
+            print(f"{DIES} {num_others} other rows", file=sys.stderr, flush=True)
             _dies[row].die()
         _left[row] -= 1
     _launch(self, plan)

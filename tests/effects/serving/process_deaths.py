@@ -27,7 +27,7 @@ import httpx
 from attrs import define, field, frozen
 
 ENGINE = "minfer engine"
-FRONTS = ("minfer front 0", "minfer front 1")
+API_SERVERS = ("minfer api server 0", "minfer api server 1")
 SOON = 60.0  # seconds for what takes a few
 DETECTED = 15.0  # seconds until a stopped rank is gone: 10, and for its end
 CLOSE = 1e-3  # of log-probabilities
@@ -47,14 +47,14 @@ class Process:
 
 def processes() -> dict[int, Process]:
     """All that have not ended, by their ids."""
-    found = {}
+    running = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
-            state, parent = rest.split()[:2]
+            name, _, fields = path.read_text().partition("(")[2].rpartition(") ")
+            state, parent = fields.split()[:2]
             if state != "Z":
-                found[int(path.parent.name)] = Process(name, int(parent))
-    return found
+                running[int(path.parent.name)] = Process(name, int(parent))
+    return running
 
 
 @define(eq=False)
@@ -68,24 +68,31 @@ class Server:
 
     def children(self) -> dict[str, int]:
         """Process ids by name."""
-        own = self.process.pid
-        return {one.name: i for i, one in processes().items() if one.parent == own}
+        parent = self.process.pid
+        return {
+            process.name: i
+            for i, process in processes().items()
+            if process.parent == parent
+        }
 
     def ranks(self) -> list[int]:
         """The processes of the engine's ranks, rank 0 first."""
         engine = self.children()[ENGINE]
-        return [engine, *(i for i, one in processes().items() if one.parent == engine)]
+        return [
+            engine,
+            *(i for i, process in processes().items() if process.parent == engine),
+        ]
 
     def drain(self) -> None:
         """Read and forget what it says of deaths: a pipe that nobody reads would fill."""
         assert self.process.stderr is not None
         Thread(target=self.process.stderr.read, daemon=True).start()
 
-    def kill(self, name: str = ENGINE, how: int = signal.SIGKILL) -> int:
+    def kill(self, name: str = ENGINE, signal_number: int = signal.SIGKILL) -> int:
         """Kill a process, or send it another signal; returns its id."""
-        number = self.children()[name]
-        os.kill(number, how)
-        return number
+        pid = self.children()[name]
+        os.kill(pid, signal_number)
+        return pid
 
     async def successor(self, name: str, before: int) -> int:
         """Wait for the process that takes the place of one that was killed."""
@@ -94,12 +101,12 @@ class Server:
                 await asyncio.sleep(0.005)
         return now
 
-    async def lose(self, rank: int, how: int = signal.SIGKILL) -> None:
+    async def lose(self, rank: int, signal_number: int = signal.SIGKILL) -> None:
         """Kill a rank, or send it another signal; wait until all have ended, and for the
         engine that takes their place.
         """
         before = self.ranks()
-        os.kill(before[rank], how)
+        os.kill(before[rank], signal_number)
         async with asyncio.timeout(DETECTED):
             while processes().keys() & before:
                 await asyncio.sleep(0.005)
@@ -109,7 +116,7 @@ class Server:
         return httpx.get(self.url + path, timeout=SOON)
 
     async def until_ready(self) -> None:
-        """Wait until all fronts serve: each connection is one's or the other's."""
+        """Wait until all API servers serve: each connection is one's or the other's."""
         async with asyncio.timeout(SOON), httpx.AsyncClient(timeout=SOON) as client:
             good = 0
             while good < 6:
@@ -130,12 +137,12 @@ def server(*options: str, wait: bool = True, module: str = "minfer") -> Iterator
         text=True,
         env=environment,
     ) as process:
-        made = Server(process)
+        started = Server(process)
         try:
             if wait:
                 assert process.stdout is not None
-                made.url = process.stdout.readline().split()[-1].removesuffix("/v1")
-            yield made
+                started.url = process.stdout.readline().split()[-1].removesuffix("/v1")
+            yield started
         finally:
             process.kill()
 
@@ -165,8 +172,8 @@ def long_bodies(count: int, tokens: int) -> list[dict[str, Any]]:
     """The same with prompts of several KV blocks, which share nothing."""
     code = "".join(f"x{i} = {i}\n" for i in range(60))
     return [
-        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
-        for number, one in enumerate(bodies(count, tokens))
+        {**body, "prompt": f"# {number}\n{code}" + body["prompt"]}
+        for number, body in enumerate(bodies(count, tokens))
     ]
 
 
@@ -213,8 +220,8 @@ class ClientAnswer:
         """What is wrong with this answer, whichever tokens it should have; or nothing."""
         if sorted(self.ends) != [*range(body.get("n", 1))]:
             return f"choices {sorted(self.ends)} ended"
-        each = (self._flaw(choice, body) for choice in sorted(self.ends))
-        return next(filter(None, each), "")
+        flaws = (self._flaw(choice, body) for choice in sorted(self.ends))
+        return next(filter(None, flaws), "")
 
     def _flaw(self, choice: int, body: dict[str, Any]) -> str:
         if "logprobs" not in body:
@@ -223,14 +230,14 @@ class ClientAnswer:
         stopped = self.ends[choice] == "stop"
         if not stopped and len(tokens) != body["max_tokens"]:
             return f"choice {choice} has {len(tokens)} tokens"
-        whole = "".join(token for token in tokens if not SPECIAL.fullmatch(token))
-        if REPLACEMENT in whole:  # a character in several tokens: lengths do not add up
+        spelled = "".join(token for token in tokens if not SPECIAL.fullmatch(token))
+        if REPLACEMENT in spelled:  # a character in several tokens: lengths do not add up
             return ""
         sizes = (0 if SPECIAL.fullmatch(token) else len(token) for token in tokens)
         *offsets, _ = accumulate(sizes, initial=0)
         if self.offsets[choice] != offsets:
             return f"choice {choice} has tokens that do not follow one another"
-        if whole != text and not (stopped and whole.startswith(text)):
+        if spelled != text and not (stopped and spelled.startswith(text)):
             return f"choice {choice} has the text {text!r} and the tokens {tokens}"
         return ""
 
@@ -325,22 +332,24 @@ class Load:
 
     def different(self) -> list[tuple[dict[str, Any], ClientAnswer]]:
         """What was answered otherwise than while nothing happened."""
-        done = [(which, answer) for which, answer in self.ended if answer.done]
+        answers = [(which, answer) for which, answer in self.ended if answer.done]
         return [
             (self.bodies[which], answer)
-            for which, answer in done
+            for which, answer in answers
             if not answer.equals(self.right[which])
         ]
 
     def flawed(self) -> list[tuple[dict[str, Any], str]]:
         """Which answers cannot be right, and why."""
-        done = [
+        answers = [
             (self.bodies[which], answer) for which, answer in self.ended if answer.done
         ]
-        return [(body, why) for body, answer in done if (why := answer.flaw(body))]
+        return [(body, flaw) for body, answer in answers if (flaw := answer.flaw(body))]
 
     async def flows(self, since: float) -> None:
         """Wait until some stream goes on."""
         async with asyncio.timeout(SOON):
-            while not any(one.times and one.times[-1] > since for one in self.live):
+            while not any(
+                answer.times and answer.times[-1] > since for answer in self.live
+            ):
                 await asyncio.sleep(0.005)

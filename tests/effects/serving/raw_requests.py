@@ -29,8 +29,8 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def asking(served: Serving, data: bytes, *, sent: int | None = None) -> socket.socket:
-    """A connection on which a completion was asked for, or so many bytes of
-    it were sent.
+    """A connection on which a completion was asked for; with `sent`, only the first
+    `sent` bytes of its body were.
     """
     link = socket.create_connection(("127.0.0.1", served.port))
     link.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data[:sent])
@@ -44,11 +44,11 @@ def raw(
     path: str = "completions",
     length: int | None = None,
     media: str = "application/json",
-    more: str = "",
+    headers: str = "",
 ) -> tuple[int, Any]:
     """Send a body as it is; returns status and parsed answer."""
     head = (
-        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n{more}"
+        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n{headers}"
         f"Content-Length: {len(data) if length is None else length}\r\n\r\n"
     )
     return exchange(served, head.encode() + data)
@@ -57,14 +57,20 @@ def raw(
 def exchange(served: Serving, data: bytes) -> tuple[int, Any]:
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += link.recv(65536)
-        head, _, body = got.partition(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(body) < size:
-            body += link.recv(65536)
-    return int(head.split()[1]), json.loads(body)
+        status, body = receive_response(link)
+    return status, json.loads(body)
+
+
+def receive_response(link: socket.socket) -> tuple[int, bytes]:
+    """The status and the body of the next response, which has a Content-Length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += link.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < size:
+        body += link.recv(65536)
+    return int(head.split()[1]), body
 
 
 async def asgi(

@@ -29,8 +29,8 @@ def agent_server(
     path = write_talker(folder, template)
     lengthen_context(Path(path))
     settings: dict[str, Any] = {"num_gpu_blocks_override": _BLOCKS, "service": service}
-    with serving(path, names=names, executor="dry", **settings) as made:
-        yield made
+    with serving(path, names=names, executor="dry", **settings) as server:
+        yield server
 
 
 def lengthen_context(path: Path) -> None:

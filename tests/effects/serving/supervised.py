@@ -13,12 +13,16 @@ from collections.abc import Callable
 from functools import partial
 
 from minfer.effects.cluster.processes import supervisor
-from minfer.effects.cluster.processes.process_ends import ENGINE, Processes, front_name
+from minfer.effects.cluster.processes.process_ends import (
+    ENGINE,
+    Processes,
+    api_server_name,
+)
 from minfer.effects.cluster.processes.supervisor import Supervisor
 from minfer.effects.net.child import DRAIN, STOP
 
 PR_SET_CHILD_SUBREAPER = 36
-NAMES = (ENGINE, front_name(0), front_name(1))
+NAMES = (ENGINE, api_server_name(0), api_server_name(1))
 
 
 def say(name: str, word: str) -> None:
@@ -33,10 +37,10 @@ def be(
 ) -> int:
     """Be a process of the server: say what happens, and end when told to."""
     reported: list[int] = []
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: None)
-    for one in (DRAIN, STOP):
-        signal.signal(one, lambda number, _: reported.append(number))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    for number in (DRAIN, STOP):
+        signal.signal(number, lambda number, _: reported.append(number))
     say(name, "started")
     if name == options.orphaning and not os.fork():  # its child outlives it
         time.sleep(0.3)
@@ -68,11 +72,11 @@ def main() -> int:
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     runs = {name: partial(be, name, options) for name in NAMES}
-    made = Supervisor(
+    tested = Supervisor(
         Processes(2), runs, lambda run: run(), options.patience, options.limit
     )
-    before = descriptors() - len((made._reports, made._reports_end))
-    code = made.run(lambda: say("server", "ready"))
+    before = descriptors() - len((tested._reports, tested._reports_end))
+    code = tested.run(lambda: say("server", "ready"))
     assert descriptors() == before, "a descriptor is left"
     return code
 

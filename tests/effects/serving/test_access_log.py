@@ -16,14 +16,14 @@ from tests.effects.serving.test_server import process
 HEAD = {"type": "http.response.start", "status": 201, "headers": []}
 
 
-class Kept:
+class LineList:
     """In the place of `LineWriter`."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.lines: list[str] = []
 
     def put(self, line: Any) -> None:
-        self.made.append(line())
+        self.lines.append(line())
 
 
 @frozen
@@ -36,12 +36,12 @@ class Key:
 def logged(
     *messages: Any,
     form: str = "json",
-    reported: Any = None,
+    record: Any = None,
     error: Exception | None = None,
     **scope: Any,
 ) -> list[str]:
     """The lines of one request, to an application that answers so."""
-    kept: Any = Kept()
+    writer: Any = LineList()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         del receive
@@ -56,9 +56,9 @@ def logged(
             del message
 
         def known(name: str, _: str) -> JsonObject | None:
-            return reported if name == "cmpl-1" else None
+            return record if name == "cmpl-1" else None
 
-        log = AccessLog(app, kept, form, "front 0", known)
+        log = AccessLog(app, writer, form, "api server 0", known)
         full = {"type": "http", "method": "POST", "path": "/v1/completions", **scope}
         try:
             await log({"raw_path": full["path"].encode(), **full}, None, send)  # type: ignore[arg-type]  # nothing is received
@@ -66,7 +66,7 @@ def logged(
             assert error is not None
 
     asyncio.run(run())
-    lines: list[str] = kept.made
+    lines: list[str] = writer.lines
     return lines
 
 
@@ -76,13 +76,13 @@ def named(name: str) -> dict[str, Any]:
 
 def test_a_line_for_programs() -> None:
     prompts = [{"prompt_tokens": 3, "output_tokens": 4}] * 2
-    reported = {"endpoint": "/v1/completions", "prompts": prompts}
-    (line,) = logged(named("cmpl-1"), reported=reported)
-    found = json.loads(line)
-    assert found.pop("time").endswith("+00:00")
-    assert 0 <= found.pop("ms") < 1000
-    assert found == {
-        "process": "front 0",
+    record = {"endpoint": "/v1/completions", "prompts": prompts}
+    (line,) = logged(named("cmpl-1"), record=record)
+    entry = json.loads(line)
+    assert entry.pop("time").endswith("+00:00")
+    assert 0 <= entry.pop("ms") < 1000
+    assert entry == {
+        "process": "api server 0",
         "method": "POST",
         "path": "/v1/completions",
         "status": 201,
@@ -97,7 +97,7 @@ def test_a_line_for_people() -> None:
     (line,) = logged(named("cmpl-1"), form="text")
     _, _, words = line.partition(" ")
     before, _, after = words.partition(" 201 ")
-    assert before == "front 0: POST /v1/completions"
+    assert before == "api server 0: POST /v1/completions"
     assert after.endswith(' ms id=cmpl-1 key="Ann\'s own"')
 
 
@@ -138,19 +138,19 @@ def test_probes_are_quiet(path: str) -> None:
 
 
 def test_the_tokens_of_an_answer_are_those_of_its_usage(bundled: Serving) -> None:
-    kept: Any = Kept()
+    writer: Any = LineList()
     records = bundled.service.records
     answer = bundled.post("completions", prompt=["def f(", "x"], max_tokens=3)
     name = answer.headers["x-request-id"]
     bundled.until(lambda: not records.live)
-    log = AccessLog(bundled.service, kept, "json", "server", records.find)
+    log = AccessLog(bundled.service, writer, "json", "server", records.find)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
     log._log(scope, named(name), 0.0, 1.0)
-    found = json.loads(kept.made[0])
+    entry = json.loads(writer.lines[0])
     usage = answer.json()["usage"]
-    assert found["prompt_tokens"] == usage["prompt_tokens"]
-    assert found["output_tokens"] == usage["completion_tokens"]
-    assert "def f" not in kept.made[0]
+    assert entry["prompt_tokens"] == usage["prompt_tokens"]
+    assert entry["output_tokens"] == usage["completion_tokens"]
+    assert "def f" not in writer.lines[0]
 
 
 @pytest.mark.long
@@ -162,8 +162,10 @@ def test_a_front_logs_as_itself_after_the_first_line() -> None:
         httpx.post(f"{url}/v1/completions", json=body)
         running.terminate()
         out, err = running.communicate(timeout=30)
-    found = [json.loads(line) for line in out.splitlines()]
-    assert [(one["process"], one["status"]) for one in found] == [("front 0", 200)]
-    assert (found[0]["prompt_tokens"], found[0]["output_tokens"]) == (1, 2)
+    entries = [json.loads(line) for line in out.splitlines()]
+    assert [(entry["process"], entry["status"]) for entry in entries] == [
+        ("api server 0", 200)
+    ]
+    assert (entries[0]["prompt_tokens"], entries[0]["output_tokens"]) == (1, 2)
     assert "WARNING" not in err
     assert "Traceback" not in err

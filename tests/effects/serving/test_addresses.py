@@ -35,40 +35,40 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize(("requested", "right"), WRONG.items())
+@pytest.mark.parametrize(("address", "right"), WRONG.items())
 def test_behind_a_wrong_base_the_end_decides_the_suggestion(
-    requested: str, right: str
+    address: str, right: str
 ) -> None:
-    assert suggest_address(requested) == Suggestion(right, rebased=True)
+    assert suggest_address(address) == Suggestion(right, rebased=True)
 
 
-@pytest.mark.parametrize(("requested", "right"), SLIPS.items())
-def test_a_typo_is_corrected(requested: str, right: str) -> None:
-    assert suggest_address(requested) == Suggestion(right, rebased=False)
+@pytest.mark.parametrize(("address", "right"), SLIPS.items())
+def test_a_typo_is_corrected(address: str, right: str) -> None:
+    assert suggest_address(address) == Suggestion(right, rebased=False)
 
 
 @pytest.mark.parametrize(
-    "requested", ["/docs", "/v1", "/v1/nothing", "/v1/messages/other", "/metrics" * 999]
+    "address", ["/docs", "/v1", "/v1/nothing", "/v1/messages/other", "/metrics" * 999]
 )
-def test_an_unclear_address_has_no_suggestion(requested: str) -> None:
-    assert suggest_address(requested) is None
-    messages_logged = str(wrong_address("GET", requested))
-    assert messages_logged.endswith("GET /openapi.json describes all endpoints")
-    assert len(messages_logged) < 200
+def test_an_unclear_address_has_no_suggestion(address: str) -> None:
+    assert suggest_address(address) is None
+    message = str(wrong_address("GET", address))
+    assert message.endswith("GET /openapi.json describes all endpoints")
+    assert len(message) < 200
 
 
 def test_what_is_meant_is_an_address() -> None:
-    known = description()["paths"].keys() | {"/v1/models/bundled"}
-    assert set(WRONG.values()) | set(SLIPS.values()) <= known
+    addresses = description()["paths"].keys() | {"/v1/models/bundled"}
+    assert set(WRONG.values()) | set(SLIPS.values()) <= addresses
 
 
 def test_the_error_names_the_base_url_to_set() -> None:
-    messages_logged = str(wrong_address("POST", "/chat/completions"))
-    assert "there is nothing at POST /chat/completions; did you mean" in messages_logged
+    message = str(wrong_address("POST", "/chat/completions"))
+    assert "there is nothing at POST /chat/completions; did you mean" in message
     right = "/v1/chat/completions? The base URL of clients of OpenAI's API ends in /v1"
-    assert messages_logged.endswith(right)
-    messages_logged = str(wrong_address("POST", "/v1/v1/messages"))
-    assert messages_logged.endswith("of Anthropic's API does not end in /v1")
+    assert message.endswith(right)
+    message = str(wrong_address("POST", "/v1/v1/messages"))
+    assert message.endswith("of Anthropic's API does not end in /v1")
     assert str(wrong_address("GET", "/v1/message")).endswith("mean /v1/messages?")
     assert str(wrong_method("GET", "/v1/messages", "POST")).startswith(
         "/v1/messages takes POST, not GET;"
@@ -109,28 +109,28 @@ def test_anthropics_header_selects_the_error_format(
     bundled: Serving,
 ) -> None:
     headers = {"anthropic-version": "2023-06-01"}
-    found = bundled.http.get(f"{bundled.url}/v1/files", headers=headers)
-    assert (found.status_code, found.json()["type"]) == (404, "error")
+    response = bundled.http.get(f"{bundled.url}/v1/files", headers=headers)
+    assert (response.status_code, response.json()["type"]) == (404, "error")
     assert "type" not in bundled.get("/v1/files").json()
 
 
 def test_a_wrong_method_gets_the_allowed_ones(bundled: Serving) -> None:
-    found = bundled.get("/v1/chat/completions")
-    assert (found.status_code, found.headers["allow"]) == (405, "POST")
-    assert "takes POST, not GET" in found.json()["error"]["message"]
+    response = bundled.get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert "takes POST, not GET" in response.json()["error"]["message"]
 
 
 def test_the_page_of_the_description_is_gone_and_says_what_is_left(
     bundled: Serving,
 ) -> None:
-    found = bundled.get("/docs")
-    assert found.status_code == 404
-    why = "there is nothing at GET /docs; GET /openapi.json describes all endpoints"
-    assert found.json()["error"]["message"] == why
+    response = bundled.get("/docs")
+    assert response.status_code == 404
+    message = "there is nothing at GET /docs; GET /openapi.json describes all endpoints"
+    assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "what"),
+    ("method", "path", "words"),
     [
         ("POST", "/v1/rerank", "reranking is not supported"),
         ("POST", "/rerank", "reranking is not supported"),
@@ -146,12 +146,12 @@ def test_the_page_of_the_description_is_gone_and_says_what_is_left(
     ],
 )
 def test_an_endpoint_that_stays_out_is_named(
-    bundled: Serving, method: str, path: str, what: str
+    bundled: Serving, method: str, path: str, words: str
 ) -> None:
-    found = bundled.http.request(method, f"{bundled.url}{path}", json={})
-    assert found.status_code == 404
-    error = found.json()["error"]
-    assert what in error["message"]
+    response = bundled.http.request(method, f"{bundled.url}{path}", json={})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert words in error["message"]
     assert "/v1/chat/completions, /v1/responses" in error["message"]
     assert ("code" not in error) is path.startswith("/v1/messages")
 

@@ -33,41 +33,45 @@ def output(text: str, end: str | None = None) -> CompletionOutput:
 
 
 def test_nothing_is_looked_for() -> None:
-    one = parsed(None)
-    assert one.read(0, output(f" {CALLS}")) == [ContentDelta(f" {CALLS}")]
-    assert one.read(0, output("", "stop")) == []
-    assert not one.calls(0)
+    answer_parser = parsed(None)
+    assert answer_parser.read(0, output(f" {CALLS}")) == [ContentDelta(f" {CALLS}")]
+    assert answer_parser.read(0, output("", "stop")) == []
+    assert not answer_parser.calls(0)
 
 
 def test_choices_are_parsed_separately() -> None:
-    one = parsed(Parsing(tools="hermes", names=("f",)))
-    assert one.read(0, output("a <tool")) == [ContentDelta("a")]
-    assert one.read(1, output("b")) == [ContentDelta("b")]
-    first = ParsedAnswer.of(one.read(0, output(CALLS.removeprefix("<tool"), "stop")))
+    answer_parser = parsed(Parsing(tools="hermes", names=("f",)))
+    assert answer_parser.read(0, output("a <tool")) == [ContentDelta("a")]
+    assert answer_parser.read(1, output("b")) == [ContentDelta("b")]
+    first = ParsedAnswer.of(
+        answer_parser.read(0, output(CALLS.removeprefix("<tool"), "stop"))
+    )
     assert [(call.name, call.arguments) for call in first.calls] == [
         ("f", '{"a": 1}'),
         ("g", '{"a": 1}'),
     ]
-    assert one.calls(0)
-    assert not one.calls(1)
-    assert one.read(1, output(" ", "stop")) == [ContentDelta(" ")]
+    assert answer_parser.calls(0)
+    assert not answer_parser.calls(1)
+    assert answer_parser.read(1, output(" ", "stop")) == [ContentDelta(" ")]
 
 
 def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:
-    one = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
-    emitted = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
-    assert [call.name for call in emitted.calls] == ["f"]
-    assert emitted.content == "x"
+    answer_parser = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
+    answer = ParsedAnswer.of(answer_parser.read(0, output(f"{CALLS}x", "stop")))
+    assert [call.name for call in answer.calls] == ["f"]
+    assert answer.content == "x"
 
 
 def test_deltas_put_together() -> None:
-    one = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
-    emitted = ParsedAnswer.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
+    answer_parser = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
+    answer = ParsedAnswer.of(
+        answer_parser.read(0, output(f"<think>a</think>b{CALLS}", "stop"))
+    )
     calls = [
         ParsedCall(call.id, name, '{"a": 1}')
-        for call, name in zip(emitted.calls, "fg", strict=True)
+        for call, name in zip(answer.calls, "fg", strict=True)
     ]
-    assert emitted == ParsedAnswer("b", "a", calls)
+    assert answer == ParsedAnswer("b", "a", calls)
 
 
 def test_how_an_answer_is_read() -> None:
@@ -89,9 +93,9 @@ def test_how_an_answer_is_read() -> None:
         tools="hermes", names=("f",), parallel=False
     )
     assert ends == []
-    made = parsing_for(Parsers(NONE, "think"))
-    assert made is not None
-    assert made.opened
+    parsing = parsing_for(Parsers(NONE, "think"))
+    assert parsing is not None
+    assert parsing.opened
     assert len(ends[0]) < 100
 
 

@@ -35,9 +35,9 @@ def test_steps_that_fail_are_a_server_error(
             broken, "collect", lambda: broken.fail("device error", halfway=False)
         )
         for stream in (False, True):
-            found = served.post("completions", prompt="x", stream=stream)
-            assert found.status_code == 500
-            error = found.json()["error"]
+            response = served.post("completions", prompt="x", stream=stream)
+            assert response.status_code == 500
+            error = response.json()["error"]
             assert (error["type"], error["code"]) == ("server_error", "engine_error")
             assert "device error" not in error["message"]  # the log has it
         monkeypatch.undo()
@@ -47,7 +47,7 @@ def test_steps_that_fail_are_a_server_error(
 @pytest.mark.long
 def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
     with serving(folder, **SLOW) as served:
-        whole = served.available()
+        all_blocks = served.available()
         body = json.dumps(
             {"prompt": "x" * 50, "max_tokens": 50_000, "ignore_eos": True}
         ).encode()
@@ -60,13 +60,13 @@ def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
             link = asking(served, data)
             before = len(served.turns)
             served.until(partial(ran, before + 10))
-            assert served.available() < whole
+            assert served.available() < all_blocks
             link.close()
             left = len(served.turns)
             served.idle()
             # Noticed at once, and gone from the engine at the turn after that.
             assert len(served.turns) - left < 1000
-            assert served.turns[-1][1].state.blocks.available == whole
+            assert served.turns[-1][1].state.blocks.available == all_blocks
         assert served.cancelled() == [True] * 4
 
 
@@ -100,13 +100,13 @@ def test_a_request_cancelled_elsewhere_gets_an_error(folder: str) -> None:
 
 @pytest.mark.long
 def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> None:
-    found = compared(folder, clients=32, seed=4)
-    assert found.differing == []
-    assert found.leaving == 16
+    comparison = compared(folder, clients=32, seed=4)
+    assert comparison.differing == []
+    assert comparison.leaving == 16
     # Each gave all back within two turns of its Cancel.
-    assert found.cancelled == found.taken
-    assert found.cancelled >= 5  # turns; several may leave in one
-    assert found.left_over == 0
+    assert comparison.cancelled == comparison.taken
+    assert comparison.cancelled >= 5  # turns; several may leave in one
+    assert comparison.left_over == 0
 
 
 @pytest.mark.long
@@ -137,8 +137,8 @@ def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> 
         asyncio.run(Application(llm, ["dry"])(scope, receive, send))
     assert [message["type"][14:] for message in sent] == ["start", "body", "body"]
     assert [message["more_body"] for message in sent[1:]] == [True, False]
-    emitted = b"".join([message["body"] for message in sent[1:]])
-    assert emitted.count(b'"finish_reason": "length"') == 2
+    stream_text = b"".join([message["body"] for message in sent[1:]])
+    assert stream_text.count(b'"finish_reason": "length"') == 2
 
 
 SLOWLY: dict[str, Any] = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True}
@@ -152,10 +152,12 @@ def limited(folder: str, **bounds: Any) -> contextlib.AbstractContextManager[Ser
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
     with limited(folder, request_timeout=0.3) as served:
-        found = served.post("completions", **SLOWLY, stream=stream, n=2)
-        assert found.status_code == 200
-        record = list(events(iter(found.text.split("\n")))) if stream else [found.json()]
-        choices = [choice for one in record for choice in one["choices"]]
+        response = served.post("completions", **SLOWLY, stream=stream, n=2)
+        assert response.status_code == 200
+        record = (
+            list(events(iter(response.text.split("\n")))) if stream else [response.json()]
+        )
+        choices = [choice for answer_json in record for choice in answer_json["choices"]]
         assert sum(len(choice["text"]) for choice in choices) > 10
         ends = [choice["finish_reason"] for choice in choices]
         assert [end for end in ends if end] == ["length"] * 2
@@ -173,9 +175,9 @@ def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
     with serving(folder, service=service, max_num_seqs=1, **SLOW) as served:
         link = asking(served, json.dumps(SLOWLY).encode())
         served.until(lambda: len(served.llm.worker.driver.state.running) == 1)
-        found = served.post("completions", **SLOWLY, stream=stream, deadline=0.1)
-        assert found.status_code == 504
-        assert found.json()["error"]["code"] == "timeout"
+        response = served.post("completions", **SLOWLY, stream=stream, deadline=0.1)
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "timeout"
         link.close()
 
 
@@ -186,9 +188,9 @@ def test_an_engine_that_does_nothing_is_a_timeout(
     monkeypatch.setattr(answer, "CANCEL_GRACE_SECONDS", 0.1)
     with limited(folder, request_timeout=0.2) as served:
         with served.after(steps=0):
-            found = served.post("completions", **SLOWLY)
-        assert found.status_code == 504
-        assert found.json()["error"] == {
+            response = served.post("completions", **SLOWLY)
+        assert response.status_code == 504
+        assert response.json()["error"] == {
             "message": "the answer was not there after 0.2 s: that is its time limit",
             "type": "server_error",
             "param": None,
@@ -199,26 +201,28 @@ def test_an_engine_that_does_nothing_is_a_timeout(
 @pytest.mark.long
 def test_a_requests_own_deadline_ends_it_if_enforced(folder: str) -> None:
     with limited(folder, enforce_deadlines=True) as served:
-        found = served.post("completions", **SLOWLY, deadline=0.2)
-        assert found.json()["choices"][0]["finish_reason"] == "length"
-        found = served.post("completions", prompt="x", max_tokens=3, deadline=60)
-        assert found.status_code == 200
+        response = served.post("completions", **SLOWLY, deadline=0.2)
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        response = served.post("completions", prompt="x", max_tokens=3, deadline=60)
+        assert response.status_code == 200
     with limited(folder) as served:
         body = {**SLOWLY, "max_tokens": 200, "deadline": 0.05}
-        found = served.post("completions", **body)
-        assert found.json()["usage"]["completion_tokens"] == 200
+        response = served.post("completions", **body)
+        assert response.json()["usage"]["completion_tokens"] == 200
 
 
 @pytest.mark.long
 def test_one_request_of_many_prompts_leaves_seats_free(folder: str) -> None:
     with serving(folder, max_num_seqs=16, **SLOW) as served:
-        many = {"prompt": [[i + 1] for i in range(100)], "max_tokens": 50}
-        link = asking(served, json.dumps({**many, "ignore_eos": True}).encode())
+        many_prompts = {"prompt": [[i + 1] for i in range(100)], "max_tokens": 50}
+        link = asking(served, json.dumps({**many_prompts, "ignore_eos": True}).encode())
         served.until(lambda: len(served.llm.worker.driver.state.running) == 14)
-        found = served.post("completions", prompt="x", max_tokens=2)
-        assert found.status_code == 200
-        most = max(len(t.state.running) + len(t.state.waiting) for _, t in served.turns)
-        assert most <= 15
+        response = served.post("completions", prompt="x", max_tokens=2)
+        assert response.status_code == 200
+        max_sequences = max(
+            len(t.state.running) + len(t.state.waiting) for _, t in served.turns
+        )
+        assert max_sequences <= 15
         link.close()
         served.idle()
 
@@ -239,19 +243,23 @@ def test_prompts_behind_others_are_tried_again(
                 yield output
             raise OverloadedError("the line is full")
 
-        def sometimes(*prompt: Any, request_id: str, **how: Any) -> Any:
+        def sometimes(*prompt: Any, request_id: str, **options: Any) -> Any:
             if request_id.endswith(f"-{which}") and len(refused) < 2:
                 refused.append(request_id)
                 return full()
-            return generate(*prompt, request_id=request_id, **how)
+            return generate(*prompt, request_id=request_id, **options)
 
         monkeypatch.setattr(served.llm, "generate", sometimes)
-        many = {"prompt": [[5], [6], [7], [8]], "max_tokens": 3, "ignore_eos": True}
-        found = served.post("completions", **many)
+        many_prompts = {
+            "prompt": [[5], [6], [7], [8]],
+            "max_tokens": 3,
+            "ignore_eos": True,
+        }
+        response = served.post("completions", **many_prompts)
         if which:
-            assert found.status_code == 200
-            assert len(found.json()["choices"]) == 4
+            assert response.status_code == 200
+            assert len(response.json()["choices"]) == 4
             assert len(refused) == 2
         else:  # none of it had been let in
-            assert found.status_code == 503
-            assert found.json()["error"]["code"] == "overloaded"
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "overloaded"

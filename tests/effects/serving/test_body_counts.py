@@ -42,19 +42,19 @@ def parts(body: Any) -> list[bytes]:
     return [data[begin : begin + PART] for begin in range(0, len(data), PART)]
 
 
-def add_all(counter: BodyCounter, some: list[bytes]) -> None:
-    for part in some:
-        counter.add(part)
+def add_all(counter: BodyCounter, chunks: list[bytes]) -> None:
+    for chunk in chunks:
+        counter.add(chunk)
 
 
 def count(body: Any) -> int:
     """How many parts were taken."""
     counter = BodyCounter(2048, TEXT)
-    for taken, part in enumerate(parts(body)):
+    for num_taken, chunk in enumerate(parts(body)):
         try:
-            counter.add(part)
+            counter.add(chunk)
         except (ApiError, TooLongError):
-            return taken
+            return num_taken
     return len(parts(body))
 
 
@@ -66,24 +66,24 @@ def test_what_could_be_valid_passes(body: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_could_not_is_refused_before_it_is_there(name: str) -> None:
-    body, why = HOSTILE[name]
+    body, message = HOSTILE[name]
     counter = BodyCounter(2048, TEXT)
-    kind = TooLongError if why == FAR else ApiError
-    with pytest.raises(kind, match=why):
+    kind = TooLongError if message == FAR else ApiError
+    with pytest.raises(kind, match=message):
         add_all(counter, parts(body))
     assert count(body) < 0.6 * len(parts(body))
 
 
 def test_how_a_body_is_cut_does_not_matter() -> None:
     data = json.dumps({"messages": SOLO * 50, "prompt": [7, 8]}).encode()
-    whole, bytewise = BodyCounter(2048, TEXT), BodyCounter(2048, TEXT)
-    whole.add(data)
+    at_once, bytewise = BodyCounter(2048, TEXT), BodyCounter(2048, TEXT)
+    at_once.add(data)
     for byte in data:
         bytewise.add(bytes([byte]))
-    assert whole == bytewise
-    assert whole.commas == data.count(b",")
-    assert whole.containers == data.count(b"[") + data.count(b"{") == 53
-    assert whole.quotes == data.count(b'"')
+    assert at_once == bytewise
+    assert at_once.commas == data.count(b",")
+    assert at_once.containers == data.count(b"[") + data.count(b"{") == 53
+    assert at_once.quotes == data.count(b'"')
 
 
 def test_lists_are_bounded() -> None:

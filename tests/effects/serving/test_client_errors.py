@@ -33,9 +33,9 @@ def test_a_full_waiting_queue_is_503_with_retry_after(folder: str) -> None:
         for count in range(3):
             links.append(asking(served, json.dumps(body).encode()))
             served.until(partial(one_runs, count))
-        found = served.post("completions", **body)
-        assert (found.status_code, found.headers["retry-after"]) == (503, "1")
-        assert found.json()["error"]["code"] == "overloaded"
+        response = served.post("completions", **body)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["code"] == "overloaded"
         for link in links:
             link.close()
         served.idle()

@@ -37,8 +37,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     head = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": head})
     for begin in range(0, len(body), 2**20):
-        part = body[begin : begin + 2**20]
-        await send({"type": "http.response.body", "body": part, "more_body": True})
+        chunk = body[begin : begin + 2**20]
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     ended.append(scope["path"])
 
@@ -74,8 +74,8 @@ def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with server() as made:
-        yield made
+    with server() as number:
+        yield number
 
 
 def link(port: int) -> socket.socket:
@@ -95,28 +95,28 @@ def drip(sock: socket.socket) -> None:
 
 def answer(sock: socket.socket) -> bytes:
     """All that comes until the other side closes."""
-    got = b""
+    received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := sock.recv(65536):
-            got += data
-    return got
+            received += data
+    return received
 
 
 def receive_answer(sock: socket.socket) -> None:
     """Receive a small answer of the application, whole."""
-    got = b""
-    while not got.endswith(b"ok"):
-        got += sock.recv(65536)
-    assert got.startswith(b"HTTP/1.1 200")
+    data = b""
+    while not data.endswith(b"ok"):
+        data += sock.recv(65536)
+    assert data.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("first", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\nx-long: "])
 def test_a_head_that_does_not_come_is_not_awaited(port: int, first: bytes) -> None:
     with link(port) as sock:
-        begun = time.monotonic()
+        begin = time.monotonic()
         sock.sendall(first)
         assert answer(sock).startswith(b"HTTP/1.1 408 Request Timeout")
-        assert time.monotonic() - begun > HEADER / 2
+        assert time.monotonic() - begin > HEADER / 2
 
 
 @pytest.mark.long
@@ -190,12 +190,12 @@ def test_a_body_that_is_no_http_is_no_error_in_the_log(
 def test_a_client_that_does_not_read_is_disconnected(port: int) -> None:
     ended.clear()
     with link(port) as sock:
-        begun = time.monotonic()
+        begin = time.monotonic()
         sock.sendall(GET % b"large")
         while not ended:
-            assert time.monotonic() - begun < 60
+            assert time.monotonic() - begin < 60
             time.sleep(0.01)
-        assert time.monotonic() - begun > STALL / 2
+        assert time.monotonic() - begin > STALL / 2
         assert len(answer(sock)) < len(LARGE)
 
 
@@ -244,30 +244,30 @@ def test_health_is_answered_however_many_wait() -> None:
                 sock.sendall(head)
                 assert answer(sock).startswith(b"HTTP/1.1 503")
         # Those that are too many have a moment, and gave way to others before it.
-        assert all(answer(one).startswith(b"HTTP/1.1 503") for one in idle[2:])
-        for one in idle[:2]:
-            one.sendall(GET % b"")
-            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        assert all(answer(sock).startswith(b"HTTP/1.1 503") for sock in idle[2:])
+        for sock in idle[:2]:
+            sock.sendall(GET % b"")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.long
 def test_connections_of_other_processes_count_too() -> None:
-    both = SharedCount.of(2)
-    other = both.at(1)
-    other.set(2)
-    with server(both.at(0), connections=2, header=5.0) as port:
+    counts = SharedCount.of(2)
+    other_count = counts.at(1)
+    other_count.set(2)
+    with server(counts.at(0), connections=2, header=5.0) as port:
         with link(port) as first:
             assert answer(first).startswith(b"HTTP/1.1 503 Service Unavailable")
-        other.set(1)
+        other_count.set(1)
         with link(port) as second:
             second.sendall(GET % b"")
             assert second.recv(65536).startswith(b"HTTP/1.1 200")
-            assert both.total == 2
-        until(lambda: both.total == 1)
+            assert counts.total == 2
+        until(lambda: counts.total == 1)
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not true():
+def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

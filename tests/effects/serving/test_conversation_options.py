@@ -67,20 +67,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def unknown(folder: str) -> Iterator[Serving]:
-    with serving(folder, **SETTINGS) as made:
-        yield made
+    with serving(folder, **SETTINGS) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def chosen(folder: str) -> Iterator[Serving]:
-    with serving(folder, tool_call_parser="none", **SETTINGS) as made:
-        yield made
+    with serving(folder, tool_call_parser="none", **SETTINGS) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def flavoured(folder: str) -> Iterator[Serving]:
-    with serving(folder, **SWEET, **SETTINGS) as made:
-        yield made
+    with serving(folder, **SWEET, **SETTINGS) as server:
+        yield server
 
 
 @pytest.mark.parametrize("path", APIS)
@@ -110,7 +110,7 @@ def test_calls_stay_text_where_the_user_chose_none(chosen: Serving, path: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "more", "field"),
+    ("path", "fields", "field"),
     [
         ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
         (
@@ -123,10 +123,10 @@ def test_calls_stay_text_where_the_user_chose_none(chosen: Serving, path: str) -
     ],
 )
 def test_what_cannot_be_enforced_of_text_is_refused(
-    chosen: Serving, path: str, more: dict[str, Any], field: str
+    chosen: Serving, path: str, fields: dict[str, Any], field: str
 ) -> None:
     body, _ = APIS[path]
-    answer = chosen.post(path, **{**body, **more})
+    answer = chosen.post(path, **{**body, **fields})
     assert answer.status_code == 400
     assert f"{field}: cannot be enforced where calls stay text" in answer.text
 
@@ -144,27 +144,30 @@ def test_a_server_says_at_its_start_that_it_knows_no_format(
     assert all(name in line for name in (*TOOLS, "none"))
 
 
-def text_of(to: Serving, path: str, **body: Any) -> str:
+def text_of(served: Serving, path: str, **body: Any) -> str:
     """The prompt of a conversation, as the server counts it."""
-    answer = to.http.post(f"{to.url}/{path}", json=body)
+    answer = served.http.post(f"{served.url}/{path}", json=body)
     assert answer.status_code == 200, answer.text
-    assert to.llm.tokenizer is not None
-    return to.llm.tokenizer.decode(answer.json()["tokens"])
+    assert served.llm.tokenizer is not None
+    return served.llm.tokenizer.decode(answer.json()["tokens"])
 
 
 @pytest.mark.parametrize("messages", [MESSAGES, LARGE], ids=["small", "large"])
 def test_variables_of_all_requests_come_behind_their_own(
     flavoured: Serving, messages: Any
 ) -> None:
-    said = messages[0]["content"]
-    assert text_of(flavoured, "tokenize", messages=messages) == f"<user>{said}sweet"
-    own = {"chat_template_kwargs": {"flavour": "sour"}}
-    assert text_of(flavoured, "tokenize", messages=messages, **own) == f"<user>{said}sour"
-    lengths = [len(f"<user>{said}{flavour}") for flavour in ("sweet", "sour")]
-    for fields, length in zip(({}, own), lengths, strict=True):
+    user_text = messages[0]["content"]
+    assert text_of(flavoured, "tokenize", messages=messages) == f"<user>{user_text}sweet"
+    own_fields = {"chat_template_kwargs": {"flavour": "sour"}}
+    assert (
+        text_of(flavoured, "tokenize", messages=messages, **own_fields)
+        == f"<user>{user_text}sour"
+    )
+    lengths = [len(f"<user>{user_text}{flavour}") for flavour in ("sweet", "sour")]
+    for fields, length in zip(({}, own_fields), lengths, strict=True):
         answer = flavoured.post("chat/completions", messages=messages, **fields)
         assert answer.json()["usage"]["prompt_tokens"] == length
-    answer = flavoured.post("responses", input=said)
+    answer = flavoured.post("responses", input=user_text)
     assert answer.json()["usage"]["input_tokens"] == lengths[0]
     answer = flavoured.post("messages", messages=messages, max_tokens=5)
     usage = answer.json()["usage"]
@@ -176,10 +179,10 @@ def test_variables_of_all_requests_come_behind_their_own(
 @pytest.mark.long
 def test_workers_render_as_the_server_does(folder: str) -> None:
     bounds = ServerBounds(workers=1)
-    with serving(folder, **SWEET, **SETTINGS, service={"bounds": bounds}) as made:
-        text = text_of(made, "tokenize", messages=LARGE)
+    with serving(folder, **SWEET, **SETTINGS, service={"bounds": bounds}) as server:
+        text = text_of(server, "tokenize", messages=LARGE)
         assert text.endswith("sweet")
-        assert made.service.receiver.pool.pids
+        assert server.service.receiver.pool.pids
 
 
 def test_a_template_that_calls_makes_its_format_known(flavoured: Serving) -> None:
@@ -188,12 +191,12 @@ def test_a_template_that_calls_makes_its_format_known(flavoured: Serving) -> Non
 
 
 def test_a_router_computes_the_keys_of_the_servers_prompts(folder: str) -> None:
-    said = LARGE[0]["content"]
+    user_text = LARGE[0]["content"]
     data = json.dumps({"messages": LARGE, "tools": CHAT_TOOLS}).encode()
     path = "/v1/chat/completions"
     settings = TemplateSettings(template=FLAVOURED, defaults={"flavour": "sweet"})
     tokens = TokenKeys(folder, 16, settings, Parsers("none", "none"))
-    prompt = f"<user>{said}sweet<tool_call>"
+    prompt = f"<user>{user_text}sweet<tool_call>"
     ids = tokens._model.tokenizer.encode(prompt) if tokens._model.tokenizer else []
     expected = block_keys(tokens_root(), ids, 16)
     assert tokens.read(path, data).keys == expected
@@ -210,15 +213,17 @@ def test_a_router_computes_the_keys_of_the_servers_prompts(folder: str) -> None:
     for reads in (tokens, worker._tokens):
         read: ReadPrompt = read_prompt(body, reads)
         assert read.keys == expected
-    own = json.dumps({"messages": LARGE, "chat_template": "{{ messages }}"}).encode()
-    assert tokens.read(path, own).keys == ()  # which only servers render
+    own_template = json.dumps(
+        {"messages": LARGE, "chat_template": "{{ messages }}"}
+    ).encode()
+    assert tokens.read(path, own_template).keys == ()  # which only servers render
     silent = TokenKeys(folder, 16)  # whose tools a server may take
     assert silent.read(path, data).keys
     assert PromptReader.start(tokens, 0).tokens is tokens
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "message"),
     [
         (["--chat-template", "missing.jinja"], "there is no file 'missing.jinja'"),
         (["--chat-template", "{% if %}"], "line 1: Expected an expression"),
@@ -226,13 +231,13 @@ def test_a_router_computes_the_keys_of_the_servers_prompts(folder: str) -> None:
     ],
 )
 def test_options_are_checked_before_a_model_is_loaded(
-    options: list[str], why: str
+    options: list[str], message: str
 ) -> None:
-    given = parser().parse_args(
+    arguments = parser().parse_args(
         ["serve", "--model", "no/model", "--api-key", "k", "--max-waiting", "1", *options]
     )
-    with pytest.raises(ConfigError, match=why):
-        server.read_options(given)
+    with pytest.raises(ConfigError, match=message):
+        server.read_options(arguments)
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", "5", '"x"', "[" * 100_000])
@@ -244,8 +249,8 @@ def test_variables_are_an_object(value: str, capsys: pytest.CaptureFixture[str])
 
 def test_both_names_of_the_parser_of_calls() -> None:
     for name in ("--tool-call-parser", "--tool-parser"):
-        given = parser().parse_args(["serve", name, "hermes"])
-        assert given.tool_call_parser == "hermes"
-    given = parser().parse_args(["route", "--tool-call-parser", "none"])
-    assert given.tool_call_parser == "none"
+        options = parser().parse_args(["serve", name, "hermes"])
+        assert options.tool_call_parser == "hermes"
+    options = parser().parse_args(["route", "--tool-call-parser", "none"])
+    assert options.tool_call_parser == "none"
     assert not parser().parse_args(["serve"]).trust_request_chat_template

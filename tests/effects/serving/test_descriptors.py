@@ -22,7 +22,7 @@ from minfer.effects.serving.wire.descriptors import (
     raise_limit,
 )
 from tests.circles import claimed, long
-from tests.effects.serving.process_deaths import FRONTS, server
+from tests.effects.serving.process_deaths import API_SERVERS, server
 from tests.effects.serving.test_tls import certified
 
 SERVE: Final = f"exec {sys.executable} -m minfer serve --port 0 --dry-run"
@@ -33,7 +33,7 @@ SOON: Final = 10.0  # seconds
 def limited(
     limit: int, soft: int, *options: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server that may have so many descriptors, of which it has `soft` at first."""
+    """A server that may have `limit` descriptors, of which it has `soft` at first."""
     command = f"ulimit -Sn {soft}; ulimit -Hn {limit}; {SERVE} {' '.join(options)}"
     raise_limit()  # of this process, for its ends of the connections
     with subprocess.Popen(
@@ -56,19 +56,22 @@ def health(url: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("limit", "count", "fronts", "tls"),
+    ("limit", "count", "api_servers", "tls"),
     [
         *long([(160, 200, 0, False)]),
         *claimed([(1024, 1060, 0, False), (1024, 2200, 2, False), (160, 200, 0, True)]),
     ],
 )
 def test_idle_connections_leave_one_for_health(
-    tmp_path: Path, limit: int, count: int, fronts: int, tls: bool
+    tmp_path: Path, limit: int, count: int, api_servers: int, tls: bool
 ) -> None:
-    options = [f"--api-processes={fronts}", "--header-timeout=600"]
+    options = [f"--api-processes={api_servers}", "--header-timeout=600"]
     if tls:
-        made = certified(tmp_path)
-        options += [f"--ssl-certfile={made}/cert.pem", f"--ssl-keyfile={made}/key.pem"]
+        certificates = certified(tmp_path)
+        options += [
+            f"--ssl-certfile={certificates}/cert.pem",
+            f"--ssl-keyfile={certificates}/key.pem",
+        ]
     with (
         limited(limit, limit // 2, *options) as (url, running),
         contextlib.ExitStack() as stack,
@@ -101,8 +104,8 @@ def test_idle_connections_leave_one_for_health(
         assert running.stderr is not None
         message = running.stderr.read()
     assert "Traceback" not in message
-    assert message.count("file descriptors run short") in range(max(2, fronts + 1))
-    assert len(message) < 1000 * max(1, fronts)
+    assert message.count("file descriptors run short") in range(max(2, api_servers + 1))
+    assert len(message) < 1000 * max(1, api_servers)
 
 
 BODY: Final = b'{"prompt": "a", "max_tokens": 500}'
@@ -121,12 +124,12 @@ REQUESTS: Final = {
 @pytest.mark.long
 def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
     """Also those that the server has not noticed yet to be closed are connections."""
-    most = 32
-    options = ("--dry-run", "--api-processes=1", f"--max-connections={most}")
-    with server(*options) as made:
-        made.drain()
-        number = made.children()[FRONTS[0]]
-        host, port = made.url.split("//")[1].split(":")
+    max_connections = 32
+    options = ("--dry-run", "--api-processes=1", f"--max-connections={max_connections}")
+    with server(*options) as started:
+        started.drain()
+        number = started.children()[API_SERVERS[0]]
+        host, port = started.url.split("//")[1].split(":")
         folder, counts = Path(f"/proc/{number}/fd"), dict[str, int]()
         before = len([*folder.iterdir()])
         for name, request in REQUESTS.items():
@@ -140,8 +143,8 @@ def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
             while len([*folder.iterdir()]) > before + SPARE_DESCRIPTORS:
                 assert time.monotonic() < end, "connections stay open"
                 time.sleep(0.05)
-        assert max(counts.values()) <= most + SPARE_DESCRIPTORS, counts
-        assert served(made.url) == 200
+        assert max(counts.values()) <= max_connections + SPARE_DESCRIPTORS, counts
+        assert served(started.url) == 200
 
 
 def served(url: str) -> int:
@@ -179,8 +182,8 @@ listener.close()
 
 @pytest.mark.long
 def test_a_listener_without_descriptors_refuses_with_its_last() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert (child.returncode, child.stderr.count("\n")) == (0, 1), child.stderr
 
 
 def test_a_listener_gives_all_back() -> None:

@@ -21,13 +21,13 @@ SOON = 60.0  # seconds
 DELAYS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)  # seconds
 SERVE = ("serve", "--port=0", "--dry-run", "--preparers=1")
 COMMANDS = {
-    "two fronts": (*SERVE, "--api-processes=2"),
+    "two API servers": (*SERVE, "--api-processes=2"),
     "two engines": (*SERVE, "--api-processes=1", "--replicas=2"),
     "one process": (*SERVE, "--api-processes=0"),
     "router": ("route", "--port=0", "--backend=http://127.0.0.1:9"),
 }
 CASES = [
-    *long([("two fronts", signal.SIGTERM, 0.05), ("router", signal.SIGTERM, 0.5)]),
+    *long([("two API servers", signal.SIGTERM, 0.05), ("router", signal.SIGTERM, 0.5)]),
     *claimed(
         (command, number, delay)
         for command in COMMANDS
@@ -74,22 +74,22 @@ def handles_sigterm(number: int) -> bool:
 
 def marked(mark: str) -> list[int]:
     """The processes with this in their environment that have not ended."""
-    found = []
+    numbers = []
     for number in processes():
         with contextlib.suppress(OSError):
             if mark.encode() in Path(f"/proc/{number}/environ").read_bytes():
-                found.append(number)
-    return found
+                numbers.append(number)
+    return numbers
 
 
 @pytest.mark.parametrize("command", ["serve", "route", "generate"])
 def test_servers_handle_sigterm_before_anything_is_imported(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    handlers = []
 
     def stop() -> None:
-        seen.append(signal.getsignal(signal.SIGTERM))
+        handlers.append(signal.getsignal(signal.SIGTERM))
         raise ConfigError("this is enough")
 
     before = signal.getsignal(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_servers_handle_sigterm_before_anything_is_imported(
         assert cli.main() == 2
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (seen != [before]) is (command != "generate")
+    assert (handlers != [before]) is (command != "generate")
 
 
 @pytest.mark.long
@@ -127,5 +127,5 @@ def test_a_signal_while_a_server_starts_ends_it(
         assert "Traceback" not in err
         end = time.monotonic() + SOON
         while left := marked(mark):
-            assert time.monotonic() < end, [processes().get(one) for one in left]
+            assert time.monotonic() < end, [processes().get(number) for number in left]
             time.sleep(0.01)

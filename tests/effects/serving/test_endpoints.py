@@ -104,8 +104,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
 
 
 def posted(app: Application, content: Any) -> tuple[int, str]:
-    start, *parts = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(content).encode()))
-    return start["status"], b"".join(part["body"] for part in parts).decode()
+    start, *messages = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(content).encode()))
+    return start["status"], b"".join(message["body"] for message in messages).decode()
 
 
 def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application) -> None:
@@ -113,7 +113,7 @@ def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application)
     assert status == 200
     first, *words, last = text.removesuffix("\n\n").split("\n\n")
     assert first.startswith("event: begin\ndata: telegram-")
-    assert all(one.startswith("event: words\ndata: [0, ") for one in words)
+    assert all(event.startswith("event: words\ndata: [0, ") for event in words)
     assert last == "event: end\ndata: 5"
 
 
@@ -125,6 +125,8 @@ def test_its_failures_are_its_own(app: Application) -> None:
 
 def test_rows_do_not_collide() -> None:
     for field in ("name", "path", "id_prefix"):
-        assert len({getattr(one, field) for one in ENDPOINTS}) == len(ENDPOINTS)
-    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUERY_ENDPOINTS}
+        assert len({getattr(endpoint, field) for endpoint in ENDPOINTS}) == len(ENDPOINTS)
+    paths = {endpoint.path for endpoint in ENDPOINTS} | {
+        endpoint.path for endpoint in QUERY_ENDPOINTS
+    }
     assert len(paths) == len(ENDPOINTS) + len(QUERY_ENDPOINTS)

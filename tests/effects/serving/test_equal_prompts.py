@@ -54,8 +54,8 @@ AROUND = {
 }
 TAIL = "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 TEMPLATES = {
-    f"{how}, {around}": "{% for m in messages %}" + text.replace("@", read) + TAIL
-    for (how, (read, _)), (around, text) in product(READS.items(), AROUND.items())
+    f"{form}, {around}": "{% for m in messages %}" + text.replace("@", read) + TAIL
+    for (form, (read, _)), (around, text) in product(READS.items(), AROUND.items())
 }
 
 
@@ -77,69 +77,71 @@ ROLES = ("system", "user", "assistant")
 
 def conversations() -> list[list[dict[str, Any]]]:
     """Each content in each place, and all of them at once."""
-    each = [
+    single = [
         [{"role": role, "content": content}, *([HI] if role != "user" else [])]
         for role, content in product(ROLES, CONTENTS)
     ]
     mixed = zip(ROLES[1:] * 4, CONTENTS, strict=False)
-    return [*each, [{"role": role, "content": content} for role, content in mixed]]
+    return [*single, [{"role": role, "content": content} for role, content in mixed]]
 
 
 def lines(message: dict[str, Any], takes: frozenset[str]) -> dict[str, Any]:
     """A message as templates get it that take lists in these roles."""
     content = message["content"]
     if isinstance(content, list) and message["role"] not in takes:
-        content = "\n".join(one["text"] for one in content)
+        content = "\n".join(part["text"] for part in content)
     return {**message, "content": content}
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Any:
+def reference() -> Any:
     return AutoTokenizer.from_pretrained(FOLDER)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_are_those_of_transformers(name: str, theirs: Any) -> None:
+def test_prompts_are_those_of_transformers(name: str, reference: Any) -> None:
     template, takes = TEMPLATES[name], READS[name.split(", ")[0]][1]
     ground: Any = Ground(template, NONE)
-    theirs.chat_template = template
+    reference.chat_template = template
     for messages in conversations():
-        meant = [lines(one, takes) for one in messages]
-        text = theirs.apply_chat_template(
+        meant = [lines(message, takes) for message in messages]
+        text = reference.apply_chat_template(
             meant, tokenize=False, add_generation_prompt=True
         )
-        requested = render_conversation(tokenizer(), messages, {})
-        assert requested.text == text
-        found = read(TokenizeBody, messages=messages).answer(ground)
-        assert found["tokens"] == requested.ids
+        prompt = render_conversation(tokenizer(), messages, {})
+        assert prompt.text == text
+        answer = read(TokenizeBody, messages=messages).answer(ground)
+        assert answer["tokens"] == prompt.ids
 
 
 @pytest.mark.parametrize("name", [one for one in TEMPLATES if "chatml" in one])
 def test_all_protocols_read_a_conversation_alike(name: str) -> None:
     ground: Any = Ground(TEMPLATES[name], NONE)
     for content in CONTENTS[:-1]:  # a turn without any block is left out
-        emitted = [{"role": role, "content": content} for role in ROLES]
-        ids = render_conversation(tokenizer(), [*emitted, HI], {}).ids
-        chat = read(ChatBody, messages=[*emitted, HI]).generation(ground)
+        messages = [{"role": role, "content": content} for role in ROLES]
+        ids = render_conversation(tokenizer(), [*messages, HI], {}).ids
+        chat = read(ChatBody, messages=[*messages, HI]).generation(ground)
         assert chat.prompts[0].ids == ids
-        turns = {"system": content, "messages": [*emitted[1:], HI]}
+        turns = {"system": content, "messages": [*messages[1:], HI]}
         assert read(CountBody, **turns).answer(ground) == {"input_tokens": len(ids)}
         if isinstance(content, list):
-            content = [{**one, "type": "input_text"} for one in content]
+            content = [{**part, "type": "input_text"} for part in content]
         items = [{"role": role, "content": content} for role in ROLES]
         response = read(ResponsesBody, input=[*items, HI]).generation(ground)
         assert response.prompts[0].ids == ids
 
 
 @pytest.mark.parametrize("name", [one for one in TEMPLATES if "JSON" not in one])
-def test_the_last_message_is_continued_in_either_form(name: str, theirs: Any) -> None:
-    tokenizer().chat_template = theirs.chat_template = TEMPLATES[name]
+def test_the_last_message_is_continued_in_either_form(name: str, reference: Any) -> None:
+    tokenizer().chat_template = reference.chat_template = TEMPLATES[name]
     takes = READS[name.split(", ")[0]][1]
-    how: Any = {"add_generation_prompt": False, "continue_final_message": True}
+    options: Any = {"add_generation_prompt": False, "continue_final_message": True}
     for content in ("What is", [part("What "), part("is")]):
         last = {"role": "assistant", "content": content}
-        text = theirs.apply_chat_template([HI, lines(last, takes)], tokenize=False, **how)
-        assert render_conversation(tokenizer(), [HI, last], how).text == text
+        text = reference.apply_chat_template(
+            [HI, lines(last, takes)], tokenize=False, **options
+        )
+        assert render_conversation(tokenizer(), [HI, last], options).text == text
 
 
 Body = TypeVar("Body", bound=BaseModel)

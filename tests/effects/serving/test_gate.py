@@ -18,11 +18,11 @@ def get(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
 @pytest.mark.parametrize("path", ["/health", "/healthz"])
 def test_a_process_that_loads_is_healthy(path: str) -> None:
     gate = Gate(lambda: "loading the model")
-    status, reported, _ = get(gate, path)
-    assert (status, reported) == (200, {"status": "loading: loading the model"})
+    status, body, _ = get(gate, path)
+    assert (status, body) == (200, {"status": "loading: loading the model"})
 
 
-def test_it_is_not_ready_and_says_how_far_it_is() -> None:
+def test_a_loading_server_is_not_ready_and_says_how_far_it_is() -> None:
     steps = ["", "loading weights (3 of 9)"]
     gate = Gate(lambda: steps[0])
     assert get(gate, "/ready")[:2] == (503, {"status": "starting"})
@@ -33,10 +33,10 @@ def test_it_is_not_ready_and_says_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/metrics", "/x"]
 )
-def test_all_else_comes_too_early_and_may_come_again(path: str) -> None:
-    status, reported, headers = get(Gate(lambda: "loading the model"), path)
+def test_other_requests_are_refused_until_it_is_ready(path: str) -> None:
+    status, body, headers = get(Gate(lambda: "loading the model"), path)
     assert status == 503
-    assert "the server is not ready: loading the model" in reported["error"]["message"]
+    assert "the server is not ready: loading the model" in body["error"]["message"]
     assert int(headers[b"retry-after"]) >= 1
 
 
@@ -50,18 +50,20 @@ def test_a_web_socket_is_closed() -> None:
         sent.append(message)
 
     asyncio.run(Gate(lambda: "")({"type": "websocket", "path": "/"}, receive, send))
-    assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1013)]
+    assert [(message["type"], message["code"]) for message in sent] == [
+        ("websocket.close", 1013)
+    ]
 
 
 def test_once_it_is_there_the_application_answers_everything() -> None:
     gate = Gate(lambda: "waiting for the engine")
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         del receive, send
-        seen.append(scope["path"])
+        paths.append(scope["path"])
 
     gate.application = application  # type: ignore[assignment]  # as much of one as it needs
     for path in ("/health", "/ready", "/v1/models"):
         assert asyncio.run(asgi(gate, path, b"")) == []
-    assert seen == ["/health", "/ready", "/v1/models"]
+    assert paths == ["/health", "/ready", "/v1/models"]

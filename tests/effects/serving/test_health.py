@@ -26,8 +26,8 @@ def test_a_broken_engine_is_reported_and_unhealthy(
             lines = answer.iter_lines()
             next(events(lines))
             monkeypatch.setattr(served.llm.worker.driver, "turn", lambda _: 1 / 0)
-            rest = [line for line in lines if line]
-        error = json.loads(rest[-1].removeprefix("data: "))["error"]
+            lines_left = [line for line in lines if line]
+        error = json.loads(lines_left[-1].removeprefix("data: "))["error"]
         assert (error["type"], error["code"]) == ("server_error", "engine_dead")
         health = served.get("/healthz")
         assert health.status_code == 503
@@ -57,9 +57,9 @@ def test_an_engine_that_makes_no_progress_is_unhealthy(folder: str) -> None:
             kwargs={"prompt": "x", "max_tokens": 2},
         )
         thread.start()
-        seen = set()
+        statuses = set()
         while thread.is_alive():
-            seen.add(served.get("/health").status_code)
+            statuses.add(served.get("/health").status_code)
         thread.join()
-        assert seen == {200, 503}
+        assert statuses == {200, 503}
         assert served.get("/health").status_code == 200

@@ -30,15 +30,15 @@ FOREIGN = (
 
 @pytest.mark.parametrize("port", ["", ":", ":80", ":8000"])
 def test_this_machines_names_are_allowed_at_any_port_and_no_others(port: str) -> None:
-    assert [one for one in LOCAL if not Hosts().allows(one + port)] == []
-    foreign = [one for one in FOREIGN if one != "::1" or not port]
-    assert [one for one in foreign if Hosts().allows(one + port)] == []
-    assert all(Hosts(("*",)).allows(one + port) for one in LOCAL + FOREIGN)
-    mine = Hosts(("api.example", "10.0.0.1"))
+    assert [name for name in LOCAL if not Hosts().allows(name + port)] == []
+    foreign = [name for name in FOREIGN if name != "::1" or not port]
+    assert [name for name in foreign if Hosts().allows(name + port)] == []
+    assert all(Hosts(("*",)).allows(name + port) for name in LOCAL + FOREIGN)
+    hosts = Hosts(("api.example", "10.0.0.1"))
     allowed = ("api.example", "API.Example.", "10.0.0.1", *LOCAL)
-    assert all(mine.allows(one + port) for one in allowed)
-    others = ("x.api.example", "api.example.x", "10.0.0.2", "evil.example")
-    assert not any(mine.allows(one + port) for one in others)
+    assert all(hosts.allows(name + port) for name in allowed)
+    foreign_names = ("x.api.example", "api.example.x", "10.0.0.2", "evil.example")
+    assert not any(hosts.allows(name + port) for name in foreign_names)
 
 
 def parse(*arguments: str, has_keys: bool = False) -> Hosts | None:
@@ -53,9 +53,9 @@ def test_names_are_compared_without_keys_at_a_loopback_address() -> None:
     assert parse(has_keys=True) is parse("--host", "0.0.0.0") is None  # noqa: S104
     assert parse("--host", "nowhere.invalid") is None
     two = ("--allowed-host", "A.example.", "--allowed-host", "[FE80::1]")
-    made = Hosts(("a.example", "fe80::1"))
-    assert parse(*two) == parse(*two, has_keys=True) == made
-    assert parse(*two, "--host", "0.0.0.0") == made  # noqa: S104
+    hosts = Hosts(("a.example", "fe80::1"))
+    assert parse(*two) == parse(*two, has_keys=True) == hosts
+    assert parse(*two, "--host", "0.0.0.0") == hosts  # noqa: S104
 
 
 BAD = ("a:80", "http://a", "a/b", "", "*.example", "[a]", "a b", "ä.example")
@@ -87,9 +87,13 @@ def status(url: str, host: str, method: str, path: str, body: Any = None) -> Any
         return answer.status_code, answer.read().decode() if refused else ""
 
 
-@pytest.mark.parametrize("fronts", [*long([0]), *claimed([1])])
-def test_a_page_whose_name_was_given_this_address_reads_nothing(fronts: int) -> None:
-    options = ("--dry-run", f"--api-processes={fronts}", "--allowed-host=api.example")
+@pytest.mark.parametrize("api_servers", [*long([0]), *claimed([1])])
+def test_a_page_whose_name_was_given_this_address_reads_nothing(api_servers: int) -> None:
+    options = (
+        "--dry-run",
+        f"--api-processes={api_servers}",
+        "--allowed-host=api.example",
+    )
     with process(*options) as (_, url):
         port = url.rsplit(":", 1)[1]
         base = url.replace("http", "ws", 1)
@@ -106,11 +110,11 @@ def test_a_page_whose_name_was_given_this_address_reads_nothing(fronts: int) -> 
             assert status(url, host, "GET", "/health")[0] == 200
         for path in ("/v1/stream", "/live"):
             named = f"ws://evil.example:{port}{path}"
-            here = socket.create_connection(("127.0.0.1", int(port)))
+            sock = socket.create_connection(("127.0.0.1", int(port)))
             with (
-                here,
+                sock,
                 pytest.raises(InvalidStatus) as refused,
-                connect(named, sock=here),
+                connect(named, sock=sock),
             ):
                 pass
             assert refused.value.response.status_code == 403

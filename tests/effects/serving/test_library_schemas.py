@@ -83,18 +83,18 @@ APIS: Final = (chat_tool, chat_format, responses_tool, responses_format, message
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Serving]:
     settings: dict[str, Any] = {"tool_call_parser": "hermes", "dtype": "float32"}
-    with serving(num_gpu_blocks_override=256, **settings) as made:
-        yield made
+    with serving(num_gpu_blocks_override=256, **settings) as server:
+        yield server
 
 
-def check(to: Serving, name: str, *choices: str) -> None:
+def check(served: Serving, name: str, *choices: str) -> None:
     """Send a schema to every API, strict and not."""
     schema, reason = SCHEMAS[name]
     for api in APIS:
         for strict in (True, False):
             for choice in choices:
                 path, body = api(schema, strict, choice)
-                answer = to.post(path, **body)
+                answer = served.post(path, **body)
                 # No value matches the schema of `never`, which is no question of effort.
                 form = api in (chat_format, responses_format)
                 refused = strict or (form and name.endswith(" never"))

@@ -68,27 +68,29 @@ def test_beams_need_places_as_samples_do() -> None:
 
 
 def request_of(
-    *lengths: int, wanted: int | None, by: str = "max_tokens"
+    *lengths: int, max_tokens: int | None, field: str = "max_tokens"
 ) -> GenerationRequest:
-    """A request with prompts of these lengths, for so many tokens of output."""
+    """A request with prompts of these lengths, for `max_tokens` tokens of output."""
     return evolve(
         request(1, 1),
         prompts=tuple(TokenizedPrompt(None, [5] * length) for length in lengths),
-        params=SamplingParams(max_tokens=wanted),
-        max_tokens_field=by,
+        params=SamplingParams(max_tokens=max_tokens),
+        max_tokens_field=field,
     )
 
 
 def test_more_output_than_fits_is_refused_by_its_field() -> None:
-    LIMITS.check_length(request_of(2000, wanted=48), "prompt")
-    LIMITS.check_length(request_of(2000, wanted=None), "prompt")
+    LIMITS.check_length(request_of(2000, max_tokens=48), "prompt")
+    LIMITS.check_length(request_of(2000, max_tokens=None), "prompt")
     # A default, which is cut.
-    LIMITS.check_length(request_of(2000, wanted=49, by=""), "prompt")
+    LIMITS.check_length(request_of(2000, max_tokens=49, field=""), "prompt")
     LIMITS.check_length(
-        request_of(2048, wanted=1), "prompt"
+        request_of(2048, max_tokens=1), "prompt"
     )  # too long whatever is wanted
     with pytest.raises(ContextLengthError) as caught:
-        LIMITS.check_length(request_of(2000, wanted=49, by="max_output_tokens"), "input")
+        LIMITS.check_length(
+            request_of(2000, max_tokens=49, field="max_output_tokens"), "input"
+        )
     assert str(caught.value) == (
         "This model's maximum context length is 2048 tokens. However, you requested 2049 "
         "tokens (2000 in the input, 49 in the completion). Shorten the input, or lower "
@@ -96,7 +98,7 @@ def test_more_output_than_fits_is_refused_by_its_field() -> None:
     )
     assert (caught.value.status, caught.value.param) == (400, "max_output_tokens")
     with pytest.raises(ContextLengthError, match=r"\(2000 in the prompt\[1\], 49 in"):
-        LIMITS.check_length(request_of(5, 2000, wanted=49), "prompt")
+        LIMITS.check_length(request_of(5, 2000, max_tokens=49), "prompt")
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -108,15 +110,15 @@ WANTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("field", "where"), WANTED.items())
+@pytest.mark.parametrize(("field", "target"), WANTED.items())
 def test_each_endpoint_refuses_it_by_its_own_field(
-    bundled: Serving, field: str, where: tuple[str, dict[str, Any]]
+    bundled: Serving, field: str, target: tuple[str, dict[str, Any]]
 ) -> None:
-    path, body = where
+    path, body = target
     for stream in (False, True):
-        found = bundled.post(path, **body, **{field: 2048}, stream=stream)
-        error = found.json()["error"]
-        assert (found.status_code, error["code"]) == (400, "context_length_exceeded")
+        response = bundled.post(path, **body, **{field: 2048}, stream=stream)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert error["param"] == field
         assert "maximum context length is 2048 tokens. However" in error["message"]
     # Told so, one may go on: what it says fits.
@@ -138,17 +140,17 @@ def test_errors_of_a_prompt_come_first(bundled: Serving) -> None:
 @pytest.mark.long
 def test_without_max_tokens_a_request_gets_what_fits(bundled: Serving) -> None:
     prompt = [5] * 2045
-    found = bundled.post("completions", prompt=prompt, ignore_eos=True).json()
-    assert found["usage"]["completion_tokens"] == 3  # not the 16 of the default
-    assert found["choices"][0]["finish_reason"] == "length"
+    response = bundled.post("completions", prompt=prompt, ignore_eos=True).json()
+    assert response["usage"]["completion_tokens"] == 3  # not the 16 of the default
+    assert response["choices"][0]["finish_reason"] == "length"
 
 
 def test_anthropics_clients_get_its_message(
     bundled: Serving,
 ) -> None:
-    found = bundled.post("messages", **CHAT, max_tokens=2048)
-    error = found.json()["error"]
-    assert (found.status_code, error["type"]) == (400, "invalid_request_error")
+    response = bundled.post("messages", **CHAT, max_tokens=2048)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert re.match(
         r"input length and `max_tokens` exceed context limit: \d+ \+ 2048 > 2048, ",
         error["message"],
@@ -159,24 +161,24 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     bundled: Serving,
 ) -> None:
     data = json.dumps({"prompt": [5] * 200_000, "max_tokens": 1}).encode()
-    reported = []
+    answers = []
     for size in (len(data), 100_000, 1000):
-        parts = [data[at : at + size] for at in range(0, len(data), size)]
-        chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in parts)
+        pieces = [data[i : i + size] for i in range(0, len(data), size)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
         head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        reported.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
-    reported.append(raw(bundled, data))
-    reported.append(raw(bundled, data.replace(b" ", b"")))
+        answers.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
+    answers.append(raw(bundled, data))
+    answers.append(raw(bundled, data.replace(b" ", b"")))
     packed = gzip.compress(data)
-    reported.append(raw(bundled, packed, more="Content-Encoding: gzip\r\n"))
+    answers.append(raw(bundled, packed, headers="Content-Encoding: gzip\r\n"))
     with connect(f"ws://127.0.0.1:{bundled.port}/v1/stream") as link:
         body = data.decode()
         link.send(f'{{"id": "a", "endpoint": "completions", "body": {body}}}')
-        emitted = json.loads(link.recv())
-        reported.append((emitted["status"], {"error": emitted["error"]}))
-    assert all(one == reported[0] for one in reported)
-    status, emitted = reported[0]
-    error = emitted["error"]
+        reply = json.loads(link.recv())
+        answers.append((reply["status"], {"error": reply["error"]}))
+    assert all(answer == answers[0] for answer in answers)
+    status, reply = answers[0]
+    error = reply["error"]
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == "prompt"
     assert "maximum context length is 2048 tokens" in error["message"]
@@ -187,8 +189,8 @@ def test_too_long_prompts_have_equal_errors_in_thread_and_worker(
 ) -> None:
     for length in (2048, 3000, 9000):
         short, long = [
-            bundled.post("completions", prompt=[5] * length, **more).json()
-            for more in ({}, {"user": "u" * 200})
+            bundled.post("completions", prompt=[5] * length, **fields).json()
+            for fields in ({}, {"user": "u" * 200})
         ]
         assert short == long
         assert short["error"]["code"] == "context_length_exceeded"

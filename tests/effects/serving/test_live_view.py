@@ -49,23 +49,23 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def test_figures_of_a_snapshot() -> None:
     config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
-    found = LiveFigures.of(snapshot(), config, started=20.0, health_error="")
-    assert (found.uptime, found.health, found.rows) == (30.0, "ok", 8)
-    assert (found.blocks_used, found.blocks_cached, found.blocks_free) == (30, 25, 45)
-    assert (found.ttft.counts, found.itl.total) == ((3, 2, 1), 0.5)
+    view = LiveFigures.of(snapshot(), config, started=20.0, health_error="")
+    assert (view.uptime, view.health, view.rows) == (30.0, "ok", 8)
+    assert (view.blocks_used, view.blocks_cached, view.blocks_free) == (30, 25, 45)
+    assert (view.ttft.counts, view.itl.total) == ((3, 2, 1), 0.5)
     bare = snapshot(totals=Totals({}, {}), time=10.0)
     ill = LiveFigures.of(bare, config, started=20.0, health_error="it broke")
     assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
     assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
     assert ill.counts["generation_tokens"] == 0
     assert ill.accepted == ()
-    one = ReplicaState(
+    replica = ReplicaState(
         name="0", unready="", running=1, waiting=0, blocks=9, blocks_free=8
     )
     two = LiveFigures.of(
-        snapshot(replicas=(one, one)), config, started=20.0, health_error=""
+        snapshot(replicas=(replica, replica)), config, started=20.0, health_error=""
     )
-    assert (two.rows, two.replicas) == (16, (one, one))
+    assert (two.rows, two.replicas) == (16, (replica, replica))
 
 
 def test_drafts_of_a_snapshot() -> None:
@@ -77,38 +77,38 @@ def test_drafts_of_a_snapshot() -> None:
         f"{ACCEPTED_PER_POSITION}2": 3,
         name: 12,
     }
-    some = snapshot(totals=Totals(counts, {}))
-    found = LiveFigures.of(some, config, started=20.0, health_error="")
-    assert (found.accepted, found.counts[name]) == ((9, 0, 3), 12)
+    drafted = snapshot(totals=Totals(counts, {}))
+    view = LiveFigures.of(drafted, config, started=20.0, health_error="")
+    assert (view.accepted, view.counts[name]) == ((9, 0, 3), 12)
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving(**DRY) as made:
-        yield made
+    with serving(**DRY) as server:
+        yield server
 
 
-def test_once(served: Serving) -> None:
+def test_the_figures_are_reported_once(served: Serving) -> None:
     served.post("completions", prompt="x" * 200, max_tokens=5)
     tokens = "generation_tokens"
     served.until(lambda: served.get("/live?once=1").json()["counts"][tokens] >= 5)
     served.idle()
-    found = served.get("/live?once=1")
-    assert found.headers["cache-control"] == "no-store"
-    record = found.json()
+    response = served.get("/live?once=1")
+    assert response.headers["cache-control"] == "no-store"
+    record = response.json()
     assert record["health"] == "ok"
     assert (record["running"], record["waiting"], record["waiting_for"]) == (0, 0, {})
-    parts = [record[f"blocks_{part}"] for part in ("used", "cached", "free")]
-    assert sum(parts) == record["blocks"] == 400
-    assert parts[0] == 0
+    counts = [record[f"blocks_{kind}"] for kind in ("used", "cached", "free")]
+    assert sum(counts) == record["blocks"] == 400
+    assert counts[0] == 0
     assert sum(record["ttft"]["counts"]) >= 1
     assert len(record["ttft"]["counts"]) == len(record["ttft"]["bounds"]) + 1
 
 
 def test_bad_questions(served: Serving) -> None:
-    found = served.get("/live?once=maybe")
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "once"
+    response = served.get("/live?once=maybe")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "once"
     assert served.http.head(served.url + "/live").status_code == 200
     assert served.http.post(served.url + "/live").status_code == 405
 
@@ -136,40 +136,40 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MAX_VIEWERS", 2)
-    fronts = SharedCounts.of(2)
-    other = fronts.at(1).viewers
-    other.set(2)
-    with serving(service={"shared": fronts.at(0)}, **DRY) as served:
+    api_servers = SharedCounts.of(2)
+    others = api_servers.at(1).viewers
+    others.set(2)
+    with serving(service={"shared": api_servers.at(0)}, **DRY) as served:
         assert served.get("/live").status_code == 503
         assert served.service.live.viewers == 0, "who is refused is none"
-        other.set(1)
+        others.set(1)
         with served.http.stream("GET", served.url + "/live") as answer:
             assert answer.status_code == 200
-            assert fronts.viewers.total == 2
+            assert api_servers.viewers.total == 2
 
 
 def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, looks = served.service.live, list[float]()
-    whole = live.figures
+    take_figures = live.figures
 
     def figures() -> LiveFigures:
-        found = whole()
-        looks.append(found.time)
-        return found
+        taken = take_figures()
+        looks.append(taken.time)
+        return taken
 
     monkeypatch.setattr(live, "figures", figures)
     monkeypatch.setattr(live, "_frame", "")
-    with served.http.stream("GET", served.url + "/live") as one:
-        first = next(events(one.iter_lines()))
-        with served.http.stream("GET", served.url + "/live") as other:
-            assert next(events(other.iter_lines())) == first
+    with served.http.stream("GET", served.url + "/live") as first_view:
+        first = next(events(first_view.iter_lines()))
+        with served.http.stream("GET", served.url + "/live") as second_view:
+            assert next(events(second_view.iter_lines())) == first
         assert len(looks) == 1
     served.until(lambda: live.viewers == 0)
-    seen = len(looks)
+    num_looks = len(looks)
     served.post("completions", prompt="x", max_tokens=3)
-    assert len(looks) == seen
+    assert len(looks) == num_looks
 
 
 @pytest.mark.long
@@ -180,6 +180,6 @@ def test_a_server_that_stops_ends_the_stream(monkeypatch: pytest.MonkeyPatch) ->
             lines = answer.iter_lines()
             next(events(lines))
             served.service.close()
-            rest = [line for line in lines if line]
-        last = json.loads(rest[-1].removeprefix("data: "))
+            lines_left = [line for line in lines if line]
+        last = json.loads(lines_left[-1].removeprefix("data: "))
         assert last["health"] == "the server is shutting down"

@@ -34,8 +34,8 @@ COUNTER: Final = re.compile(r"^minfer_(\w+)_total(?:\{.*\})? (\S+)$", re.MULTILI
 
 @pytest.fixture
 def server() -> Iterator[Serving]:
-    with serving(names=(MODEL,), executor="dry", num_gpu_blocks_override=1024) as made:
-        yield made
+    with serving(names=(MODEL,), executor="dry", num_gpu_blocks_override=1024) as server:
+        yield server
 
 
 def installed(config: pytest.Config, requirement: str) -> Path:
@@ -48,22 +48,22 @@ def installed(config: pytest.Config, requirement: str) -> Path:
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     (packages / "tests.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
     command = [str(folder / "bin" / "pip"), "install", "--quiet", requirement]
-    done = subprocess.run(
+    install = subprocess.run(
         command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
     )
-    if done.returncode:
-        pytest.skip(f"pip cannot install {requirement}: {done.stderr[-500:]}")
+    if install.returncode:
+        pytest.skip(f"pip cannot install {requirement}: {install.stderr[-500:]}")
     return folder / "bin"
 
 
-def run(programs: Path, server: Serving, folder: Path, *more: str) -> None:
+def run(programs: Path, server: Serving, folder: Path, *options: str) -> None:
     """Run a program's command on a server, in a folder."""
     _, *texts = REMOVED["bench"].replace("\\\n", " ").split("\n\n")
     commands = map(shlex.split, texts)
-    [words] = [each for each in commands if (programs / each[0]).exists()]
+    [words] = [command for command in commands if (programs / command[0]).exists()]
     words = [word.replace(URL, server.url) for word in words]
-    done = subprocess.run(
-        [str(programs / words[0]), *words[1:], *more],
+    result = subprocess.run(
+        [str(programs / words[0]), *words[1:], *options],
         cwd=folder,
         env={**os.environ, **ONLINE},
         capture_output=True,
@@ -71,15 +71,15 @@ def run(programs: Path, server: Serving, folder: Path, *more: str) -> None:
         timeout=RUN_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    assert result.returncode == 0, (result.stdout[-3000:], result.stderr[-3000:])
 
 
 def counts(server: Serving) -> dict[str, float]:
     """The server's counters, each the sum over its labels."""
-    found = dict[str, float]()
+    totals = dict[str, float]()
     for name, value in COUNTER.findall(server.get("/metrics").text):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
 
 
 def test_guidellm(
@@ -89,8 +89,8 @@ def test_guidellm(
     tokenizer = f"kind=hf_auto,model={TOKENIZER}"
     output = "kind=json,path=found.json"
     run(programs, server, tmp_path, "--tokenizer", tokenizer, "--output", output)
-    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
-    metrics = found["benchmarks"][0]["metrics"]
+    report = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    metrics = report["benchmarks"][0]["metrics"]
     ends = {"successful": REQUESTS, "errored": 0, "incomplete": 0, "total": REQUESTS}
     assert metrics["request_totals"] == ends
     tokens = {
@@ -107,11 +107,11 @@ def test_aiperf(server: Serving, request: pytest.FixtureRequest, tmp_path: Path)
         *(programs, server, tmp_path, "--tokenizer", TOKENIZER),
         *("--output-artifact-dir", str(folder), "--ui", "none"),
     )
-    found = read(folder, "profile_export_aiperf.json")
-    assert found["completed_request_count"]["avg"] == REQUESTS
-    assert found["request_error_rate"]["avg"] == 0
+    report = read(folder, "profile_export_aiperf.json")
+    assert report["completed_request_count"]["avg"] == REQUESTS
+    assert report["request_error_rate"]["avg"] == 0
     tokens = [
-        found[f"total_usage_{one}_tokens"]["avg"] for one in ("prompt", "completion")
+        report[f"total_usage_{kind}_tokens"]["avg"] for kind in ("prompt", "completion")
     ]
     check_counts(server, *tokens)
     # It reads the server's metrics, too.
@@ -126,8 +126,8 @@ def read(folder: Path, name: str) -> Any:
 
 def check_counts(server: Serving, prompt: float, output: float) -> None:
     """Whether the server counted as many tokens, and no request that failed."""
-    found = counts(server)
-    assert found["request_success"] == REQUESTS
-    assert found["prompt_tokens"] == prompt
-    assert found["generation_tokens"] == output == REQUESTS * OUTPUT
+    totals = counts(server)
+    assert totals["request_success"] == REQUESTS
+    assert totals["prompt_tokens"] == prompt
+    assert totals["generation_tokens"] == output == REQUESTS * OUTPUT
     assert prompt >= REQUESTS * PROMPT  # a chat template adds some

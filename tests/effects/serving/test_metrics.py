@@ -24,7 +24,7 @@ from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
-Made = Callable[..., tuple[LLM, Metrics, list[Transition]]]
+StartLLM = Callable[..., tuple[LLM, Metrics, list[Transition]]]
 STEADY = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def made(folder: str) -> Iterator[Made]:
+def start_llm(folder: str) -> Iterator[StartLLM]:
     opened: list[LLM] = []
 
     def make(**settings: Any) -> tuple[LLM, Metrics, list[Transition]]:
@@ -55,8 +55,8 @@ def settle(llm: LLM) -> None:
 
 
 @pytest.mark.long
-def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None:
-    llm, metrics, _ = made(journal=tmp_path)
+def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path) -> None:
+    llm, metrics, _ = start_llm(journal=tmp_path)
     llm.worker.store = BlockFolder(tmp_path, 1 << 20, "cpu")
     llm.generate([[5] * 20], STEADY)
     text = generate_latest(metrics.registry).decode()
@@ -65,14 +65,14 @@ def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None
         for family in text_string_to_metric_families(text)
         if family.name.startswith("minfer_")
     ]
-    reported = {
+    help_texts = {
         family.name.removeprefix("minfer_"): family.documentation for family in families
     }
     # And no help of what is not, but for what engines count that send each other blocks.
     sent = Peers(PeerPlan(name="x", role=PREFILL), 1).totals().keys()
     assert sent <= HELP.keys()
-    assert reported.keys() - {"cache_config_info"} == HELP.keys() - sent
-    for name, words in reported.items():
+    assert help_texts.keys() - {"cache_config_info"} == HELP.keys() - sent
+    for name, words in help_texts.items():
         assert words.endswith("."), name
         assert len(words.split()) >= 5, name
         assert name.replace("_", " ") not in words, name
@@ -80,7 +80,7 @@ def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None
 
 def read(metrics: Metrics) -> dict[str, float]:
     """Samples by name and their labels' values but the model's, which must be right."""
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(
         generate_latest(metrics.registry).decode()
     ):
@@ -88,32 +88,36 @@ def read(metrics: Metrics) -> dict[str, float]:
             labels = dict(sample.labels)
             if sample.name.startswith("minfer_"):
                 assert labels.pop("model_name") == "tiny"
-                found[" ".join([sample.name[7:], *labels.values()])] = sample.value
-    return found
+                samples[" ".join([sample.name[7:], *labels.values()])] = sample.value
+    return samples
 
 
-def test_counts_of_a_run(made: Made) -> None:
-    llm, metrics, turns = made(num_gpu_blocks_override=64)
+def test_counts_of_a_run(start_llm: StartLLM) -> None:
+    llm, metrics, turns = start_llm(num_gpu_blocks_override=64)
     llm.generate([[i] * 20 for i in range(1, 6)], STEADY)
     llm.generate([1] * 20, SamplingParams(max_tokens=4, n=2, seed=0, ignore_eos=True))
     settle(llm)
-    found = read(metrics)
-    assert found["prompt_tokens_total"] == 120
-    assert found["generation_tokens_total"] == 158
-    assert found["prefix_cache_queries_total"] == 140  # the samples of the second request
-    hits = [r.cached for t in turns for r in t.reasons if isinstance(r, Admitted)]
-    assert found["prefix_cache_hits_total"] == sum(hits) >= 16
-    assert found["request_success_total length"] == 7
+    samples = read(metrics)
+    assert samples["prompt_tokens_total"] == 120
+    assert samples["generation_tokens_total"] == 158
     assert (
-        found["request_success_total stop"] == found["request_success_total error"] == 0
+        samples["prefix_cache_queries_total"] == 140
+    )  # the samples of the second request
+    hits = [r.cached for t in turns for r in t.reasons if isinstance(r, Admitted)]
+    assert samples["prefix_cache_hits_total"] == sum(hits) >= 16
+    assert samples["request_success_total length"] == 7
+    assert (
+        samples["request_success_total stop"]
+        == samples["request_success_total error"]
+        == 0
     )
-    assert found["request_prompt_tokens_count"] == 6
-    assert found["request_prompt_tokens_sum"] == 120
-    assert found["request_generation_tokens_sum"] == 158
-    assert found["request_params_n_sum"] == 7
-    assert found["request_params_max_tokens_sum"] == 154
-    assert found["time_to_first_token_seconds_count"] == 7
-    assert found["inter_token_latency_seconds_count"] == 5 * 29 + 2 * 3
+    assert samples["request_prompt_tokens_count"] == 6
+    assert samples["request_prompt_tokens_sum"] == 120
+    assert samples["request_generation_tokens_sum"] == 158
+    assert samples["request_params_n_sum"] == 7
+    assert samples["request_params_max_tokens_sum"] == 154
+    assert samples["time_to_first_token_seconds_count"] == 7
+    assert samples["inter_token_latency_seconds_count"] == 5 * 29 + 2 * 3
     for name in (
         "e2e_request_latency",
         "request_queue_time",
@@ -121,67 +125,72 @@ def test_counts_of_a_run(made: Made) -> None:
         "request_decode_time",
         "request_inference_time",
     ):
-        assert found[f"{name}_seconds_count"] == 6
-    whole = (
-        found["request_queue_time_seconds_sum"]
-        + found["request_inference_time_seconds_sum"]
+        assert samples[f"{name}_seconds_count"] == 6
+    queue_and_inference = (
+        samples["request_queue_time_seconds_sum"]
+        + samples["request_inference_time_seconds_sum"]
     )
-    assert whole == pytest.approx(found["e2e_request_latency_seconds_sum"])
-    assert found["request_time_per_output_token_seconds_count"] == 6
-    assert found["num_preemptions_total"] == found["failed_steps_total"] == 0
+    assert queue_and_inference == pytest.approx(
+        samples["e2e_request_latency_seconds_sum"]
+    )
+    assert samples["request_time_per_output_token_seconds_count"] == 6
+    assert samples["num_preemptions_total"] == samples["failed_steps_total"] == 0
     planned = [c.plan for t in turns for c in t.commands if isinstance(c, Execute)]
-    assert found["iteration_tokens_total_count"] == len(planned)
-    assert found["iteration_tokens_total_sum"] == sum(
+    assert samples["iteration_tokens_total_count"] == len(planned)
+    assert samples["iteration_tokens_total_sum"] == sum(
         sum(plan.num_scheduled_tokens) for plan in planned
     )
-    assert found["num_requests_running"] == found["num_requests_waiting"] == 0
-    assert found["kv_cache_usage_perc"] == 0
-    assert found["cache_config_info 8 True 64"] == 1
+    assert samples["num_requests_running"] == samples["num_requests_waiting"] == 0
+    assert samples["kv_cache_usage_perc"] == 0
+    assert samples["cache_config_info 8 True 64"] == 1
     assert not llm.worker.tally.last
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["suffix", "draft_model"])
-def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
+def test_drafts_of_a_run(start_llm: StartLLM, folder: str, method: str) -> None:
     """The second time the host finds what the first one was answered."""
-    how: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
-    how["adaptive"] = False
+    spec_config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    spec_config["adaptive"] = False
     if method == "draft_model":
-        how["model"] = folder  # its own draft: the oracle says what it drafts
-    llm, metrics, _ = made(num_gpu_blocks_override=64, speculative_config=how)
-    reported = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
+        spec_config["model"] = folder  # its own draft: the oracle says what it drafts
+    llm, metrics, _ = start_llm(
+        num_gpu_blocks_override=64, speculative_config=spec_config
+    )
+    metrics_of_runs = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
     settle(llm)
-    found = read(metrics)
-    drafts = found["spec_decode_num_drafts_total"]
-    proposed = found["spec_decode_num_draft_tokens_total"]
-    accepted = found["spec_decode_num_accepted_tokens_total"]
+    samples = read(metrics)
+    drafts = samples["spec_decode_num_drafts_total"]
+    proposed = samples["spec_decode_num_draft_tokens_total"]
+    accepted = samples["spec_decode_num_accepted_tokens_total"]
     assert 0 < accepted <= proposed <= 3 * drafts
     places = [
-        found[f"spec_decode_num_accepted_tokens_per_pos_total {at}"] for at in range(3)
+        samples[f"spec_decode_num_accepted_tokens_per_pos_total {position}"]
+        for position in range(3)
     ]
     assert sum(places) == accepted
     assert places == sorted(places, reverse=True)
-    length = found["spec_decode_mean_acceptance_length"]
+    length = samples["spec_decode_mean_acceptance_length"]
     assert length == pytest.approx(1 + accepted / drafts)
     sums = [0, 0]
-    for one in reported:
-        sums[0] += one.draft_tokens
-        sums[1] += one.accepted_draft_tokens
+    for request_metrics in metrics_of_runs:
+        sums[0] += request_metrics.draft_tokens
+        sums[1] += request_metrics.accepted_draft_tokens
     assert sums == [proposed, accepted]
 
 
-def test_without_drafts_there_is_no_length(made: Made) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=64)
+def test_without_drafts_there_is_no_length(start_llm: StartLLM) -> None:
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64)
     llm.generate([[5] * 20], STEADY)
     settle(llm)
-    found = read(metrics)
-    assert found["spec_decode_mean_acceptance_length"] == 0
-    assert found["spec_decode_num_drafts_total"] == 0
-    assert not any("per_pos" in name for name in found)
+    samples = read(metrics)
+    assert samples["spec_decode_mean_acceptance_length"] == 0
+    assert samples["spec_decode_num_drafts_total"] == 0
+    assert not any("per_pos" in name for name in samples)
 
 
-def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None:
-    llm, metrics, turns = made(
+def test_gaps_are_those_between_the_outputs_of_each_sequence(start_llm: StartLLM) -> None:
+    llm, metrics, turns = start_llm(
         num_gpu_blocks_override=12,
         max_num_seqs=6,
         max_model_len=64,
@@ -201,40 +210,40 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None
                 if tokens:
                     gaps += [turn.state.time - last[name]] if name in last else []
                     last[name] = turn.state.time
-    found = read(metrics)
-    assert found["inter_token_latency_seconds_count"] == len(gaps) > 100
-    assert found["inter_token_latency_seconds_sum"] == pytest.approx(sum(gaps))
-    assert found["time_to_first_token_seconds_count"] == 9
-    assert found["num_preemptions_total"] > 0
+    samples = read(metrics)
+    assert samples["inter_token_latency_seconds_count"] == len(gaps) > 100
+    assert samples["inter_token_latency_seconds_sum"] == pytest.approx(sum(gaps))
+    assert samples["time_to_first_token_seconds_count"] == 9
+    assert samples["num_preemptions_total"] > 0
     assert (
-        found["prefix_cache_queries_total"] == found["prompt_tokens_total"]
+        samples["prefix_cache_queries_total"] == samples["prompt_tokens_total"]
     )  # once, at the first
-    for listen_at in ("0.001", "0.01", "1.0"):
-        below = sum(gap <= float(listen_at) for gap in gaps)
-        assert found[f"inter_token_latency_seconds_bucket {listen_at}"] == below
-    assert found["inter_token_latency_seconds_bucket +Inf"] == len(gaps)
+    for bound in ("0.001", "0.01", "1.0"):
+        below = sum(gap <= float(bound) for gap in gaps)
+        assert samples[f"inter_token_latency_seconds_bucket {bound}"] == below
+    assert samples["inter_token_latency_seconds_bucket +Inf"] == len(gaps)
 
 
 @pytest.mark.long
-def test_what_waits_and_why(made: Made) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=64, max_num_seqs=2)
-    found: list[dict[str, float]] = []
-    llm.front.after.append(lambda: found.append(read(metrics)))
+def test_what_waits_and_why(start_llm: StartLLM) -> None:
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64, max_num_seqs=2)
+    samples_by_turn: list[dict[str, float]] = []
+    llm.frontend.after.append(lambda: samples_by_turn.append(read(metrics)))
     llm.generate(
         [[1], [2], [3], [4], [5]], SamplingParams(max_tokens=12, ignore_eos=True)
     )
     settle(llm)
-    then = found[4]
-    assert then["num_requests_running"] == 2
-    assert then["num_requests_waiting"] == 3
-    assert then["num_requests_waiting_by_reason rows"] == 1
-    assert then["num_requests_waiting_by_reason turn"] == 2
-    assert 0 < then["kv_cache_usage_perc"] < 1
-    assert "num_requests_waiting_by_reason rows" not in found[-1]
+    fifth_turn = samples_by_turn[4]
+    assert fifth_turn["num_requests_running"] == 2
+    assert fifth_turn["num_requests_waiting"] == 3
+    assert fifth_turn["num_requests_waiting_by_reason rows"] == 1
+    assert fifth_turn["num_requests_waiting_by_reason turn"] == 2
+    assert 0 < fifth_turn["kv_cache_usage_perc"] < 1
+    assert "num_requests_waiting_by_reason rows" not in samples_by_turn[-1]
 
 
-def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=64)
+def test_ends_by_reason(start_llm: StartLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64)
     stream = llm.stream([1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
     next(stream)
     stream.close()
@@ -250,19 +259,21 @@ def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert llm.generate([1, 2], STEADY)[0].outputs[0].finish_reason == "error"
     settle(llm)
-    found = read(metrics)
+    samples = read(metrics)
     ends = {
-        why: found[f"request_success_total {why}"]
-        for why in ("stop", "length", "abort", "error")
+        reason: samples[f"request_success_total {reason}"]
+        for reason in ("stop", "length", "abort", "error")
     }
     assert ends == {"stop": 1, "length": 1, "abort": 1, "error": 1}
-    assert found["failed_steps_total"] >= 3
-    assert found["request_prompt_tokens_count"] == 4
+    assert samples["failed_steps_total"] >= 3
+    assert samples["request_prompt_tokens_count"] == 4
     assert not llm.worker.tally.last
 
 
-def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> None:
-    llm, metrics, _ = made(journal=tmp_path)
+def test_a_journal_says_whether_it_is_written(
+    start_llm: StartLLM, tmp_path: Path
+) -> None:
+    llm, metrics, _ = start_llm(journal=tmp_path)
     assert (read(metrics)["journal_writing"], read(metrics)["journal_errors_total"]) == (
         1,
         0,
@@ -270,53 +281,55 @@ def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> Non
     journal = llm.worker.journal
     assert journal is not None
     journal.failed, journal.errors = OSError(), 3
-    found = read(metrics)
-    assert (found["journal_writing"], found["journal_errors_total"]) == (0, 3)
-    llm, metrics, _ = made()
+    samples = read(metrics)
+    assert (samples["journal_writing"], samples["journal_errors_total"]) == (0, 3)
+    llm, metrics, _ = start_llm()
     assert not [name for name in read(metrics) if name.startswith("journal")]
 
 
-def test_files_of_blocks_are_counted(made: Made, tmp_path: Path) -> None:
-    llm, metrics, _ = made()
+def test_files_of_blocks_are_counted(start_llm: StartLLM, tmp_path: Path) -> None:
+    llm, metrics, _ = start_llm()
     assert "kv_disk_stored_blocks_total" not in read(metrics)
     llm.worker.store = BlockFolder(tmp_path, 1 << 20, "cpu")
     llm.worker.store.counts[REFUSED + "torn"] += 2
-    found = read(metrics)
-    assert found["kv_disk_refused_files_total torn"] == 2
-    assert found["kv_disk_refused_files_total missing"] == 0
-    assert found["kv_disk_stored_blocks_total"] == 0
+    samples = read(metrics)
+    assert samples["kv_disk_refused_files_total torn"] == 2
+    assert samples["kv_disk_refused_files_total missing"] == 0
+    assert samples["kv_disk_stored_blocks_total"] == 0
 
 
-def test_a_turn_without_news_changes_nothing(made: Made) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=64)
+def test_a_turn_without_news_changes_nothing(start_llm: StartLLM) -> None:
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64)
     before = generate_latest(metrics.registry).split(b"# HELP process_")[0]
     llm.worker.tally.count_turn(Transition(llm.worker.driver.state))
     assert generate_latest(metrics.registry).split(b"# HELP process_")[0] == before
 
 
-def test_a_policys_answers_that_could_not_be_used_are_counted(made: Made) -> None:
+def test_a_policys_answers_that_could_not_be_used_are_counted(
+    start_llm: StartLLM,
+) -> None:
     class Raises(FirstCome):
         def rank(self, *_: Any) -> Any:
             raise KeyError("a policy's own")
 
-    llm, metrics, _ = made(num_gpu_blocks_override=64, scheduling_policy=Raises())
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64, scheduling_policy=Raises())
     llm.generate([[1, 2], [3, 4], [5]], SamplingParams(max_tokens=3))
     settle(llm)
-    found = read(metrics)
-    assert found["overruled_policy_answers_total"] == 3
-    assert found["request_success_total length"] == 3
+    samples = read(metrics)
+    assert samples["overruled_policy_answers_total"] == 3
+    assert samples["request_success_total length"] == 3
 
 
 def test_a_stop_string_in_the_last_token_counts_as_the_reader_sees_it() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=4)
     with LLM(executor="dry") as llm:
         metrics = Metrics(llm, "tiny")
-        (whole,) = llm.generate(["a"], greedy)[0].outputs
+        (full,) = llm.generate(["a"], greedy)[0].outputs
         last = llm.generate(["a"], evolve(greedy, max_tokens=3))[0].outputs[0].text
-        stop = whole.text.removeprefix(last)
+        stop = full.text.removeprefix(last)
         (cut,) = llm.generate(["a"], evolve(greedy, stop=(stop,)))[0].outputs
         settle(llm)
-        found = read(metrics)
-    assert (whole.finish_reason, cut.finish_reason) == ("length", "stop")
-    ends = {name: found[f"request_success_total {name}"] for name in ("stop", "length")}
+        samples = read(metrics)
+    assert (full.finish_reason, cut.finish_reason) == ("length", "stop")
+    ends = {name: samples[f"request_success_total {name}"] for name in ("stop", "length")}
     assert ends == {"stop": 1, "length": 2}

@@ -21,7 +21,7 @@ FLOAT: Final = ("--device=cpu", "--dtype=float32", "--num-gpu-blocks-override=12
 APART: Final = ("--prefill=1", "--decode=1")
 TWO_RANKS: Final = "--tensor-parallel-size=2"
 TIERS: Final = ("--kv-host-memory=64M", "--kv-disk={folder}", "--kv-disk-size=64M")
-LOCAL: Final = [  # each with two fronts
+LOCAL: Final = [  # each with two API servers
     ("--replicas=2", *TIERS),
     APART,
     (TWO_RANKS, "--replicas=2"),
@@ -59,16 +59,16 @@ def test_the_kernel_s_tables_show_what_listens() -> None:
     ):
         udp.bind(("::", 0))
         listed = {
-            (one.table, one.address, one.port, one.is_loopback)
-            for one in open_sockets([os.getpid()])
+            (entry.table, entry.address, entry.port, entry.is_loopback)
+            for entry in open_sockets([os.getpid()])
         }
-        wanted = {
+        expected = {
             ("tcp", everywhere, tcp.getsockname()[1], False),
             ("tcp", "127.0.0.1", local.getsockname()[1], True),
             ("tcp6", "::1", local6.getsockname()[1], True),
             ("udp6", "::", udp.getsockname()[1], False),
         }
-    assert wanted <= listed
+    assert expected <= listed
 
 
 @pytest.mark.long
@@ -76,7 +76,9 @@ def test_the_kernel_s_tables_show_what_listens() -> None:
 def test_other_machines_reach_no_socket_but_the_server_s(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with server(*FLOAT, *(one.format(folder=tmp_path) for one in options)) as served:
+    with server(
+        *FLOAT, *(option.format(folder=tmp_path) for option in options)
+    ) as served:
         served.drain()
         asyncio.run(served.until_ready())
         if "--replicas=2" in options:
@@ -85,9 +87,9 @@ def test_other_machines_reach_no_socket_but_the_server_s(
                 assert time.monotonic() < end
                 time.sleep(0.1)
         sockets = open_sockets(process_tree(served.process.pid))
-        assert [one for one in sockets if not one.is_loopback] == []
+        assert [entry for entry in sockets if not entry.is_loopback] == []
         port = int(served.url.rpartition(":")[2])
-        assert port in {one.port for one in sockets}
+        assert port in {entry.port for entry in sockets}
 
 
 @pytest.mark.long
@@ -98,9 +100,9 @@ def test_other_machines_reach_no_socket_but_torchrun_s() -> None:
         try:
             assert torchrun.stdout is not None
             assert "is served at" in torchrun.stdout.readline()
-            _, *own = process_tree(torchrun.pid)
-            sockets = open_sockets(own)
+            _, *pids = process_tree(torchrun.pid)
+            sockets = open_sockets(pids)
         finally:
             torchrun.terminate()
-    assert len(own) > 2
-    assert [one for one in sockets if not one.is_loopback] == []
+    assert len(pids) > 2
+    assert [entry for entry in sockets if not entry.is_loopback] == []

@@ -24,7 +24,7 @@ from tests.effects.served import Serving
         ({"origin": "https://evil.example"}, True),
     ],
 )
-def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
+def test_which_origins_are_foreign(headers: dict[str, str], is_foreign: bool) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert is_cross_origin({"type": "http", "headers": raw}) is is_foreign
 
@@ -59,18 +59,18 @@ class Pages:
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://here"
             ) as client:
-                given = {"origin": origin, **headers}
-                return await client.request(method, path, headers=given)
+                all_headers = {"origin": origin, **headers}
+                return await client.request(method, path, headers=all_headers)
 
         return asyncio.run(answer())
 
     def preflight(self, origin: str) -> httpx.Response:
         """What a browser asks before a page may send JSON with a key."""
-        wanted = {
+        headers = {
             "access-control-request-method": "POST",
             "access-control-request-headers": "authorization,content-type",
         }
-        return self.ask(origin, "OPTIONS", "/v1/completions", **wanted)
+        return self.ask(origin, "OPTIONS", "/v1/completions", **headers)
 
 
 GOOD, EVIL = "https://good.example", "https://evil.example"
@@ -80,10 +80,10 @@ def test_pages_of_allowed_origins_are_let_in_without_credentials(
     bundled: Serving,
 ) -> None:
     pages = Pages(bundled, GOOD)
-    found = pages.preflight(GOOD)
-    assert found.status_code == 200
-    assert found.headers["access-control-allow-origin"] == GOOD
-    assert "authorization" in found.headers["access-control-allow-headers"]
+    response = pages.preflight(GOOD)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == GOOD
+    assert "authorization" in response.headers["access-control-allow-headers"]
     assert pages.preflight(EVIL).status_code == 400
     for origin, reported in ((GOOD, True), (EVIL, False)):
         for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions")):
@@ -95,12 +95,12 @@ def test_pages_of_allowed_origins_are_let_in_without_credentials(
 
 
 def test_all_pages_are_let_in_without_credentials(bundled: Serving) -> None:
-    found = Pages(bundled, "*").ask(EVIL, "GET", "/v1/models", cookie="a=b")
-    assert found.headers["access-control-allow-origin"] == "*"
-    assert "access-control-allow-credentials" not in found.headers
+    response = Pages(bundled, "*").ask(EVIL, "GET", "/v1/models", cookie="a=b")
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in response.headers
 
 
 def test_by_default_no_page_but_ones_own_is(bundled: Serving) -> None:
-    requested = {"origin": GOOD}
-    found = bundled.http.get(f"{bundled.url}/v1/models", headers=requested)
-    assert "access-control-allow-origin" not in found.headers
+    headers = {"origin": GOOD}
+    response = bundled.http.get(f"{bundled.url}/v1/models", headers=headers)
+    assert "access-control-allow-origin" not in response.headers

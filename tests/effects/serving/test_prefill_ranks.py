@@ -16,9 +16,9 @@ APART: Final = ("--prefill=1", "--decode=1")
 
 def count(served: Server, name: str) -> float:
     """A counter of the server's metrics."""
-    found = re.search(rf"^{name}{{.*}} (.+)$", served.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    match = re.search(rf"^{name}{{.*}} (.+)$", served.get("/metrics").text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
 
 
 # The bundled model has 2 key heads, so 4 ranks have each of them twice.
@@ -27,9 +27,9 @@ def count(served: Server, name: str) -> float:
 )
 def test_other_sizes_give_the_same_text(prefill: int, decode: int) -> None:
     asked = long_bodies(1, 40)
-    with server(*FLOAT) as one:
-        alone = Load(one.url, asked)
-        asyncio.run(alone.learn())
+    with server(*FLOAT) as plain:
+        expected = Load(plain.url, asked)
+        asyncio.run(expected.learn())
     ranks = (
         f"--prefill-tensor-parallel-size={prefill}",
         f"--tensor-parallel-size={decode}",
@@ -39,7 +39,7 @@ def test_other_sizes_give_the_same_text(prefill: int, decode: int) -> None:
         Thread(target=served.process.stderr.read, daemon=True).start()
         apart = Load(served.url, asked)
         asyncio.run(asyncio.wait_for(apart.learn(), SOON))
-        for mine, other in zip(apart.right, alone.right, strict=True):
-            assert mine.equals(other), (mine.text, other.text)
+        for answer, right in zip(apart.right, expected.right, strict=True):
+            assert answer.equals(right), (answer.text, right.text)
         assert count(served, "minfer_kv_keyed_loaded_blocks_total") > len(asked)
         assert count(served, "minfer_kv_keyed_lost_blocks_total") == 0

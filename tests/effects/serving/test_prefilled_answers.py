@@ -36,11 +36,11 @@ def generation(
     endpoint: Endpoint = CHAT,
     template: str = OPENS,
     form: str = "hermes",
-    more: Mapping[str, Any] = MappingProxyType({}),
+    extra: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
 ) -> GenerationRequest:
-    """What a body asks for that has these fields, and `more` of them."""
-    body = {"input" if endpoint is RESPONSES else "messages": [HI], **fields, **more}
+    """What a body asks for that has these fields, and `extra` of them."""
+    body = {"input" if endpoint is RESPONSES else "messages": [HI], **fields, **extra}
     ground: Any = Ground(template, form)
     return endpoint.read(json.dumps(body).encode()).generation(ground)
 
@@ -49,12 +49,12 @@ def parsed_text(request: GenerationRequest, text: str, *, stream: bool) -> Parse
     """What is told of an answer that comes character by character."""
     as_sent: Any = SimpleNamespace(parsing=request.parsing, stream=stream)
     parsed = AnswerParser(as_sent)
-    ends = ["length" if at == len(text) - 1 else None for at in range(len(text))]
+    ends = ["length" if i == len(text) - 1 else None for i in range(len(text))]
     return ParsedAnswer.of(
         delta
-        for one, end in zip(text, ends, strict=True)
+        for char, end in zip(text, ends, strict=True)
         for delta in parsed.read(
-            0, CompletionOutput(index=0, text=one, token_ids=(), finish_reason=end)
+            0, CompletionOutput(index=0, text=char, token_ids=(), finish_reason=end)
         )
     )
 
@@ -70,42 +70,42 @@ GOES_ON = [
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("prefix", "more", "found"), GOES_ON)
+@pytest.mark.parametrize(("prefix", "text", "parsed"), GOES_ON)
 def test_an_answer_goes_on_where_the_prompt_ends(
-    prefix: str, more: str, found: ParsedAnswer, stream: bool
+    prefix: str, text: str, parsed: ParsedAnswer, stream: bool
 ) -> None:
     messages = [HI, {"role": "assistant", "content": prefix}]
-    parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": prefix}]}]
-    how = {"continue_final_message": True, "add_generation_prompt": False}
-    for requested in (
-        generation(messages=messages, more=how),
-        generation(messages=parts, tools=TOOLS, more=how),
+    in_parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": prefix}]}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    for request in (
+        generation(messages=messages, extra=options),
+        generation(messages=in_parts, tools=TOOLS, extra=options),
         generation(MESSAGES, messages=messages, max_tokens=5),
-        generation(MESSAGES, messages=parts, max_tokens=5),
+        generation(MESSAGES, messages=in_parts, max_tokens=5),
     ):
-        assert parsed_text(requested, more, stream=stream) == found
+        assert parsed_text(request, text, stream=stream) == parsed
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("before", ["", "I add. ", NOW, "<think>So.</think>"])
 def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None:
     """Unless its arguments are whole there."""
-    for at in range(len(CALL) - 1):
-        prefix = f"{before}<tool_call>\n{CALL[:at]}"
-        requested = generation(
+    for i in range(len(CALL) - 1):
+        prefix = f"{before}<tool_call>\n{CALL[:i]}"
+        request = generation(
             messages=[HI, {"role": "assistant", "content": prefix}],
             tools=TOOLS,
             continue_final_message=True,
         )
-        one = parsed_text(requested, f"{CALL[at:]}\n</tool_call>Done.", stream=stream)
-        calls = [(call.name, call.arguments) for call in one.calls]
+        parsed = parsed_text(request, f"{CALL[i:]}\n</tool_call>Done.", stream=stream)
+        calls = [(call.name, call.arguments) for call in parsed.calls]
         assert calls == [("add", '{"a": 1}')]
-        assert (one.content, one.reasoning) == ("Done.", "")
+        assert (parsed.content, parsed.reasoning) == ("Done.", "")
 
 
 def test_what_a_user_says_opens_nothing() -> None:
-    requested = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
-    assert parsed_text(requested, "12", stream=True) == ParsedAnswer("12")
+    request = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
+    assert parsed_text(request, "12", stream=True) == ParsedAnswer("12")
 
 
 # Fields, an answer that they take, and one that they do not.
@@ -143,9 +143,9 @@ BOUND: list[tuple[dict[str, Any], str, str]] = [
 
 
 def takes(request: GenerationRequest, text: str) -> bool:
-    requested = request.params.structured_outputs
-    assert requested is not None
-    walk = compiler().compile(requested).matcher()
+    constraint = request.params.structured_outputs
+    assert constraint is not None
+    walk = compiler().compile(constraint).matcher()
     for token in tokenizer().encode(text, add_special_tokens=False):
         if token not in allowed(walk.mask()):
             return False
@@ -158,30 +158,30 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
     fields: dict[str, Any], right: str, wrong: str
 ) -> None:
     thought = "Hm {[ 5.\n</think>\n\n"
-    for more in (fields, {**fields, "tools": TOOLS}):
-        requested = generation(more=more)
-        assert takes(requested, thought + right)
-        assert not takes(requested, thought + wrong)
-        assert not takes(requested, "Hm {")
-        assert requested.constraint_field.startswith(next(iter(fields)))
-        one = parsed_text(requested, thought + right, stream=True)
-        assert (one.content.strip(), one.reasoning) == (right.strip(), "Hm {[ 5.")
-        closed = generation(template=BODYLESS, more=more)
+    for all_fields in (fields, {**fields, "tools": TOOLS}):
+        request = generation(extra=all_fields)
+        assert takes(request, thought + right)
+        assert not takes(request, thought + wrong)
+        assert not takes(request, "Hm {")
+        assert request.constraint_field.startswith(next(iter(fields)))
+        parsed = parsed_text(request, thought + right, stream=True)
+        assert (parsed.content.strip(), parsed.reasoning) == (right.strip(), "Hm {[ 5.")
+        closed = generation(template=BODYLESS, extra=all_fields)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
         assert takes(closed, right)
 
 
 def test_a_response_is_bound_behind_its_reasoning() -> None:
-    requested = generation(RESPONSES, text={"format": {"type": "json_object"}})
-    assert takes(requested, 'Hm.</think>{"a": 1}')
-    assert not takes(requested, '{"a": 1}')
-    assert requested.constraint_field == "text.format"
+    request = generation(RESPONSES, text={"format": {"type": "json_object"}})
+    assert takes(request, 'Hm.</think>{"a": 1}')
+    assert not takes(request, '{"a": 1}')
+    assert request.constraint_field == "text.format"
 
 
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
-    how = {"continue_final_message": True, "guided_choice": ["12"]}
+    options = {"continue_final_message": True, "guided_choice": ["12"]}
     open_, closed = (
-        generation(messages=[HI, {"role": "assistant", "content": prefix}], more=how)
+        generation(messages=[HI, {"role": "assistant", "content": prefix}], extra=options)
         for prefix in ("<think>\n7 + 5 =", "<think>\n7 + 5 = 12</think>\n")
     )
     assert takes(open_, " 12\n</think>\n12")
@@ -190,8 +190,8 @@ def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
 
 
 def test_what_says_itself_where_reasoning_ends_is_taken_as_it_is() -> None:
-    requested = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
-    assert takes(requested, "hmX")
+    request = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
+    assert takes(request, "hmX")
 
 
 def test_errors_name_the_field_that_was_sent() -> None:
@@ -202,7 +202,7 @@ def test_errors_name_the_field_that_was_sent() -> None:
         ({"guided_regex": "a\\"}, "guided_regex"),
     ):
         with pytest.raises(ApiError) as caught:
-            generation(more=fields)
+            generation(extra=fields)
         assert caught.value.param == param
         assert str(caught.value).startswith(f"{param}: ")
 
@@ -215,9 +215,9 @@ def test_reasoning_of_no_known_format_is_bound_and_one_warning_says_so(
         template = OPENS.replace("<think>", marker)
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                requested = generation(template=template, form="", guided_choice=["yes"])
-                assert takes(requested, "yes")
-        assert [marker in one for one in caplog.messages] == [True]
+                request = generation(template=template, form="", guided_choice=["yes"])
+                assert takes(request, "yes")
+        assert [marker in message for message in caplog.messages] == [True]
         caplog.clear()
     generation(template=BODYLESS, form="", guided_choice=["yes"])
     assert caplog.messages == []

@@ -27,8 +27,8 @@ from minfer.routing.router import Routed
 from tests.circles import claimed, long
 from tests.effects.serving.dying_engine import KILLS
 from tests.effects.serving.process_deaths import (
+    API_SERVERS,
     ENGINE,
-    FRONTS,
     SOON,
     ClientAnswer,
     Load,
@@ -49,26 +49,30 @@ def served() -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--port={port}")
-    with server(*options, wait=False) as made:
-        made.url = f"http://127.0.0.1:{port}"
+    with server(*options, wait=False) as started:
+        started.url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + SOON
-        while (not made.begun or made.begun[-1][1] != 200) and time.monotonic() < end:
+        while (
+            not started.begun or started.begun[-1][1] != 200
+        ) and time.monotonic() < end:
             with contextlib.suppress(httpx.ConnectError):
                 paths = ("/health", "/ready", "/v1/models")
-                made.begun.append(tuple(made.get(path).status_code for path in paths))
-        yield made
+                started.begun.append(
+                    tuple(started.get(path).status_code for path in paths)
+                )
+        yield started
 
 
 def answer_of(*tokens: str, end: str = "length") -> ClientAnswer:
     """The answer that has these tokens, in events of one each."""
     answer = ClientAnswer()
-    at = 0
+    offset = 0
     for number, token in enumerate(tokens):
-        beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
+        beside = {"tokens": [token], "text_offset": [offset], "token_logprobs": [-1.0]}
         choice = {"index": 0, "text": token, "logprobs": beside}
         last = number == len(tokens) - 1
         answer.take({"choices": [{**choice, "finish_reason": end if last else None}]})
-        at += len(token)
+        offset += len(token)
     return answer
 
 
@@ -144,9 +148,9 @@ def test_engines_killed_soon_after_each_start_blame_no_request(kills: int) -> No
                 await load.flows(time.monotonic())
 
         asyncio.run(run())
-        again = asyncio.run(ask(served.url, load.bodies[0]))
-    assert again.done
-    assert all("ReadTimeout" in why for why in load.lost()), load.lost()
+        repeated = asyncio.run(ask(served.url, load.bodies[0]))
+    assert repeated.done
+    assert all("ReadTimeout" in error for error in load.lost()), load.lost()
     assert load.different() == []
 
 
@@ -159,23 +163,25 @@ def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> N
         await load.learn()
         twice = [asyncio.create_task(load.once(i)) for i in range(2 * len(load.bodies))]
         await load.flows(time.monotonic())
-        before = served.kill(FRONTS[0])
+        before = served.kill(API_SERVERS[0])
         await asyncio.gather(*twice)
-        await served.successor(FRONTS[0], before)
+        await served.successor(API_SERVERS[0], before)
         await served.until_ready()
-        again = await asyncio.gather(*[ask(served.url, load.bodies[0]) for _ in range(6)])
-        assert all(answer.equals(load.right[0]) for answer in again)
+        repeated = await asyncio.gather(
+            *[ask(served.url, load.bodies[0]) for _ in range(6)]
+        )
+        assert all(answer.equals(load.right[0]) for answer in repeated)
 
     asyncio.run(run())
-    # Those of the front that died ended with it; all others are whole.
-    whole = [answer for _, answer in load.ended if answer.done]
-    assert 0 < len(whole) < len(load.ended)
+    # Those of the API server that died ended with it; all others are whole.
+    complete = [answer for _, answer in load.ended if answer.done]
+    assert 0 < len(complete) < len(load.ended)
     assert load.different() == []
 
 
-@pytest.mark.parametrize("fronts", [*long([2]), *claimed([1])])
-def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> None:
-    with server("--dry-run", f"--api-processes={fronts}") as served:
+@pytest.mark.parametrize("api_servers", [*long([2]), *claimed([1])])
+def test_a_front_that_is_stopped_is_restarted_after_its_limit(api_servers: int) -> None:
+    with server("--dry-run", f"--api-processes={api_servers}") as served:
         plain = [body for body in bodies(1, 100) if "logprobs" not in body]
         load = Load(served.url, plain)
 
@@ -185,25 +191,27 @@ def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> No
             before = served.children()
             async with load.clients(10):
                 await load.flows(time.monotonic())
-                served.kill(FRONTS[0], signal.SIGSTOP)
+                served.kill(API_SERVERS[0], signal.SIGSTOP)
                 await asyncio.sleep(STOPPED_SECONDS / 2)
-                served.kill(FRONTS[0], signal.SIGCONT)
+                served.kill(API_SERVERS[0], signal.SIGCONT)
                 await load.flows(time.monotonic())
                 assert served.children() == before
                 assert load.lost() == [], "it was stopped for less than its limit"
-                served.kill(FRONTS[0], signal.SIGSTOP)
-                new = await served.successor(FRONTS[0], before[FRONTS[0]])
+                served.kill(API_SERVERS[0], signal.SIGSTOP)
+                new = await served.successor(API_SERVERS[0], before[API_SERVERS[0]])
                 await served.until_ready()
                 await load.flows(time.monotonic())
-            assert served.children() == before | {FRONTS[0]: new}
-            again = [ask(served.url, load.bodies[0]) for _ in range(6)]
-            assert all(one.equals(load.right[0]) for one in await asyncio.gather(*again))
+            assert served.children() == before | {API_SERVERS[0]: new}
+            repeats = [ask(served.url, load.bodies[0]) for _ in range(6)]
+            assert all(
+                answer.equals(load.right[0]) for answer in await asyncio.gather(*repeats)
+            )
 
         asyncio.run(run())
         served.process.terminate()
         assert served.process.wait(SOON) == 0
-    # Only requests that the stopped front had begun are lost: those whose connections it
-    # had not accepted are answered by the next one.
+    # Only requests that the stopped API server had begun are lost: those whose
+    # connections it had not accepted are answered by the next one.
     assert len(load.lost()) <= 10
     assert load.different() == []
 
@@ -253,8 +261,10 @@ WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started 
 def test_a_request_that_kills_engines_fails_after_few_deaths(
     kind: str, replicas: int
 ) -> None:
-    """It is refused then, by all fronts; of two replicas, one serves all the time."""
-    path, body, most = CRASHING_REQUESTS[kind]
+    """It is refused then, by all API servers; of two replicas, one serves all
+    the time.
+    """
+    path, body, max_deaths = CRASHING_REQUESTS[kind]
     module = "tests.effects.serving.dying_engine"
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")
     body = body if path == "embeddings" else {**body, **LIMITED}
@@ -266,32 +276,34 @@ def test_a_request_that_kills_engines_fails_after_few_deaths(
             url = f"{served.url}/v1/{path}"
             await served.until_ready()
             await load.learn()
-            head = {"connection": "close"}  # each at any of the fronts
+            head = {"connection": "close"}  # each at any of the API servers
             async with load.clients(), httpx.AsyncClient(timeout=SOON) as client:
                 await load.flows(time.monotonic())
                 asking = asyncio.create_task(client.post(url, json=body))
                 while not asking.done():
                     ready.append((await client.get(f"{served.url}/ready")).status_code)
                     await asyncio.sleep(0.02)
-                again = [
+                refusals = [
                     await client.post(url, json={**body, "user": ""}, headers=head)
                     for _ in range(6)
                 ]
-            return await asking, again
+            return await asking, refusals
 
-        answer, again = asyncio.run(run())
+        answer, refusals = asyncio.run(run())
         served.process.terminate()
         assert served.process.stderr is not None
         message = served.process.stderr.read()
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
     assert "the request itself is the cause" in error["message"]
-    assert 1 < len(re.findall(WHY_DIED, message)) <= most
+    assert 1 < len(re.findall(WHY_DIED, message)) <= max_deaths
     assert load.lost() == []
     assert load.different() == []
     if replicas > 1:
         assert set(ready) == {200}
-    refused = {(one.status_code, one.json()["error"]["code"]) for one in again}
+    refused = {
+        (refusal.status_code, refusal.json()["error"]["code"]) for refusal in refusals
+    }
     assert refused == {(400, "request_killed_engine")}
 
 
@@ -303,11 +315,11 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
 
         def routed() -> Counter[str]:
             text = served.get("/metrics").text
-            found = re.findall(r'minfer_routed_total{.*replica="(.)".*} (.*)', text)
-            each = Counter[str]()  # one line for each reason
-            for name, count in found:
-                each[name] += int(float(count))
-            return each
+            counts = re.findall(r'minfer_routed_total{.*replica="(.)".*} (.*)', text)
+            by_replica = Counter[str]()  # one line for each reason
+            for name, count in counts:
+                by_replica[name] += int(float(count))
+            return by_replica
 
         async def run() -> None:
             await served.until_ready()
@@ -334,8 +346,8 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
                 async with asyncio.timeout(SOON):
                     while served.get("/health").json()["ready"] != "2 of 2 replicas":
                         await asyncio.sleep(0.05)
-                    others = routed()["1"]
-                    while routed()["1"] < others + len(load.bodies):
+                    routed_before = routed()["1"]
+                    while routed()["1"] < routed_before + len(load.bodies):
                         await asyncio.sleep(0.1)
 
         asyncio.run(run())
@@ -346,7 +358,7 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
     assert [len([*(tmp_path / f"replica-{n}").iterdir()]) for n in range(2)] == [1, 2]
     for path in tmp_path.glob("*.routing"):
         turns = [turn.result for turn in RoutingJournal(path.read_bytes()).turns()]
-        assert any(isinstance(one, Routed) for one in turns)
+        assert any(isinstance(result, Routed) for result in turns)
     assert main(["replay", str(tmp_path)]) == 0, "all journals agree"
 
 
@@ -357,12 +369,12 @@ def test_engines_that_prefill_and_decode_lose_no_request(kills: int) -> None:
     """
     rng, long_ones = Random(kills), long_bodies(1, 100)
     blocks = "--num-gpu-blocks-override=128"
-    with server(FLOAT, blocks) as one:
-        alone = Load(one.url, long_ones)
-        asyncio.run(alone.learn())
+    with server(FLOAT, blocks) as reference:
+        expected = Load(reference.url, long_ones)
+        asyncio.run(expected.learn())
     with server(FLOAT, blocks, "--prefill=1", "--decode=1") as served:
         load = Load(served.url, long_ones)
-        load.right = alone.right
+        load.right = expected.right
 
         def sent() -> bool:
             text = served.get("/metrics").text
@@ -400,7 +412,7 @@ def test_a_hanging_engine_is_restarted_and_loses_no_request() -> None:
             await load.learn()
             clients = [asyncio.create_task(load.once(i)) for i in range(5)]
             await load.flows(time.monotonic())
-            before = served.kill(how=signal.SIGSTOP)
+            before = served.kill(signal_number=signal.SIGSTOP)
             started = time.monotonic()
             await served.successor(ENGINE, before)
             assert time.monotonic() - started > limit / 2
@@ -426,7 +438,7 @@ def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
         children = served.children()
         served.process.kill()
     end = time.monotonic() + SOON
-    while any(Path(f"/proc/{one}/fd/0").exists() for one in children.values()):
+    while any(Path(f"/proc/{pid}/fd/0").exists() for pid in children.values()):
         assert time.monotonic() < end, "children outlive who watches them"
         time.sleep(0.01)
     (left,) = tmp_path.glob("minfer-*")
@@ -462,7 +474,7 @@ def test_a_server_that_drains_cuts_off_no_request(tmp_path: Path) -> None:
         assert served.process.wait(SOON) == 0
         assert served.process.stderr is not None
         err = served.process.stderr.read().splitlines()
-        message = [one for one in err[1:] if " minfer.start: " not in one]
+        message = [line for line in err[1:] if " minfer.start: " not in line]
     assert err[0].startswith("minfer ")
     assert load.lost() == []
     assert load.different() == []

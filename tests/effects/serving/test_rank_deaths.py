@@ -37,9 +37,9 @@ def test_lost_ranks_lose_no_request(losses: list[tuple[int, signal.Signals]]) ->
             assert len(served.ranks()) == 2
             await load.learn()
             async with load.clients():
-                for rank, how in losses:
+                for rank, signal_number in losses:
                     await load.flows(time.monotonic())
-                    await served.lose(rank, how)
+                    await served.lose(rank, signal_number)
                     await load.flows(time.monotonic())
 
         asyncio.run(run())

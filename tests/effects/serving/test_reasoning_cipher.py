@@ -34,8 +34,8 @@ def test_a_secret_has_one_key_and_no_secret_has_a_new_one() -> None:
 
 def test_a_changed_text_is_refused_at_each_byte() -> None:
     data = base64.urlsafe_b64decode(encrypt(KEY, "So it is."))
-    for at in range(len(data)):
-        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    for i in range(len(data)):
+        changed = data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :]
         with pytest.raises(DecryptionError):
             decrypt(KEY, base64.urlsafe_b64encode(changed).decode())
 

@@ -48,9 +48,9 @@ def served(model: str, *options: str) -> Iterator[str]:
         assert process.stdout is not None
         try:
             url = next(
-                found[0]
+                match[0]
                 for line in process.stdout
-                if (found := re.search(r"http://127.0.0.1:\d+", line))
+                if (match := re.search(r"http://127.0.0.1:\d+", line))
             )
             end = time.monotonic() + SECONDS
             while asked(url, HI).status_code != 200:

@@ -69,9 +69,9 @@ MARKERS = (
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A tokenizer with a token for each marker."""
     folder = write_checkpoint(tmp_path_factory.mktemp("marked") / "m", vocab_size=300)
-    made = Backend.from_file(str(folder / "tokenizer.json"))
-    made.add_special_tokens([AddedToken(one, special=True) for one in MARKERS])
-    made.save(str(folder / "tokenizer.json"))
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(marker, special=True) for marker in MARKERS])
+    backend.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
 
 
@@ -93,7 +93,7 @@ def counted(tokenizer: Tokenizer, parsing: Parsing, text: str, *, stream: bool) 
     )
     parser = AnswerParser(request, tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    groups = [[one] for one in ids] if stream else [ids]
+    groups = [[token] for token in ids] if stream else [ids]
     for group in groups:
         piece = tokenizer.decode(group, skip_special_tokens=False)
         parser.read(0, CompletionOutput(index=0, text=piece, token_ids=tuple(group)))

@@ -63,7 +63,7 @@ def test_each_has_metrics_of_its_own() -> None:
     ):
         assert line in text.splitlines()
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
-    names = {one.removeprefix("minfer_").removesuffix("_total") for one in helped}
+    names = {name.removeprefix("minfer_").removesuffix("_total") for name in helped}
     assert names == REPLICA_HELP.keys()
 
 
@@ -87,15 +87,18 @@ def test_health_has_each_of_several(replicas: Any, ready: str | None) -> None:
     state: Any = State()
     health = Health(state, 9.0)
     assert (health.health_error(), health.unready_reason()) == ("", "")
-    found: Any = health.replicas()
-    assert found.get("ready") == ready
-    each = found.get("replicas", ())
-    assert [(one["status"], one["machine"], one["role"]) for one in each] == [
+    reported: Any = health.replicas()
+    assert reported.get("ready") == ready
+    replicas_shown = reported.get("replicas", ())
+    assert [
+        (replica["status"], replica["machine"], replica["role"])
+        for replica in replicas_shown
+    ] == [
         ("ready", "node-a (10.0.0.1)", "both"),
         ("loading", "", "prefill"),
     ][: len(replicas)]
     shown: Any = health.figures()["replicas"]
-    usage = [(one["replica"], one["kv_cache_usage"]) for one in shown]
+    usage = [(replica["replica"], replica["kv_cache_usage"]) for replica in shown]
     assert usage == ([("0", 0.6), ("1", 0.0)] if replicas else [("0", 0.0)])
     assert replicas or shown[0]["machine"] == "node-b (10.0.0.2)"
 
@@ -107,16 +110,16 @@ def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
         {"replica": "1", "machine": "b", "why": "session"},
     ]
     head = {**HEAD, "headers": [(b"x-request-id", b"cmpl-1")]}
-    for more, there in (({"replicas": hops}, True), ({}, False)):
-        record = {"endpoint": "/x", "prompts": [{**prompt, **more}]}
-        (line,) = logged(head, path="/x", reported=record)
+    for placed, is_placed in (({"replicas": hops}, True), ({}, False)):
+        record = {"endpoint": "/x", "prompts": [{**prompt, **placed}]}
+        (line,) = logged(head, path="/x", record=record)
         entry = json.loads(line)
         assert [entry.get(name) for name in ("replica", "machine", "why")] == (
-            ["1", "b", "session"] if there else [None, None, None]
+            ["1", "b", "session"] if is_placed else [None, None, None]
         )
-        (text,) = logged(head, form="text", path="/x", reported=record)
+        (text,) = logged(head, form="text", path="/x", record=record)
         assert text.endswith(
-            "tokens=3+4 replica=1 machine=b why=session" if there else "=3+4"
+            "tokens=3+4 replica=1 machine=b why=session" if is_placed else "=3+4"
         )
 
 

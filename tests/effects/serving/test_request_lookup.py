@@ -1,4 +1,6 @@
-"""A request is found by its id, and can be cancelled, at whichever front one asks."""
+"""A request is found by its id, and can be cancelled, at whichever API server
+one asks.
+"""
 
 import asyncio
 import json
@@ -39,8 +41,8 @@ def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
         lines = answer.iter_lines()
         name = next(events(lines))["id"]
         assert cancelled(slow, "mine", origin="http://elsewhere").status_code == 403
-        found = cancelled(slow, "mine").json()
-        assert (found["id"], found["cancelled"]) == (name, 1)
+        record = cancelled(slow, "mine").json()
+        assert (record["id"], record["cancelled"]) == (name, 1)
         last = [line for line in lines if line][-1]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["message"] == "the request was cancelled"
@@ -54,30 +56,30 @@ def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
 def test_a_cancelled_whole_answer_has_a_status_that_is_not_retried(
     slow: Serving,
 ) -> None:
-    found: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
     body = {**NEIGHBOUR, "max_tokens": 9000, "stream": False}
     url = f"{slow.url}/v1/completions"
 
     def post() -> None:
         headers = {"x-request-id": "whole"}
-        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+        responses.append(httpx.post(url, json=body, headers=headers, timeout=30))
 
     thread = threading.Thread(target=post)
     thread.start()
     slow.until(lambda: cancelled(slow, "whole").json().get("cancelled") == 1)
     thread.join()
-    assert found[0].status_code == 499
+    assert responses[0].status_code == 499
 
 
 def test_a_beam_search_is_one_request(slow: Serving) -> None:
     """It is looked up, and cancelled, by one id; nothing of its rounds is left."""
-    found: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
     body = {"prompt": "x", "max_tokens": 900, **BEAMS}
     url = f"{slow.url}/v1/completions"
 
     def post() -> None:
         headers = {"x-request-id": "search"}
-        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+        responses.append(httpx.post(url, json=body, headers=headers, timeout=30))
 
     thread = threading.Thread(target=post)
     thread.start()
@@ -88,11 +90,11 @@ def test_a_beam_search_is_one_request(slow: Serving) -> None:
 
     slow.until(running)
     slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
-    assert list(slow.llm.front.processors)
+    assert list(slow.llm.frontend.processors)
     assert cancelled(slow, "search").json()["cancelled"] == 1
     thread.join()
-    assert found[0].status_code == 499
-    slow.until(lambda: not slow.llm.front.searches.live)
+    assert responses[0].status_code == 499
+    slow.until(lambda: not slow.llm.frontend.searches.live)
     slow.idle()
 
 
@@ -101,15 +103,15 @@ def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
     body = {"prompt": "x", "max_tokens": 900, **BEAMS}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
-    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.until(lambda: not slow.llm.frontend.searches.live)
     slow.idle()
 
 
 class FixedRecords:
-    """As a front's, with what it was asked."""
+    """As an API server's, with what it was asked."""
 
-    def __init__(self, known: dict[str, Any] | None = None) -> None:
-        self.known = known or {}
+    def __init__(self, records: dict[str, Any] | None = None) -> None:
+        self.known = records or {}
 
     def find(self, name: str, owner: str) -> Any:
         return self.known.get(name) if owner == "Ann" else None
@@ -120,35 +122,41 @@ class FixedRecords:
 def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookup, "FRONT_REPLY_SECONDS", 0.05)
-    emitted: list[Any] = []
-    front_queries = RequestQueries()
-    here: Any = FixedRecords({"a": {"id": "a"}})
-    found = RequestLookup(here)
-    found.join(front_queries)
+    monkeypatch.setattr(lookup, "API_SERVER_REPLY_SECONDS", 0.05)
+    sent: list[Any] = []
+    api_server_queries = RequestQueries()
+    own_records: Any = FixedRecords({"a": {"id": "a"}})
+    request_lookup = RequestLookup(own_records)
+    request_lookup.join(api_server_queries)
 
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be reached now"):
-            await found.find(RequestQuery("b", "Ann"))
-        front_queries.connect(emitted.append)
-        known = await found.find(RequestQuery("a", "Ann"))
-        waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
+            await request_lookup.find(RequestQuery("b", "Ann"))
+        api_server_queries.connect(sent.append)
+        known_record = await request_lookup.find(RequestQuery("a", "Ann"))
+        waiting = asyncio.create_task(request_lookup.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        front_queries.take_answer(wire.QueryAnswer(emitted[0].number, 1, b'{"id": "b"}'))
+        api_server_queries.take_answer(
+            wire.QueryAnswer(sent[0].number, 1, b'{"id": "b"}')
+        )
         with pytest.raises(ApiError, match="did not answer in time"):
-            await found.find(RequestQuery("c", "Ann"))
+            await request_lookup.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
-        return [known, await waiting, await found.find(RequestQuery("x" * 500))]
+        return [
+            known_record,
+            await waiting,
+            await request_lookup.find(RequestQuery("x" * 500)),
+        ]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
-    queries = [one.query for one in emitted]
+    queries = [sent_query.query for sent_query in sent]
     assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
-    assert not front_queries._pending
+    assert not api_server_queries._pending
     for number, owner in ((7, "Ann"), (8, "Bob")):
         asked = wire.ReceivedQuery(1, number, 2, RequestQuery("a", owner))
-        front_queries.answer_query(asked, emitted.append)
+        api_server_queries.answer_query(asked, sent.append)
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
-    assert emitted[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
+    assert sent[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 
 
 @pytest.mark.long
@@ -173,12 +181,12 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
 
         hers, his = send(first, "mine"), send(second, "mine")
         # One key's id is what another key's client has chosen.
-        theirs = send(third, hers)
+        third_id = send(third, hers)
         for method in ("GET", "DELETE"):
-            each = [found(key, "mine", method) for key in (first, second, third)]
-            assert each == [hers, his, None]
-            each = [found(key, hers, method) for key in (first, second, third)]
-            assert each == [hers, None, theirs]
+            ids = [found(key, "mine", method) for key in (first, second, third)]
+            assert ids == [hers, his, None]
+            ids = [found(key, hers, method) for key in (first, second, third)]
+            assert ids == [hers, None, third_id]
 
 
 @pytest.mark.parametrize("count", [*long([20]), *claimed([1000])])
@@ -186,51 +194,56 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
     folder: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(records, "MAX_ENDED_ANSWERS", count)
-    every = [f"key-{i}" for i in range(count)]
-    keys = ApiKeys(tuple(ApiKey(one, digest(one.encode())) for one in every))
+    key_names = [f"key-{i}" for i in range(count)]
+    keys = ApiKeys(tuple(ApiKey(name, digest(name.encode())) for name in key_names))
     settings = {**SLOW, "step": 0}
     with serving(
         folder, service={"bounds": ServerBounds(keys=keys)}, **settings
     ) as served:
 
-        def answer_of(key: str, method: str, path: str, **how: Any) -> Any:
+        def answer_of(key: str, method: str, path: str, **options: Any) -> Any:
             headers = {"x-api-key": key, "x-request-id": "same"}
             url = served.url + path
-            answer = served.http.request(method, url, headers=headers, **how)
+            answer = served.http.request(method, url, headers=headers, **options)
             return answer.json().get("id")
 
         body = {"prompt": "x", "max_tokens": 1}
         path = "/v1/completions"
-        names = {key: answer_of(key, "POST", path, json=body) for key in every}
+        names = {key: answer_of(key, "POST", path, json=body) for key in key_names}
         # A key that asks for as many as are remembered takes none of others away.
         for _ in range(count):
             names["key-0"] = answer_of("key-0", "POST", path, json=body)
         for method in ("GET", "DELETE"):
-            found = {key: answer_of(key, method, "/v1/requests/same") for key in every}
-            assert found == names
-        others = {key: names[f"key-{count - 1 - i}"] for i, key in enumerate(every)}
-        each = [
-            answer_of(key, "GET", f"/v1/requests/{one}") for key, one in others.items()
+            found_ids = {
+                key: answer_of(key, method, "/v1/requests/same") for key in key_names
+            }
+            assert found_ids == names
+        others_ids = {
+            key: names[f"key-{count - 1 - i}"] for i, key in enumerate(key_names)
+        }
+        ids = [
+            answer_of(key, "GET", f"/v1/requests/{request_id}")
+            for key, request_id in others_ids.items()
         ]
-        assert each == [None] * count
+        assert ids == [None] * count
 
 
 @pytest.mark.long
 def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
     with process("--dry-run", "--api-processes", "2") as (_, url):
         names = [uuid4().hex for _ in range(8)]
-        for name in names:  # each on a connection of its own, which is any front's
+        for name in names:  # each on a connection of its own, which is any API server's
             body = {"prompt": "x", "max_tokens": 1}
             headers = {"x-request-id": name}
             answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
             assert answer.status_code == 200
         for name in names:
             for _ in range(3):
-                found = httpx.get(f"{url}/v1/requests/{name}")
-                assert found.json()["request_id"] == name
+                response = httpx.get(f"{url}/v1/requests/{name}")
+                assert response.json()["request_id"] == name
         assert httpx.get(f"{url}/v1/requests/nobodys").status_code == 404
-        found = httpx.delete(f"{url}/v1/requests/{names[0]}")
-        assert found.json()["cancelled"] == 0
+        response = httpx.delete(f"{url}/v1/requests/{names[0]}")
+        assert response.json()["cancelled"] == 0
 
 
 @pytest.mark.long
@@ -242,26 +255,31 @@ def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
     body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with process("--api-processes", "2", "--api-keys-file", str(path)) as (_, url):
 
-        def request(method: str, path: str, key: str, **how: Any) -> Any:
+        def request(method: str, path: str, key: str, **options: Any) -> Any:
             headers = {"x-api-key": key, "x-request-id": "same"}
-            return httpx.stream(method, url + path, headers=headers, timeout=60, **how)
+            return httpx.stream(
+                method, url + path, headers=headers, timeout=60, **options
+            )
 
         def answer_of(method: str, key: str) -> Any:
-            with request(method, "/v1/requests/same", key) as found:
-                return json.loads(found.read())
+            with request(method, "/v1/requests/same", key) as response:
+                return json.loads(response.read())
 
         with (
             request("POST", "/v1/completions", "ann", json=body) as hers,
             request("POST", "/v1/completions", "bob", json=body) as his,
         ):
             lines = {"ann": hers.iter_lines(), "bob": his.iter_lines()}
-            ids = {key: next(events(each))["id"] for key, each in lines.items()}
+            ids = {
+                key: next(events(events_of_key))["id"]
+                for key, events_of_key in lines.items()
+            }
             for key, name in ids.items():
                 for _ in range(8):  # each on a connection of its own
-                    found = answer_of("GET", key)
-                    assert (found["id"], found["state"]) == (name, "running")
-            for key, each in lines.items():
+                    record = answer_of("GET", key)
+                    assert (record["id"], record["state"]) == (name, "running")
+            for key, stream_lines in lines.items():
                 assert answer_of("DELETE", key)["cancelled"] == 1
-                last = [line for line in each if line][-1]
+                last = [line for line in stream_lines if line][-1]
                 error = json.loads(last.removeprefix("data: "))["error"]
                 assert error["code"] == "cancelled"

@@ -28,8 +28,11 @@ from minfer.effects.serving.request_parsing.limits import (
     Limits,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.request_receiver import LONG_BODY_BYTES, RequestReceiver
-from minfer.effects.serving.request_receiver import SLOW_SCHEMA as LATER
+from minfer.effects.serving.request_receiver import (
+    LONG_BODY_BYTES,
+    SLOW_SCHEMA,
+    RequestReceiver,
+)
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
@@ -51,19 +54,19 @@ class Sent:
         self.data = data
         self.after = after
         self.gone = asyncio.Event()
-        raw = [(name.replace("_", "-"), emitted) for name, emitted in headers.items()]
+        raw = [(name.replace("_", "-"), text) for name, text in headers.items()]
         self.scope: Scope = {
             "client": ("10.0.0.7", 1),
-            "headers": [(name.encode(), emitted.encode()) for name, emitted in raw],
+            "headers": [(name.encode(), text.encode()) for name, text in raw],
         }
 
     chosen_id = ""
 
-    def announced_size(self, most: int) -> int:
-        return min(len(self.data), most)
+    def announced_size(self, max_bytes: int) -> int:
+        return min(len(self.data), max_bytes)
 
-    async def read(self, most: int, see: Watcher) -> bytes:
-        assert len(self.data) <= most
+    async def read(self, max_bytes: int, see: Watcher) -> bytes:
+        assert len(self.data) <= max_bytes
         await asyncio.sleep(self.after)
         see(self.data)
         return self.data
@@ -83,8 +86,8 @@ class Sent:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as made:
-        yield made
+    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as llm:
+        yield llm
 
 
 def body(**fields: Any) -> bytes:
@@ -95,9 +98,11 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     """What becomes of a body."""
 
     async def whole() -> Any:
-        made = ServerBounds(**bounds)
+        server_bounds = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
         try:
             return await receiver.receive(ENDPOINT, sent)
         finally:
@@ -112,12 +117,12 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
 ) -> None:
     data = body(cache_salt="x" * length)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
-    reported = taken(llm, Sent(body(user="me", priority=3))).request.urgency
-    assert (reported.client, reported.priority) == ("me", 3)
+    urgency = taken(llm, Sent(body(user="me", priority=3))).request.urgency
+    assert (urgency.client, urgency.priority) == ("me", 3)
 
 
 @pytest.mark.parametrize(
-    ("policy", "key", "requested", "level"),
+    ("policy", "key", "priority", "level"),
     [
         ("priority", None, -5, -5),
         ("fair", None, -5, 0),
@@ -128,9 +133,9 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
     ],
 )
 def test_under_fair_only_a_key_makes_more_urgent_than_others(
-    policy: str, key: ApiKey | None, requested: int, level: int
+    policy: str, key: ApiKey | None, priority: int, level: int
 ) -> None:
-    sent = Sent(body(priority=requested))
+    sent = Sent(body(priority=priority))
     if key is not None:
         sent.scope["minfer.key"] = key
     with contextlib.closing(AsyncLLM(executor="dry", scheduling_policy=policy)) as llm:
@@ -164,12 +169,12 @@ def test_what_may_be_slow_is_prepared_away_from_the_event_loop(
     field: dict[str, Any], slow: bool
 ) -> None:
     text = json.dumps(field)
-    assert bool(LATER.search(text.encode())) == slow
+    assert bool(SLOW_SCHEMA.search(text.encode())) == slow
     escaped = text
     for letter in "=!yF":
         escaped = escaped.replace(letter, f"\\u{ord(letter):04x}")
     assert json.loads(escaped) == field
-    assert bool(LATER.search(escaped.encode())) == slow
+    assert bool(SLOW_SCHEMA.search(escaped.encode())) == slow
 
 
 class Slowly(OneByOne):
@@ -179,8 +184,8 @@ class Slowly(OneByOne):
         self.go = threading.Event()
         self.clients: list[str] = []
 
-    def compile(self, requested: StructuredOutputs) -> Any:
-        self.clients.append(requested.text)
+    def compile(self, constraint: StructuredOutputs) -> Any:
+        self.clients.append(constraint.text)
         assert self.go.wait(60)
         return self
 
@@ -194,12 +199,17 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
     store = grammars.Grammars(lambda: slowly)
 
     async def whole() -> None:
-        made = ServerBounds()
+        server_bounds = ServerBounds()
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
         share = grammars.MAX_WAITING // grammars.CLIENT_SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.COMPILE_THREADS)]
-        doing = [asyncio.ensure_future(receiver.receive(ENDPOINT, one)) for one in sent]
+        doing = [
+            asyncio.ensure_future(receiver.receive(ENDPOINT, connection))
+            for connection in sent
+        ]
         async with asyncio.timeout(60):
             while len(slowly.clients) < grammars.COMPILE_THREADS or not store.is_full_for(
                 "10.0.0.7"
@@ -207,11 +217,11 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await receiver.receive(ENDPOINT, constrained("one more"))
-        other = constrained("other")
-        other.scope["client"] = ("10.0.0.8", 1)
-        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other)))
-        for one in sent:
-            one.gone.set()
+        other_connection = constrained("other")
+        other_connection.scope["client"] = ("10.0.0.8", 1)
+        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other_connection)))
+        for connection in sent:
+            connection.gone.set()
         await asyncio.wait(doing[:-1])
         assert store.pending == grammars.COMPILE_THREADS + 1
         slowly.go.set()
@@ -236,8 +246,8 @@ def test_more_than_an_idle_server_can_take_is_refused() -> None:
 @pytest.fixture(scope="module")
 def pooled(folder: str) -> Iterator[Serving]:
     bounds = ServerBounds(workers=2)
-    with serving(folder, service={"bounds": bounds}, **SLOW) as made:
-        yield made
+    with serving(folder, service={"bounds": bounds}, **SLOW) as server:
+        yield server
 
 
 @pytest.mark.long
@@ -247,15 +257,15 @@ def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
         assert pooled.post("completions", **fields, max_tokens=2).status_code == 200
         pooled.idle()
         turns = pooled.turns[before:]
-        return next(e.request for taken, _ in turns for e in taken if type(e) is Submit)
+        return next(e.request for events, _ in turns for e in events if type(e) is Submit)
 
     text = "a b c " * LONG_BODY_BYTES
     assert pooled.llm.tokenizer is not None
     ids = pooled.llm.tokenizer.encode(text)
     large = submitted(prompt=text, seed=5)
-    again = submitted(prompt=ids, seed=5)
-    assert large.prompt == again.prompt == tuple(ids)
-    assert large.keys == again.keys
+    repeated = submitted(prompt=ids, seed=5)
+    assert large.prompt == repeated.prompt == tuple(ids)
+    assert large.keys == repeated.keys
 
 
 LARGE: dict[str, dict[str, Any]] = {
@@ -291,42 +301,42 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of all that is parsed in the server's own process."""
     sizes: list[int] = []
 
-    def seen(data: bytes, **how: Any) -> Any:
+    def seen(data: bytes, **options: Any) -> Any:
         sizes.append(len(data))
-        return from_json(data, **how)
+        return from_json(data, **options)
 
     monkeypatch.setattr(bodies, "from_json", seen)
     return sizes
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("raw_request", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_parsed_where_streams_are_served(
     pooled: Serving,
     quiet: list[str],
-    requested: dict[str, Any],
+    raw_request: dict[str, Any],
     parsed: list[int],
 ) -> None:
     url = f"{pooled.url}/v1/completions"
     with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
-        got = [next(stream)["choices"][0]["text"]]
-        status, _ = raw(pooled, **requested)
-        got += [event["choices"][0]["text"] for event in stream]
+        texts = [next(stream)["choices"][0]["text"]]
+        status, _ = raw(pooled, **raw_request)
+        texts += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG_BODY_BYTES
-    assert "".join(got) == "".join(quiet)
+    assert "".join(texts) == "".join(quiet)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
-def test_nor_is_a_large_message_on_a_socket(
-    pooled: Serving, quiet: list[str], requested: dict[str, Any], parsed: list[int]
+@pytest.mark.parametrize("raw_request", LARGE.values(), ids=LARGE)
+def test_a_large_message_on_a_socket_is_not_parsed_there(
+    pooled: Serving, quiet: list[str], raw_request: dict[str, Any], parsed: list[int]
 ) -> None:
-    endpoint = requested.get("path", "completions").partition("/")[0]
+    endpoint = raw_request.get("path", "completions").partition("/")[0]
     message = b'{"id": "a", "endpoint": "%s", "body": %s}'
-    whole = message % (endpoint.encode(), requested["data"])
+    message_text = message % (endpoint.encode(), raw_request["data"])
     url = f"{pooled.url}/v1/completions"
     socket = url.replace("http", "ws").replace("completions", "stream")
     with (
@@ -334,27 +344,29 @@ def test_nor_is_a_large_message_on_a_socket(
         pooled.http.stream("POST", url, json=NEIGHBOUR) as answer,
     ):
         stream = events(answer.iter_lines())
-        got = [next(stream)["choices"][0]["text"]]
-        link.send(whole.decode())
+        texts = [next(stream)["choices"][0]["text"]]
+        link.send(message_text.decode())
         record = json.loads(link.recv(timeout=20))
-        got += [event["choices"][0]["text"] for event in stream]
+        texts += [event["choices"][0]["text"] for event in stream]
     assert (record["id"], record["status"]) == ("a", 400)
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG_BODY_BYTES
-    assert "".join(got) == "".join(quiet)
+    assert "".join(texts) == "".join(quiet)
 
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    emitted = RequestMessage(
+    message = RequestMessage(
         "a", "completions", body(cache_salt="x" * UNCOUNTED_BODY_BYTES)
     )
 
     async def whole() -> None:
-        made = ServerBounds()
+        server_bounds = ServerBounds()
         limits = Limits.of(llm)
-        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
-        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
+        receiver = RequestReceiver(
+            ServerState(llm, limits, server_bounds), MODELS, limits, server_bounds
+        )
+        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, message)
         try:
             with (
                 receiver._body_memory.reserve(

@@ -10,6 +10,7 @@ import pytest
 from minfer.effects.serving.application import refusal
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from tests.effects.served import Serving
+from tests.effects.serving.raw_requests import receive_response
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 FRAMED = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(BODY)
@@ -19,19 +20,13 @@ def sent(served: Serving, data: bytes) -> tuple[int, bytes, bool]:
     """The status and the body of an answer, and whether its connection was closed."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as link:
         link.sendall(data)
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += link.recv(65536)
-        head, _, body = got.partition(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(body) < size:
-            body += link.recv(65536)
+        status, body = receive_response(link)
         link.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         try:
             closed = not link.recv(1)
         except ConnectionError:
             closed = True
-    return int(head.split()[1]), body, closed
+    return status, body, closed
 
 
 @pytest.mark.parametrize(
@@ -47,10 +42,10 @@ def sent(served: Serving, data: bytes) -> tuple[int, bytes, bool]:
     ],
 )
 def test_absolute_targets_are_paths(bundled: Serving, target: str, status: int) -> None:
-    reported = sent(bundled, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    assert (reported[0], reported[2]) == (status, False)
+    answer = sent(bundled, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert (answer[0], answer[2]) == (status, False)
     if "odels" in target and status == 200:
-        assert json.loads(reported[1])["object"] == "list"
+        assert json.loads(answer[1])["object"] == "list"
 
 
 @pytest.mark.parametrize(
@@ -64,15 +59,15 @@ def test_absolute_targets_are_paths(bundled: Serving, target: str, status: int) 
 def test_the_host_of_an_absolute_target_counts(
     target: bytes, path: str, host: bytes
 ) -> None:
-    seen: list[Any] = []
+    scopes: list[Any] = []
 
     async def app(scope: Any, *_: Any) -> None:
-        seen.append(scope)
+        scopes.append(scope)
 
     headers = [(b"host", b"b.example"), (b"accept", b"*")]
     scope = {"type": "http", "raw_path": target, "path": target.decode()}
     asyncio.run(NormalizeTarget(app, refusal)({**scope, "headers": headers}, None, None))  # type: ignore[arg-type]  # neither is used
-    assert (seen[0]["path"], dict(seen[0]["headers"])[b"host"]) == (path, host)
+    assert (scopes[0]["path"], dict(scopes[0]["headers"])[b"host"]) == (path, host)
 
 
 def test_two_framings_are_refused_and_close(bundled: Serving) -> None:
@@ -85,9 +80,9 @@ def test_two_framings_are_refused_and_close(bundled: Serving) -> None:
 
 @pytest.mark.parametrize("version", ["9.9", "2.0", "0.9", "3.0"])
 def test_other_versions_are_refused_and_close(bundled: Serving, version: str) -> None:
-    reported = sent(bundled, f"GET /v1/models HTTP/{version}\r\nhost: x\r\n\r\n".encode())
-    assert (reported[0], reported[2]) == (505, True)
-    assert f"HTTP/{version}" in json.loads(reported[1])["error"]["message"]
+    answer = sent(bundled, f"GET /v1/models HTTP/{version}\r\nhost: x\r\n\r\n".encode())
+    assert (answer[0], answer[2]) == (505, True)
+    assert f"HTTP/{version}" in json.loads(answer[1])["error"]["message"]
 
 
 def test_versions_of_http_1_are_served(bundled: Serving) -> None:

@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def closed(folder: str) -> Iterator[Serving]:
-    with serving(folder, executor="dry", num_gpu_blocks_override=600) as made:
-        yield made
+    with serving(folder, executor="dry", num_gpu_blocks_override=600) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def trusting(folder: str) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         limits = WorkerLimits(memory=2**27, cpu=0.7, nice=0)
         patch.setattr(request_receiver, "TEMPLATE_LIMITS", limits)
-        with serving(folder, num_gpu_blocks_override=600, **settings) as made:
-            yield made
+        with serving(folder, num_gpu_blocks_override=600, **settings) as server:
+            yield server
 
 
 def text_of(server: Serving, **fields: Any) -> str:
@@ -73,8 +73,8 @@ def text_of(server: Serving, **fields: Any) -> str:
     return server.llm.tokenizer.decode(answer.json()["tokens"])
 
 
-def chat(server: Serving, template: Any, messages: Any = CHAT, **more: Any) -> Any:
-    body = {"messages": messages, "max_tokens": 2, "chat_template": template, **more}
+def chat(server: Serving, template: Any, messages: Any = CHAT, **fields: Any) -> Any:
+    body = {"messages": messages, "max_tokens": 2, "chat_template": template, **fields}
     return server.post("chat/completions", **body)
 
 
@@ -96,9 +96,9 @@ def test_by_default_they_are_refused_by_an_error_that_names_the_option(
 
 def test_the_field_is_found_however_it_is_spelled() -> None:
     letters = "chat_template"
-    for at, letter in enumerate(letters):
+    for i, letter in enumerate(letters):
         for code in (f"{ord(letter):04x}", f"{ord(letter):04X}"):
-            name = f"{letters[:at]}\\u{code}{letters[at + 1 :]}"
+            name = f"{letters[:i]}\\u{code}{letters[i + 1 :]}"
             body = f'{{"a": "é", "{name}" : 1}}'.encode()
             assert json.loads(body)["chat_template"] == 1
             assert TEMPLATE_FIELD.search(body)
@@ -109,18 +109,20 @@ def test_the_field_is_found_however_it_is_spelled() -> None:
 
 
 @pytest.mark.long
-def test_they_render_as_in_transformers(trusting: Serving, folder: str) -> None:
+def test_templates_of_requests_render_as_in_transformers(
+    trusting: Serving, folder: str
+) -> None:
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(Path(folder) / "tokenizer.json")
     )
     for messages in (CHAT, LARGE):
         for prompt in (True, False):
-            how = {"add_generation_prompt": prompt}
-            expected = theirs.apply_chat_template(
-                messages, chat_template=OWN, tokenize=False, mood="glad", **how
+            options = {"add_generation_prompt": prompt}
+            expected = tokenizer.apply_chat_template(
+                messages, chat_template=OWN, tokenize=False, mood="glad", **options
             )
-            fields = {"messages": messages, "chat_template": OWN, **how}
+            fields = {"messages": messages, "chat_template": OWN, **options}
             kwargs = {"chat_template_kwargs": {"mood": "glad"}}
             assert text_of(trusting, **fields, **kwargs) == expected
     assert text_of(trusting, messages=CHAT) == "<user>hi<assistant>"
@@ -141,10 +143,14 @@ def test_only_what_has_the_field_goes_to_their_workers(trusting: Serving) -> Non
         assert facts.reasoning_key == b""  # which no template needs
         assert facts.names == ("tiny",)
     data = b'{"\\u0063hat_template": "x"}'
-    every: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
-    taking = {one.path for one in every if receiver._template_pool(one, data) is pool}
+    endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+    taking = {
+        endpoint.path
+        for endpoint in endpoints
+        if receiver._template_pool(endpoint, data) is pool
+    }
     assert taking == {"/v1/chat/completions", "/tokenize"}
-    assert all(receiver._template_pool(one, b"{}") is None for one in every)
+    assert all(receiver._template_pool(endpoint, b"{}") is None for endpoint in endpoints)
 
 
 @pytest.mark.long
@@ -156,13 +162,13 @@ def test_what_is_no_template_or_too_long(trusting: Serving) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "chat_template"
     assert "at most 65536 bytes" in chat(trusting, "x" * 65_537).text
-    for template, why in (
+    for template, message in (
         *(("", "no text"), ("{# x #}", "no text"), ("{{ '' }}", "no text")),
         ("{{ 'x' * 2**15 }}", "context length is 16384"),
     ):
         error = chat(trusting, template).json()["error"]
         assert error["param"] == "chat_template"
-        assert why in error["message"]
+        assert message in error["message"]
     assert text_of(trusting, messages=CHAT, chat_template="") == ""
     deep = '{"messages": [], "chat_template": ' + "[" * 10_000 + "]" * 10_000 + "}"
     url = f"{trusting.url}/v1/chat/completions"
@@ -178,7 +184,7 @@ def test_hostile_templates_end_alone(trusting: Serving) -> None:
     def send(template: str) -> None:
         answers[template] = chat(trusting, template)
 
-    threads = [threading.Thread(target=send, args=(one,)) for one in HOSTILE]
+    threads = [threading.Thread(target=send, args=(template,)) for template in HOSTILE]
     for thread in threads:
         thread.start()
     times = []

@@ -132,7 +132,7 @@ def tokenizer() -> Tokenizer:
 
 def streamed(
     endpoint: Endpoint,
-    requested: dict[str, Any],
+    fields: dict[str, Any],
     form: str,
     text: str,
     *,
@@ -142,7 +142,7 @@ def streamed(
     answer.
     """
     ground: Any = Ground(TEMPLATES["as JSON"], form)
-    body = endpoint.read(json.dumps({**requested, "stream": stream}).encode())
+    body = endpoint.read(json.dumps({**fields, "stream": stream}).encode())
     request = body.generation(ground)
     writer = endpoint.writer(Stamp("chatcmpl-1", "m", 5), request, ground.tokenizer)
     half = len(text) // 2 if stream else len(text)
@@ -153,7 +153,7 @@ def streamed(
         events += writer.write(0, delta)
     metrics = RequestMetrics(arrival_time=0.0, output_tokens=1)
     events += writer.end([PromptUsage(1, 0, metrics)])
-    return [json.loads(one.data) for one in events if one.data != "[DONE]"]
+    return [json.loads(event.data) for event in events if event.data != "[DONE]"]
 
 
 def in_chat(form: str, text: str) -> Iterator[dict[str, Any]]:
@@ -171,8 +171,8 @@ def in_chat(form: str, text: str) -> Iterator[dict[str, Any]]:
                 if "id" in call:
                     calls.append(call)
                 else:
-                    more = call["function"]["arguments"]
-                    calls[call["index"]]["function"]["arguments"] += more
+                    fragment = call["function"]["arguments"]
+                    calls[call["index"]]["function"]["arguments"] += fragment
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "5"}
         for call in message.get("tool_calls", ())
@@ -188,9 +188,9 @@ def in_responses(form: str, text: str) -> Iterator[dict[str, Any]]:
     fields = {"input": "hi", "tools": tools}
     items = streamed(RESPONSES, fields, form, text)[-1]["response"]["output"]
     results = [
-        {"type": "function_call_output", "call_id": one["call_id"], "output": "5"}
-        for one in items
-        if one["type"] == "function_call"
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "5"}
+        for item in items
+        if item["type"] == "function_call"
     ]
     yield {**fields, "input": [HI, *items, *results, ON]}
     yield {**fields, "input": [HI, *items]}
@@ -217,9 +217,9 @@ def whole_in_responses(form: str, text: str) -> Iterator[dict[str, Any]]:
     (answer,) = streamed(RESPONSES, fields, form, text, stream=False)
     items = answer["output"]
     results = [
-        {"type": "function_call_output", "call_id": one["call_id"], "output": "5"}
-        for one in items
-        if one["type"] == "function_call"
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "5"}
+        for item in items
+        if item["type"] == "function_call"
     ]
     yield {**fields, "input": [HI, *items, *results, ON]}
 
@@ -234,8 +234,10 @@ def in_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
         if event["type"] == "content_block_delta":
             kind = {"text_delta": "text", "thinking_delta": "thinking"}
             name = kind.get(event["delta"]["type"], "input")
-            more = event["delta"].get("partial_json") or event["delta"].get(name) or ""
-            blocks[-1][name] = (blocks[-1][name] or "") + more
+            fragment = (
+                event["delta"].get("partial_json") or event["delta"].get(name) or ""
+            )
+            blocks[-1][name] = (blocks[-1][name] or "") + fragment
     yield from answered(fields, blocks)
 
 
@@ -251,9 +253,9 @@ def answered(
 ) -> Iterator[dict[str, Any]]:
     """The bodies in which blocks go back: with results, and to be continued."""
     results = [
-        {"type": "tool_result", "tool_use_id": one["id"], "content": "5"}
-        for one in blocks
-        if one["type"] == "tool_use"
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "5"}
+        for block in blocks
+        if block["type"] == "tool_use"
     ]
     message = {"role": "assistant", "content": blocks}
     results = [*results, {"type": "text", "text": "go on"}]
@@ -275,8 +277,8 @@ APIS: dict[str, tuple[Endpoint, Back]] = {
 def words(body: Any) -> Iterator[str]:
     """What an assistant said in a body: its text, reasoning and arguments."""
     if isinstance(body, list):
-        for one in body:
-            yield from words(one)
+        for item in body:
+            yield from words(item)
     elif isinstance(body, dict):
         for name, value in body.items():
             if isinstance(value, str):
@@ -304,13 +306,13 @@ def test_an_answer_that_is_cut_anywhere_is_taken_back(api: str, number: int) -> 
     endpoint, back = APIS[api]
     form, answer = ANSWERS[number]
     tokens = tokenizer().encode(answer, add_special_tokens=False)
-    for at in range(len(tokens) + 1):
-        cut = tokenizer().decode(tokens[:at], skip_special_tokens=False)
-        template = [*TEMPLATES][at % len(TEMPLATES)]
+    for num_tokens in range(len(tokens) + 1):
+        cut = tokenizer().decode(tokens[:num_tokens], skip_special_tokens=False)
+        template = [*TEMPLATES][num_tokens % len(TEMPLATES)]
         ground: Any = Ground(TEMPLATES[template], form)
-        for requested in back(form, cut):
-            body = endpoint.read(json.dumps(requested).encode())
+        for request in back(form, cut):
+            body = endpoint.read(json.dumps(request).encode())
             prompt = body.generation(ground).prompts[0].ids
             shown = tokenizer().decode(prompt, skip_special_tokens=False)
-            for drawn in words(requested):
+            for drawn in words(request):
                 assert read_back(template, drawn) in shown, (cut, drawn, shown)

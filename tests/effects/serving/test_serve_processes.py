@@ -38,7 +38,7 @@ def test_the_end_of_an_engine_of_several_ranks_is_no_crash_of_its_own(
         paths=[],
         listeners=[],
         links=[],
-        fronts=1,
+        api_servers=1,
         ends=EngineEnds(2),
     )
 
@@ -49,7 +49,7 @@ def test_the_end_of_an_engine_of_several_ranks_is_no_crash_of_its_own(
             self.note_end = note_end
 
         def run(self, _: Callable[[], None]) -> int:
-            for name in ("engine 0", "engine 1", "front 0"):
+            for name in ("engine 0", "engine 1", "api server 0"):
                 self.note_end(name, 1)
             return 0
 
@@ -60,5 +60,5 @@ def test_the_end_of_an_engine_of_several_ranks_is_no_crash_of_its_own(
     options = server.options
     assert not serve_in_processes(args, options, "", 0, 1, lambda run: run(), deployment)
     kinds = [server.ends.last(number).kind for number in range(2)]
-    expected = [EndKind.CRASHED if one else EndKind.UNKNOWN for one in noted]
+    expected = [EndKind.CRASHED if is_crash else EndKind.UNKNOWN for is_crash in noted]
     assert kinds == expected

@@ -41,9 +41,11 @@ SLACK = 4
 
 
 @contextlib.contextmanager
-def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(
+    *options: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that is ready, and its address."""
-    env = {**os.environ, **more}
+    env = {**os.environ, **environment}
     with subprocess.Popen(
         [*SERVE, *options],
         stdout=subprocess.PIPE,
@@ -66,9 +68,9 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
 
 def unexpected(err: str) -> str:
     """Standard error without the lines about a server's start."""
-    first, *others = err.splitlines(keepends=True)
+    first, *lines = err.splitlines(keepends=True)
     assert first.startswith(f"minfer {minfer.__version__}: loading ")
-    return "".join(one for one in others if " INFO minfer.start: " not in one)
+    return "".join(line for line in lines if " INFO minfer.start: " not in line)
 
 
 def sent(link: ClientConnection, text: str) -> list[str | bytes]:
@@ -81,13 +83,14 @@ def sent(link: ClientConnection, text: str) -> list[str | bytes]:
 def test_a_dry_run_is_healthy() -> None:
     with process("--dry-run") as (running, url):
         assert httpx.get(f"{url}/healthz").status_code == 200
-        found = httpx.post(
+        response = httpx.post(
             f"{url}/v1/chat/completions",
             timeout=30,
             json={"messages": [{"role": "user", "content": "x"}], "temperature": 0},
         )
         assert (
-            "not written by a model" in found.json()["choices"][0]["message"]["content"]
+            "not written by a model"
+            in response.json()["choices"][0]["message"]["content"]
         )
         with connect(f"{url.replace('http', 'ws')}/v1/stream") as link:
             body = {"prompt": "x", "max_tokens": 1}
@@ -118,11 +121,11 @@ DRAINING = "minfer: 1 request may take 0.2 s to end; another signal stops them\n
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stop", "code", "reported"),
+    ("stop", "code", "stderr"),
     [(signal.SIGINT, 130, ""), (signal.SIGTERM, 0, DRAINING)],
 )
 def test_a_signal_ends_what_runs_politely(
-    folder: str, stop: signal.Signals, code: int, reported: str
+    folder: str, stop: signal.Signals, code: int, stderr: str
 ) -> None:
     options = ("--model", folder, "--dry-run", "--access-log", "--shutdown-timeout=0.2")
     with process(*options, MINFER_API_KEY="secret") as (running, url):
@@ -138,7 +141,7 @@ def test_a_signal_ends_what_runs_politely(
         error = json.loads(last.removeprefix("data: "))["error"]
         assert error["message"] == "the server is shutting down"
         out, err = running.communicate(timeout=30)
-        assert (running.returncode, unexpected(err)) == (code, reported)
+        assert (running.returncode, unexpected(err)) == (code, stderr)
         (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
         name = answer.headers["x-request-id"]
         assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
@@ -148,8 +151,8 @@ def test_an_occupied_port_is_reported_before_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "AsyncLLM", None)  # loading would fail
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
     err = capsys.readouterr().err
     start, error = err.splitlines()
@@ -183,8 +186,10 @@ def test_a_port_is_taken_from_the_start_on() -> None:
 
 def test_several_sockets_share_an_address_and_no_other_server_does() -> None:
     with contextlib.ExitStack() as stack:
-        mine = [stack.enter_context(one) for one in listen_at("127.0.0.1", 0, 3)]
-        (port,) = {one.getsockname()[1] for one in mine}
+        sockets = [
+            stack.enter_context(listener) for listener in listen_at("127.0.0.1", 0, 3)
+        ]
+        (port,) = {listener.getsockname()[1] for listener in sockets}
         for count in (1, 2):
             with pytest.raises(ConfigError, match="in use"):
                 listen_at("127.0.0.1", port, count)
@@ -208,8 +213,8 @@ def test_an_answer_does_not_wait_for_the_receipt_of_its_first_packet(
 
 @pytest.mark.long
 def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() -> None:
-    reported: list[float] = []
-    client = SimpleNamespace(drain=reported.append)
+    drain_seconds: list[float] = []
+    client = SimpleNamespace(drain=drain_seconds.append)
     records = SimpleNamespace(live=1)  # the engine is done with it, its client is not
     application: Any = SimpleNamespace(
         state=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
@@ -217,26 +222,27 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
 
     async def seconds(patience: float, work: float = 60, signals: int = 0) -> float:
         options = HttpOptions(names=["x"], shutdown_timeout=patience)
-        made = HttpServer(http_config(application, options), options, lambda: None)
+        http_server = HttpServer(http_config(application, options), options, lambda: None)
         for _ in range(signals):
-            made.handle_exit(signal.SIGTERM, None)
+            http_server.handle_exit(signal.SIGTERM, None)
         started = time.monotonic()
         asyncio.get_running_loop().call_later(work, setattr, records, "live", 0)
-        await made._drain(application)
+        await http_server._drain(application)
         return time.monotonic() - started
 
     assert 0.3 <= asyncio.run(seconds(60, work=0.3)) < 60
     records.live = 1
     assert 0.05 <= asyncio.run(seconds(0.05)) < 60
     assert asyncio.run(seconds(60, signals=2)) < 60
-    assert reported == [0, 0, 0]
+    assert drain_seconds == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("cores", "fronts"), [(None, 1), (1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)]
+    ("cores", "api_servers"),
+    [(None, 1), (1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)],
 )
 def test_four_cores_get_a_front_up_to_four(
-    cores: int | None, fronts: int, monkeypatch: pytest.MonkeyPatch
+    cores: int | None, api_servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert server.fronts_by_cores() == fronts
+    assert server.api_servers_by_cores() == api_servers

@@ -21,36 +21,39 @@ def parse(*arguments: str) -> ServerBounds:
 def test_options_become_bounds(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "a"\nkey = "b"\n')
-    made = parse(
+    bounds = parse(
         *("--api-key", "x", "--api-key", "y", "--api-keys-file", str(file)),
         *("--preparers", "3", "--body-timeout", "4", "--request-timeout", "5"),
         *("--enforce-deadlines", "--max-connections", "6", "--header-timeout", "7"),
     )
-    assert [key.name for key in made.keys.known] == ["key-1", "key-2", "a"]
-    assert (made.workers, made.body_timeout, made.request_timeout) == (3, 4, 5)
-    assert made.enforce_deadlines
-    assert (made.connection_limits.connections, made.connection_limits.header) == (6, 7)
+    assert [key.name for key in bounds.keys.known] == ["key-1", "key-2", "a"]
+    assert (bounds.workers, bounds.body_timeout, bounds.request_timeout) == (3, 4, 5)
+    assert bounds.enforce_deadlines
+    assert (bounds.connection_limits.connections, bounds.connection_limits.header) == (
+        6,
+        7,
+    )
 
 
 def test_the_defaults() -> None:
-    made = parse()
-    assert made.keys.known == ()
-    assert made.workers >= 1
-    assert (made.body_timeout, made.request_timeout, made.enforce_deadlines) == (
+    bounds = parse()
+    assert bounds.keys.known == ()
+    assert bounds.workers >= 1
+    assert (bounds.body_timeout, bounds.request_timeout, bounds.enforce_deadlines) == (
         60,
         None,
         False,
     )
-    assert made.connection_limits.header == 10
+    assert bounds.connection_limits.header == 10
 
 
 def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
     first, second = (parse("--api-key", "x", "--cache-secret", "s") for _ in range(2))
     third = parse("--api-key", "y", "--cache-secret", "s")
-    others = [parse("--api-key", "x"), parse("--api-key", "x", "--cache-secret", "t")]
+    different = [parse("--api-key", "x"), parse("--api-key", "x", "--cache-secret", "t")]
     salts = [
-        made.tenants.salt(made.keys.known[0], b"")
-        for made in (first, second, third, *others)
+        bounds.tenants.salt(bounds.keys.known[0], b"")
+        for bounds in (first, second, third, *different)
     ]
     assert salts[0] == salts[1] == salts[2]
     assert len(set(salts)) == 3
@@ -82,6 +85,6 @@ def test_a_secret_has_one_key_of_reasoning_and_none_a_random_one() -> None:
 def test_options_of_responses_and_the_tokenizer() -> None:
     assert not parse().refuse_hosted_tools
     assert not parse().tokenizer_info
-    made = parse("--refuse-hosted-tools", "--enable-tokenizer-info-endpoint")
-    assert made.refuse_hosted_tools
-    assert made.tokenizer_info
+    bounds = parse("--refuse-hosted-tools", "--enable-tokenizer-info-endpoint")
+    assert bounds.refuse_hosted_tools
+    assert bounds.tokenizer_info

@@ -6,7 +6,6 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,8 @@ import pytest
 
 from minfer.effects.serving.observability.live_view import MAX_VIEWERS
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
-from tests.effects.serving.process_deaths import FRONTS, server
+from tests.effects.serving.process_deaths import API_SERVERS, server
+from tests.effects.serving.test_connections import until
 
 CONNECTIONS = 40
 MORE = 8  # than are let in
@@ -41,58 +41,51 @@ def status_of(url: str, key: str) -> int:
     """The status of a request on a connection of its own."""
     head = {"authorization": f"Bearer {key}", "connection": "close"}
     body = {"prompt": [5], "max_tokens": 1}
-    found = httpx.post(f"{url}/v1/completions", json=body, headers=head, timeout=20)
-    return found.status_code
+    response = httpx.post(f"{url}/v1/completions", json=body, headers=head, timeout=20)
+    return response.status_code
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-@pytest.mark.long  # others ask it of one front and of another's counts
+@pytest.mark.long  # others ask it of one API server and of another's counts
 def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps([{"name": "free", "key": "sk-f"}]))
     options = ("--dry-run", f"--api-keys-file={path}", "--access-log=json")
-    with server(*options, f"--max-connections={CONNECTIONS}") as made:
-        assert [status_of(made.url, "sk-f") for _ in range(24)] == [200] * 24
+    with server(*options, f"--max-connections={CONNECTIONS}") as served:
+        assert [status_of(served.url, "sk-f") for _ in range(24)] == [200] * 24
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(httpx.Client(timeout=20))
             head = {"authorization": "Bearer sk-f"}
 
             def views() -> int:
                 """The status of one more view, which stays open."""
-                live = client.stream("GET", f"{made.url}/live", headers=head)
+                live = client.stream("GET", f"{served.url}/live", headers=head)
                 return stack.enter_context(live).status_code
 
             assert [views() for _ in range(MAX_VIEWERS + 2)] == [200] * MAX_VIEWERS + [
                 503
             ] * 2
-            made.kill(FRONTS[0])
-            until(lambda: FRONTS[0] in made.children())
-            asyncio.run(made.until_ready())
+            served.kill(API_SERVERS[0])
+            until(lambda: API_SERVERS[0] in served.children(), seconds=20)
+            asyncio.run(served.until_ready())
             before = [views() for _ in range(MAX_VIEWERS)]
             assert 0 < before.count(200) < MAX_VIEWERS, (
-                "those of the front that died are free"
+                "those of the API server that died are free"
             )
-        host, port = made.url.removeprefix("http://").split(":")
-        until(lambda: status_of(made.url, "sk-f") == 200)
+        host, port = served.url.removeprefix("http://").split(":")
+        until(lambda: status_of(served.url, "sk-f") == 200, seconds=20)
         time.sleep(0.3)  # for what was closed to be noticed
         with contextlib.ExitStack() as stack:
             links = [
                 stack.enter_context(socket.create_connection((host, int(port))))
                 for _ in range(CONNECTIONS + MORE)
             ]
-            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE)
+            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE, seconds=20)
             refused = select.select(links, [], [], 0)[0]
             assert len(refused) < 2 * MORE, "there is room for those that were let in"
-            for one in refused:
-                assert one.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable")
-        assert made.process.stdout is not None
-        made.process.terminate()
-        lines = [line for line in made.process.stdout if line.startswith("{")]
+            for link in refused:
+                assert link.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert served.process.stdout is not None
+        served.process.terminate()
+        lines = [line for line in served.process.stdout if line.startswith("{")]
         posts = [json.loads(line) for line in lines if '"POST"' in line]
-        assert {line["process"] for line in posts} == {"front 0", "front 1"}
+        assert {line["process"] for line in posts} == {"api server 0", "api server 1"}

@@ -40,12 +40,12 @@ class Sent:
 
 @pytest.fixture
 def sent(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
-    made = Sent()
+    spans_sent = Sent()
     monkeypatch.setattr(
-        bundled.service, "app", with_traces(bundled.service.app, made.traces)
+        bundled.service, "app", with_traces(bundled.service.app, spans_sent.traces)
     )
-    yield made
-    made.traces.close()
+    yield spans_sent
+    spans_sent.traces.close()
 
 
 @pytest.mark.long
@@ -57,7 +57,7 @@ def test_a_span_says_what_an_answer_took(bundled: Serving, sent: Sent) -> None:
     (span,) = sent.spans()
     assert span.name == "text_completion bundled"
     assert f"{span.context.trace_id:032x}-{span.parent.span_id:016x}" in PARENT
-    about = dict(span.attributes)
+    attributes = dict(span.attributes)
     usage = answer["usage"]
     expected = {
         "gen_ai.operation.name": "text_completion",
@@ -69,12 +69,12 @@ def test_a_span_says_what_an_answer_took(bundled: Serving, sent: Sent) -> None:
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
     }
-    assert about.items() >= expected.items()
+    assert attributes.items() >= expected.items()
     seconds = (span.end_time - span.start_time) / 1e9
-    first = about["gen_ai.latency.time_to_first_token"]
-    assert 0 < first <= about["gen_ai.latency.e2e"] <= seconds
-    assert 0 <= about["gen_ai.latency.time_in_queue"] <= first
-    assert len(about["gen_ai.response.finish_reasons"]) == 4
+    first = attributes["gen_ai.latency.time_to_first_token"]
+    assert 0 < first <= attributes["gen_ai.latency.e2e"] <= seconds
+    assert 0 <= attributes["gen_ai.latency.time_in_queue"] <= first
+    assert len(attributes["gen_ai.response.finish_reasons"]) == 4
     assert span.status.is_ok or span.status.is_unset
     assert "def f" not in span.to_json()
 
@@ -132,8 +132,8 @@ GZIP = b"\x1f\x8b"
 @pytest.mark.long
 def test_spans_come_to_a_collector_before_a_front_ends() -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        found: list[tuple[str, bytes]] = []
-        collector.spans = found  # type: ignore[attr-defined]  # for the handler
+        received: list[tuple[str, bytes]] = []
+        collector.spans = received  # type: ignore[attr-defined]  # for the handler
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
         options = ("--dry-run", "--api-processes", "1", "--otlp-traces-endpoint", url)
@@ -146,7 +146,7 @@ def test_spans_come_to_a_collector_before_a_front_ends() -> None:
             assert "WARNING" not in err
             assert "Traceback" not in err
         collector.shutdown()
-    ((path, sent),) = found
+    ((path, sent),) = received
     assert path == "/v1/traces"
     assert answer["id"].encode() in sent
     assert b"gen_ai.usage.output_tokens" in sent

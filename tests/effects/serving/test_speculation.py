@@ -29,21 +29,21 @@ def streamed(url: str, body: dict[str, Any]) -> dict[int, str]:
         assert answer.status_code == 200
         for event in events(answer.iter_lines()):
             for choice in event["choices"]:
-                at = choice["index"]
-                texts[at] = texts.get(at, "") + choice["text"]
+                index = choice["index"]
+                texts[index] = texts.get(index, "") + choice["text"]
     return texts
 
 
 def metrics(url: str) -> dict[str, dict[str, float]]:
     """What is said of drafts: values by the place that they are of, or by nothing."""
-    found = dict[str, dict[str, float]]()
+    by_name = dict[str, dict[str, float]]()
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
-        for one in family.samples:
-            if "spec_decode" in one.name:
-                name = one.name.removeprefix("minfer_spec_decode_")
-                place = one.labels.get("position", "")
-                found.setdefault(name, {})[place] = one.value
-    return found
+        for sample in family.samples:
+            if "spec_decode" in sample.name:
+                name = sample.name.removeprefix("minfer_spec_decode_")
+                place = sample.labels.get("position", "")
+                by_name.setdefault(name, {})[place] = sample.value
+    return by_name
 
 
 @pytest.mark.long
@@ -52,23 +52,23 @@ def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     options = ("--speculative-config", json.dumps(CONFIG), "--dtype", "float32")
     with process(*options, "--num-gpu-blocks-override", "128") as (_, url):
         assert [streamed(url, body) for body in REQUESTED] == plain
-        reported = metrics(url)
+        by_name = metrics(url)
     assert all(text for texts in plain for text in texts.values())
-    drafts = reported["num_drafts_total"][""]
-    proposed = reported["num_draft_tokens_total"][""]
-    accepted = reported["num_accepted_tokens_total"][""]
+    drafts = by_name["num_drafts_total"][""]
+    proposed = by_name["num_draft_tokens_total"][""]
+    accepted = by_name["num_accepted_tokens_total"][""]
     assert 0 < accepted < proposed <= 3 * drafts
-    by_place = reported["num_accepted_tokens_per_pos_total"]
+    by_place = by_name["num_accepted_tokens_per_pos_total"]
     assert [*by_place] == ["0", "1", "2"]
     assert sum(by_place.values()) == accepted
     assert by_place["0"] >= by_place["1"] >= by_place["2"] > 0
-    length = reported["mean_acceptance_length"][""]
+    length = by_name["mean_acceptance_length"][""]
     assert length == pytest.approx(1 + accepted / drafts)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("config", "why"),
+    ("config", "message"),
     [
         ('{"method": "ngram", "num_speculative_tokens": 0}', "from 1 to 64"),
         ('{"method": "eagle3"}', "not here yet"),
@@ -77,10 +77,10 @@ def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_start(
-    config: str, why: str, capfd: pytest.CaptureFixture[str]
+    config: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--port", "0", "--speculative-config", config]) == 2
-    assert why in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_what_is_no_object_is_refused_by_the_command_line(

@@ -10,6 +10,6 @@ def test_no_two_stamps_are_alike() -> None:
     stamps = [new_stamp("cmpl", "m") for _ in range(100)]
     assert len({stamp.id for stamp in stamps}) == 100
     for stamp in stamps:
-        prefix, _, rest = stamp.id.partition("-")
-        assert (prefix, stamp.model, len(rest)) == ("cmpl", "m", 32)
+        prefix, _, random_part = stamp.id.partition("-")
+        assert (prefix, stamp.model, len(random_part)) == ("cmpl", "m", 32)
         assert before <= stamp.created <= time.time()

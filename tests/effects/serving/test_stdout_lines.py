@@ -30,19 +30,19 @@ def test_lines_come_in_order_and_whole(pipe: tuple[int, int]) -> None:
     for number in range(200):
         lines.put(partial(line, number))
     lines.close()
-    found = b"".join(os.read(reader, 4096) for _ in range(6)).decode().splitlines()
-    assert found == [line(number) for number in range(200)]
+    lines_read = b"".join(os.read(reader, 4096) for _ in range(6)).decode().splitlines()
+    assert lines_read == [line(number) for number in range(200)]
 
 
 def test_processes_that_share_a_pipe_do_not_mix_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, writer = pipe
-    parts: list[bytes] = []
+    writes: list[bytes] = []
     real = os.write
 
     def write(file: int, data: bytes) -> int:
-        parts.append(data)
+        writes.append(data)
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
@@ -50,8 +50,8 @@ def test_processes_that_share_a_pipe_do_not_mix_lines(
     for number in range(200):
         lines.put(partial(line, number))
     lines.close()
-    assert len(parts) == 6
-    assert all(len(part) <= 4096 and part.endswith(b"\n") for part in parts)
+    assert len(writes) == 6
+    assert all(len(written) <= 4096 and written.endswith(b"\n") for written in writes)
 
 
 @pytest.mark.long

@@ -84,20 +84,20 @@ def chat(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
 
 
 def responses(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
-    (_, first), *rest = turns
+    (_, first), *later_turns = turns
     tool = {"type": "function", **TOOL["function"]}
-    body = {"instructions": long_text(first), "input": messages_of(rest)}
+    body = {"instructions": long_text(first), "input": messages_of(later_turns)}
     return prompt(llm, RESPONSES, {**body, **with_tools("tools", tools, tool)})
 
 
 def messages(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
-    (_, first), *rest = [
+    (_, first), *later_turns = [
         ("system" if role == "developer" else role, text) for role, text in turns
     ]
     tool = {"name": "f", "description": "F.", "input_schema": SCHEMA}
     body = {
         "system": [{"type": "text", "text": long_text(first)}],
-        "messages": messages_of(rest),
+        "messages": messages_of(later_turns),
         "max_tokens": 1,
         **with_tools("tools", tools, tool),
     }
@@ -105,8 +105,8 @@ def messages(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
 
 
 def python(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
-    how: ChatOptions = {"tools": [TOOL] if tools else None}
-    return render_conversation(llm.tokenizer, messages_of(turns), how).text or ""
+    options: ChatOptions = {"tools": [TOOL] if tools else None}
+    return render_conversation(llm.tokenizer, messages_of(turns), options).text or ""
 
 
 def tokenize(llm: AsyncLLM, turns: Turns, tools: bool) -> str:
@@ -132,11 +132,11 @@ def missing(text: str, turns: Turns) -> list[str]:
     end = 0
     lost = []
     leading = True
-    for role, part in turns:
+    for role, text_part in turns:
         leading = leading and role in ("system", "developer")
-        start = text.find(long_text(part), 0 if leading else end)
+        start = text.find(long_text(text_part), 0 if leading else end)
         if start < 0:
-            lost.append(part)
+            lost.append(text_part)
         elif not leading:
             end = start
     return lost
@@ -145,11 +145,11 @@ def missing(text: str, turns: Turns) -> list[str]:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     path = write_talker(tmp_path_factory.mktemp("talker"), context=100_000)
-    with contextlib.closing(AsyncLLM(path, executor="dry")) as made:
-        made.set_parsers(Parsers("hermes", "none"))
-        assert made.tokenizer is not None
-        made.tokenizer.special_tokens = {"bos_token": "", "eos_token": ""}
-        yield made
+    with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
+        llm.set_parsers(Parsers("hermes", "none"))
+        assert llm.tokenizer is not None
+        llm.tokenizer.special_tokens = {"bos_token": "", "eos_token": ""}
+        yield llm
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -186,35 +186,37 @@ def renders(llm: AsyncLLM, *, tools: bool) -> bool:
 
 def report(llm: AsyncLLM) -> dict[str, str]:
     """What is wrong with the prompts of the model's template, by API and shape."""
-    found = {}
+    wrong = {}
     tools = not renders(llm, tools=False)  # some are for tools alone
     for (api, make), (shape, turns) in (
-        (one, other) for one in APIS.items() for other in SHAPES.items()
+        (api_item, shape_item)
+        for api_item in APIS.items()
+        for shape_item in SHAPES.items()
     ):
         try:
             lost = missing(make(llm, turns, tools), turns)
         except Exception as error:  # what a template raises is reported
-            found[f"{api}, {shape}"] = str(error)
+            wrong[f"{api}, {shape}"] = str(error)
         else:
             if lost:
-                found[f"{api}, {shape}"] = f"lost {', '.join(lost)}"
-    return found
+                wrong[f"{api}, {shape}"] = f"lost {', '.join(lost)}"
+    return wrong
 
 
 def main(folder: str) -> None:
     """Report about all templates of a folder."""
-    with tempfile.TemporaryDirectory() as made:
-        path = write_talker(Path(made) / "talker", context=100_000)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = write_talker(Path(temporary) / "talker", context=100_000)
         with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
             assert llm.tokenizer is not None
             llm.tokenizer.special_tokens = {"bos_token": "", "eos_token": ""}
-            for one in sorted(Path(folder).glob("*.jinja")):
-                llm.tokenizer.chat_template = one.read_text()
+            for template in sorted(Path(folder).glob("*.jinja")):
+                llm.tokenizer.chat_template = template.read_text()
                 llm.set_parsers(Parsers("hermes", "none"))
                 wrong = report(llm)
-                print(f"{one.stem:50} {len(APIS) * len(SHAPES) - len(wrong)} right")
-                for where, what in wrong.items():
-                    print(f"    {where}: {what}")
+                print(f"{template.stem:50} {len(APIS) * len(SHAPES) - len(wrong)} right")
+                for place, error in wrong.items():
+                    print(f"    {place}: {error}")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_server import process
 
 
-def key(name: str, **more: Any) -> ApiKey:
-    return ApiKey(name, digest(name.encode()), **more)
+def key(name: str, **fields: Any) -> ApiKey:
+    return ApiKey(name, digest(name.encode()), **fields)
 
 
 ANN, ANNS, BOB = key("ann"), key("ann-2", tenant="ann"), key("bob")
@@ -31,13 +31,16 @@ NAMES = ("ann", "bob")
 
 def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
     new = ApiKey("another", digest(b"another"), tenant="ann")
-    here, there = Tenants(KEYS, "s"), Tenants(ApiKeys((new, BOB)), "s")
-    assert here.salt(ANN, b"") == here.salt(ANNS, b"") == there.salt(ANN, b"")
-    owners, requested = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", here.salt(ANN, b""))
-    every = [here.salt(*one) for one in itertools.product(owners, requested)]
-    every += [Tenants(KEYS, "t").salt(ANN, b""), Tenants(KEYS).salt(ANN, b"")]
-    every += [Tenants(KEYS).salt(ANN, b""), *requested[:3]]
-    assert len(set(every)) == len(every)
+    first, second = Tenants(KEYS, "s"), Tenants(ApiKeys((new, BOB)), "s")
+    assert first.salt(ANN, b"") == first.salt(ANNS, b"") == second.salt(ANN, b"")
+    owners, salts_sent = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", first.salt(ANN, b""))
+    salts = [
+        first.salt(*owner_and_salt)
+        for owner_and_salt in itertools.product(owners, salts_sent)
+    ]
+    salts += [Tenants(KEYS, "t").salt(ANN, b""), Tenants(KEYS).salt(ANN, b"")]
+    salts += [Tenants(KEYS).salt(ANN, b""), *salts_sent[:3]]
+    assert len(set(salts)) == len(salts)
 
 
 def test_a_reset_changes_one_tenants_salts_for_good() -> None:
@@ -54,27 +57,27 @@ def test_a_reset_changes_one_tenants_salts_for_good() -> None:
 
 def test_resets_are_kept_with_blocks_on_disk(tmp_path: Path) -> None:
     """By all servers of a folder, and after their ends."""
-    here, there = (
+    first, second = (
         Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv")) for _ in range(2)
     )
-    before, bobs = here.salt(ANN, b""), here.salt(BOB, b"")
-    assert there.salt(ANN, b"") == before
-    here.reset(ANNS)
+    before, bobs = first.salt(ANN, b""), first.salt(BOB, b"")
+    assert second.salt(ANN, b"") == before
+    first.reset(ANNS)
     later = Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv"))
-    [now] = {one.salt(ANN, b"") for one in (here, there, later)}
+    [now] = {tenants.salt(ANN, b"") for tenants in (first, second, later)}
     assert now != before
-    assert {one.salt(BOB, b"") for one in (here, there, later)} == {bobs}
-    assert "after a restart" not in here.describe()
+    assert {tenants.salt(BOB, b"") for tenants in (first, second, later)} == {bobs}
+    assert "after a restart" not in first.describe()
     assert "after a restart" in Tenants(KEYS, "", FolderEpochs(tmp_path)).describe()
 
 
 def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
-    for tenants, one in (
+    for tenants, key in (
         (Tenants(ApiKeys()), None),
         (Tenants(ApiKeys(KEYS.known, share_all=True)), ANN),
     ):
         assert not tenants.separate
-        assert [tenants.salt(one, requested) for requested in (b"", b"x")] == [b"", b"x"]
+        assert [tenants.salt(key, sent) for sent in (b"", b"x")] == [b"", b"x"]
 
 
 def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
     path.write_text(json.dumps(entries))
     first, second, third, fourth = read_keys(["a", "b"], path).known
     tenants = Tenants(ApiKeys((first, second, third, fourth)), "s")
-    salts = [tenants.salt(one, b"") for one in (first, second, third, fourth)]
+    salts = [tenants.salt(key, b"") for key in (first, second, third, fourth)]
     assert salts[0] == salts[1] != salts[2] == salts[3]
 
 
@@ -99,8 +102,8 @@ def test_start_up_says_which_holds() -> None:
 def served() -> Iterator[Serving]:
     with serving(
         service={"bounds": ServerBounds(keys=KEYS)}, **SLOW | {"step": 0}
-    ) as made:
-        yield made
+    ) as server:
+        yield server
 
 
 def ask(served: Serving, name: str, path: str, **body: Any) -> Any:
@@ -119,7 +122,7 @@ def over_socket(served: Serving, name: str, body: dict[str, Any]) -> Any:
 
 
 TEXT = "a text that only one tenant has sent " * 20
-EMITTED = [{"role": "user", "content": TEXT}]
+MESSAGES = [{"role": "user", "content": TEXT}]
 REQUESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "salted": ("v1/completions", {"prompt": TEXT, "max_tokens": 1, "cache_salt": "s"}),
@@ -128,9 +131,9 @@ REQUESTED: dict[str, tuple[str, dict[str, Any]]] = {
         "v1/completions",
         {"prompt": TEXT, "max_tokens": 2, "use_beam_search": True, "n": 2},
     ),
-    "chat": ("v1/chat/completions", {"messages": EMITTED, "max_tokens": 1}),
+    "chat": ("v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
     "responses": ("v1/responses", {"input": TEXT, "max_output_tokens": 1}),
-    "messages": ("v1/messages", {"messages": EMITTED, "max_tokens": 1}),
+    "messages": ("v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     "socket": ("", {"prompt": TEXT, "max_tokens": 1}),
 }
 COUNTS = ("cached_tokens", "cache_read_input_tokens")
@@ -139,8 +142,8 @@ COUNTS = ("cached_tokens", "cache_read_input_tokens")
 def cached(answer: Any) -> int:
     """The cached tokens of an answer, wherever it has them."""
     if isinstance(answer, dict):
-        own = sum(answer.get(name) or 0 for name in COUNTS)
-        return own + sum(map(cached, answer.values()))
+        count = sum(answer.get(name) or 0 for name in COUNTS)
+        return count + sum(map(cached, answer.values()))
     return sum(map(cached, answer)) if isinstance(answer, list) else 0
 
 
@@ -162,16 +165,16 @@ def test_no_protocol_tells_a_tenant_what_another_has_sent(
 
     reset("root")
     solo = count("ann")  # of prompts of one request, each may find the one before it
-    again = count("ann")
-    assert again > solo
+    repeated = count("ann")
+    assert repeated > solo
     assert count("bob") == solo
-    assert count("ann-2") == again
+    assert count("ann-2") == repeated
     reset("bob")
-    assert count("ann") == again
+    assert count("ann") == repeated
     reset("ann-2")
     assert count("ann") == solo
     assert count("bob") == solo
-    assert count("bob") == again
+    assert count("bob") == repeated
     reset("root")
     assert [count(name) for name in ("ann", "bob")] == [solo, solo]
 
@@ -199,20 +202,20 @@ def test_a_reset_at_one_front_holds_at_the_other(tmp_path: Path) -> None:
     path.write_text('[[keys]]\nname = "ann"\nkey = "ann"\n')
     options = ("--dry-run", "--api-processes=2", f"--api-keys-file={path}")
     body = {"prompt": TEXT, "max_tokens": 1}
-    head = {"x-api-key": "ann", "connection": "close"}  # each time at any front
+    head = {"x-api-key": "ann", "connection": "close"}  # each time at any API server
     with process(*options) as (_, url):
 
         def count() -> int:
             answer = httpx.post(f"{url}/v1/completions", json=body, headers=head)
             return cached(answer.json())
 
-        found = [count() for _ in range(8)]
-        assert found[0] == 0 < found[1]
-        assert found[1:] == [found[1]] * 7
+        counts = [count() for _ in range(8)]
+        assert counts[0] == 0 < counts[1]
+        assert counts[1:] == [counts[1]] * 7
         for _ in range(4):
             answer = httpx.post(f"{url}/reset_prefix_cache", headers=head)
             assert answer.json() == {"success": True}
-            assert [count() for _ in range(4)] == found[:4]
+            assert [count() for _ in range(4)] == counts[:4]
 
 
 @pytest.mark.long

@@ -40,10 +40,10 @@ def certified(folder: Path) -> Path:
 
 @pytest.mark.long
 @needs_openssl
-@pytest.mark.parametrize("fronts", ["0", "2"])
-def test_https_for_clients_with_a_certificate(files: Path, fronts: str) -> None:
+@pytest.mark.parametrize("api_servers", ["0", "2"])
+def test_https_for_clients_with_a_certificate(files: Path, api_servers: str) -> None:
     cert, key = files / "cert.pem", files / "locked.pem"
-    options = ["--dry-run", "--api-processes", fronts, "--ssl-certfile", str(cert)]
+    options = ["--dry-run", "--api-processes", api_servers, "--ssl-certfile", str(cert)]
     options += ["--ssl-keyfile", str(key), "--ssl-ca-certs", str(cert)]
     with process(*options, MINFER_SSL_KEYFILE_PASSWORD=WORD) as (_, url):
         assert url.startswith("https://127.0.0.1:")
@@ -71,11 +71,11 @@ class Records:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def until(self, done: Callable[[], Any]) -> Any:
+    def until(self, action: Callable[[], Any]) -> Any:
         """What it returns once enough bytes have come."""
         while True:
             try:
-                return done()
+                return action()
             except ssl.SSLWantReadError:
                 self.socket.sendall(self.go.read())
                 data = self.socket.recv(2**16)
@@ -88,12 +88,12 @@ class Records:
         self.socket.sendall(self.go.read())
 
     def hear(self, text: bytes, count: int) -> None:
-        """Read until a text has come so many times."""
+        """Read until a text has come `count` times."""
         data = b""
         while data.count(text) < count:
-            more = self.until(lambda: self.tls.read(2**16))
-            assert more, data
-            data += more
+            received = self.until(lambda: self.tls.read(2**16))
+            assert received, data
+            data += received
 
 
 @pytest.mark.long
@@ -105,17 +105,17 @@ def test_a_websocket_reads_all_records_that_come_at_once(files: Path) -> None:
     upgrade = HANDSHAKE.replace(b"Host: x", b"Host: 127.0.0.1")
     message = Frame(Opcode.TEXT, b"{}").serialize(mask=True)
     with ExitStack() as stack:
-        made = process(*options, "--ssl-keyfile", str(key))
-        running, url = stack.enter_context(made)
+        server = process(*options, "--ssl-keyfile", str(key))
+        running, url = stack.enter_context(server)
         port = int(url.rsplit(":", 1)[1])
-        one, other = (stack.enter_context(Records(port)) for _ in range(2))
-        one.send(upgrade)
-        other.send(upgrade)
-        one.hear(b" 101 ", 1)
-        one.send(*[message] * 20)
-        one.hear(b'"status": 400', 20)
-        other.send(b"\x81\x02{}" * 2000)
-        other.send(*[b"\x81\x02{}" * 2000] * 9)
+        first, second = (stack.enter_context(Records(port)) for _ in range(2))
+        first.send(upgrade)
+        second.send(upgrade)
+        first.hear(b" 101 ", 1)
+        first.send(*[message] * 20)
+        first.hear(b'"status": 400', 20)
+        second.send(b"\x81\x02{}" * 2000)
+        second.send(*[b"\x81\x02{}" * 2000] * 9)
         context = ssl.create_default_context(cafile=cert)
         assert httpx.get(f"{url}/health", verify=context).status_code == 200
         running.terminate()
@@ -127,18 +127,18 @@ def test_a_websocket_reads_all_records_that_come_at_once(files: Path) -> None:
 def test_what_is_wrong_is_named_before_anything_is_loaded(
     files: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cert, key, locked = (str(files / f"{one}.pem") for one in ("cert", "key", "locked"))
+    cert, key, locked = (str(files / f"{name}.pem") for name in ("cert", "key", "locked"))
     Tls(certfile=cert, keyfile=key, ca_certs=cert).check()
     Tls(certfile=cert, keyfile=locked, password=WORD).check()
     Tls().check()
-    for wrong, why in (
+    for wrong, message in (
         (Tls(certfile="/no/such"), "--ssl-certfile /no/such: No such file"),
         (Tls(certfile=cert), "--ssl-certfile"),  # there is no key in it
         (Tls(certfile=cert, keyfile=locked), "--ssl-keyfile-password"),
         (Tls(certfile=cert, keyfile=key, ca_certs=key), f"--ssl-ca-certs {key}"),
         (Tls(keyfile=key), "--ssl-keyfile does nothing without --ssl-certfile"),
     ):
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError, match=message):
             wrong.check()
     arguments = ["serve", "--dry-run", "--ssl-certfile", cert, "--ssl-keyfile", locked]
     assert main([*arguments, "--ssl-keyfile-password", "guess"]) == 2

@@ -38,34 +38,36 @@ FORMATS: Final = (
 
 
 def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": one} for one in functions]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Serving]:
     """The bundled model, in Hermes' format."""
     settings: dict[str, Any] = {"tool_call_parser": "hermes", "dtype": "float32"}
-    with serving(num_gpu_blocks_override=256, **settings) as made:
-        yield made
+    with serving(num_gpu_blocks_override=256, **settings) as server:
+        yield server
 
 
 @pytest.fixture(params=FORMATS)
-def each(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
+def formatted(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
     """It, in every format."""
     bundled.llm.set_parsers(Parsers(request.param, NONE))
     yield bundled
     bundled.llm.set_parsers(Parsers("hermes"))
 
 
-def chat(to: Serving, **fields: Any) -> dict[str, Any]:
-    answer = to.post("chat/completions", **{**REQUESTED, **fields})
+def chat(served: Serving, **fields: Any) -> dict[str, Any]:
+    answer = served.post("chat/completions", **{**REQUESTED, **fields})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
 
 
-def refusal(to: Serving, path: str = "chat/completions", **fields: Any) -> dict[str, Any]:
-    answer = to.post(path, **{**REQUESTED, **fields})
+def refusal(
+    served: Serving, path: str = "chat/completions", **fields: Any
+) -> dict[str, Any]:
+    answer = served.post(path, **{**REQUESTED, **fields})
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
@@ -80,32 +82,32 @@ def fits(arguments: Any) -> bool:
 
 
 @pytest.mark.long
-def test_a_call_is_made_that_fits(each: Serving) -> None:
+def test_a_call_is_made_that_fits(formatted: Serving) -> None:
     for choice in ("required", NAMED):
-        done = chat(
-            each,
+        answer = chat(
+            formatted,
             tools=tools(WEATHER),
             tool_choice=choice,
             parallel_tool_calls=False,
         )
-        assert done["finish_reason"] == "tool_calls"
-        assert done["message"]["content"] is None
-        (call,) = done["message"]["tool_calls"]
+        assert answer["finish_reason"] == "tool_calls"
+        assert answer["message"]["content"] is None
+        (call,) = answer["message"]["tool_calls"]
         assert call["function"]["name"] == "weather"
         assert fits(json.loads(call["function"]["arguments"]))
 
 
 @pytest.mark.long
-def test_a_stream_of_one_adds_up(each: Serving) -> None:
+def test_a_stream_of_one_adds_up(formatted: Serving) -> None:
     body = {**REQUESTED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
-    answer = each.post("chat/completions", **body)
-    reported = [
-        c for one in events(iter(answer.text.split("\n"))) for c in one["choices"]
+    answer = formatted.post("chat/completions", **body)
+    choices = [
+        c for event in events(iter(answer.text.split("\n"))) for c in event["choices"]
     ]
-    calls = [call for one in reported for call in one["delta"].get("tool_calls", [])]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     assert len(calls) > 2
-    assert fits(json.loads("".join(one["function"]["arguments"] for one in calls)))
-    assert reported[-1]["finish_reason"] == "tool_calls"
+    assert fits(json.loads("".join(call["function"]["arguments"] for call in calls)))
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.long
@@ -119,18 +121,18 @@ def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
 
 @pytest.mark.long
 def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
-    some = {"mode": "required", "tools": tools({"name": "now"})}
+    only_now = {"mode": "required", "tools": tools({"name": "now"})}
     for choice, name in (
         (NAMED, "weather"),
-        ({"type": "allowed_tools", "allowed_tools": some}, "now"),
+        ({"type": "allowed_tools", "allowed_tools": only_now}, "now"),
     ):
-        done = chat(
+        answer = chat(
             bundled,
             tools=tools(NOW, WEATHER),
             tool_choice=choice,
             parallel_tool_calls=False,
         )
-        (call,) = done["message"]["tool_calls"]
+        (call,) = answer["message"]["tool_calls"]
         assert call["function"]["name"] == name
 
 
@@ -154,9 +156,9 @@ def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) ->
 @pytest.mark.long
 def test_an_answer_is_calls_or_as_its_schema_says(bundled: Serving) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
-    done = chat(bundled, tools=tools(WEATHER), response_format=form)
-    content = done["message"]["content"]
-    calls = done["message"].get("tool_calls")
+    answer = chat(bundled, tools=tools(WEATHER), response_format=form)
+    content = answer["message"]["content"]
+    calls = answer["message"].get("tool_calls")
     assert calls or fits(json.loads(content))
 
 
@@ -165,8 +167,8 @@ def test_responses_call_as_chats_do(bundled: Serving) -> None:
     tool = {"type": "function", **WEATHER}
     request_fields = {"input": "Hi.", "tools": [tool], "parallel_tool_calls": False}
     named = {"type": "function", "name": "weather"}
-    some = {"type": "allowed_tools", "mode": "required", "tools": [named]}
-    for choice in ("required", named, some):
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for choice in ("required", named, allowed):
         record = bundled.post("responses", **request_fields, tool_choice=choice).json()
         (item,) = record["output"]
         assert (item["type"], item["name"]) == ("function_call", "weather")
@@ -304,9 +306,9 @@ def test_a_tool_that_is_not_strict_is_not_refused_for_its_schema(
 ) -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("auto", "required", named):
-        one = tools({"name": "f", "parameters": parameters})
-        many = tools(WEATHER, {"name": "f", "parameters": parameters})
-        for offered in (one, many):
+        single_tool = tools({"name": "f", "parameters": parameters})
+        two_tools = tools(WEATHER, {"name": "f", "parameters": parameters})
+        for offered in (single_tool, two_tools):
             assert chat(bundled, tools=offered, tool_choice=choice, max_tokens=1)
 
 
@@ -345,12 +347,17 @@ def test_what_is_no_schema_is_refused_by_its_field(
     bundled: Serving, schema: dict[str, Any]
 ) -> None:
     defs = {key: schema.pop(key) for key in ("$defs",) if key in schema}
-    within = {"type": "object", "properties": {"a": schema}, "required": ["a"], **defs}
+    parameters = {
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        **defs,
+    }
     schema |= defs
-    error = refusal(bundled, tools=function(parameters=within, strict=True))
+    error = refusal(bundled, tools=function(parameters=parameters, strict=True))
     assert error["param"] == f"{WHERE}.parameters"
     assert error["message"].startswith(f"{WHERE}.parameters: ")
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": within}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": parameters}}
     error = refusal(bundled, response_format=form)
     assert error["param"] == "response_format.json_schema.schema"
 
@@ -362,20 +369,22 @@ def test_schemas_that_are_too_long_together_are_not_enforced(
     monkeypatch.setattr(calling, "MAX_CONSTRAINT", 1400)
     enum = {"properties": {"a": {"enum": ["x" * 400]}}, "required": ["a"]}
     fields = {**REQUIRED, "parallel_tool_calls": False}
-    several = [{"name": f"f{at}", "parameters": enum} for at in range(3)]
+    functions = [{"name": f"f{i}", "parameters": enum} for i in range(3)]
     long = {"name": "f", "parameters": {"properties": {"a": {"enum": ["x" * 1400]}}}}
-    assert chat(bundled, tools=tools(*several), max_tokens=1, **fields)
+    assert chat(bundled, tools=tools(*functions), max_tokens=1, **fields)
     assert chat(bundled, tools=tools(long), max_tokens=1, **fields)
 
 
 @pytest.mark.long
-def test_of_a_tool_that_is_not_strict_all_is_enforced_that_can_be(each: Serving) -> None:
-    done = chat(
-        each,
+def test_of_a_tool_that_is_not_strict_all_is_enforced_that_can_be(
+    formatted: Serving,
+) -> None:
+    answer = chat(
+        formatted,
         tools=tools({"name": "weather", "parameters": {**SCHEMA, "if": {}}}, NOW),
         tool_choice=NAMED,
     )
-    (call,) = done["message"]["tool_calls"]
+    (call,) = answer["message"]["tool_calls"]
     assert fits(json.loads(call["function"]["arguments"]))
 
 
@@ -400,8 +409,8 @@ def test_formats_of_which_there_is_no_grammar(
         assert (error["param"], "'json'" in error["message"]) == ("tool_choice", True)
         error = refusal(bundled, tools=tools({**NOW, "strict": True}))
         assert error["param"] == "tools[0].function.strict"
-        some = {"mode": "auto", "tools": tools({"name": "now"})}
-        choice = {"type": "allowed_tools", "allowed_tools": some}
+        only_now = {"mode": "auto", "tools": tools({"name": "now"})}
+        choice = {"type": "allowed_tools", "allowed_tools": only_now}
         error = refusal(bundled, tools=tools(NOW, WEATHER), tool_choice=choice)
         assert error["param"] == "tool_choice"
         assert chat(bundled, tools=tools(NOW), max_tokens=1)

@@ -50,19 +50,19 @@ class Machines:
 
     def count(self, name: str) -> float:
         """A metric of the server that decodes."""
-        found = re.search(rf"^{name}{{.*}} (.*)$", self.decode.get("/metrics").text, re.M)
-        return float(found[1]) if found else 0.0
+        match = re.search(rf"^{name}{{.*}} (.*)$", self.decode.get("/metrics").text, re.M)
+        return float(match[1]) if match else 0.0
 
-    def until(self, true: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + SOON
-        while not true():
+        while not condition():
             assert time.monotonic() < end
             time.sleep(0.05)
 
     def until_both(self) -> None:
         self.until(lambda: self.decode.get("/health").json()["ready"].startswith("2 "))
-        each = self.decode.get("/health").json()["replicas"]
-        assert [(one["role"], one["machine"]) for one in each] == [
+        replicas = self.decode.get("/health").json()["replicas"]
+        assert [(replica["role"], replica["machine"]) for replica in replicas] == [
             ("decode", socket.gethostname()),
             ("prefill", f"127.0.0.1:{self.links.port[1]}"),
         ]
@@ -72,7 +72,7 @@ class Machines:
         httpx.post(f"{self.decode.url}/reset_prefix_cache").raise_for_status()
 
         async def go() -> list[ClientAnswer]:
-            asked = [asyncio.create_task(ask(self.decode.url, one)) for one in BODIES]
+            asked = [asyncio.create_task(ask(self.decode.url, body)) for body in BODIES]
             if disturb is not None:
                 before = self.links.passed
                 while self.links.passed < before + 2000:  # they are on their way
@@ -89,14 +89,14 @@ def machines() -> Iterator[Machines]:
     with ExitStack() as stack:
         links = Network(("127.0.0.1", port))
         kv = Network(("127.0.0.1", kv_port))
-        for one in (links, kv):
-            stack.callback(one.close)
+        for network in (links, kv):
+            stack.callback(network.close)
         os.environ["KV_NETWORK"] = str(kv.port[1])
         usual = ("--dtype=float32", "--num-gpu-blocks-override=128", "--cache-secret=s")
         links.stalled = True
         prefill, decode = (
-            stack.enter_context(server(*usual, *own, wait=False, module=module))
-            for module, *own in (
+            stack.enter_context(server(*usual, *options, wait=False, module=module))
+            for module, *options in (
                 ("tests.effects.serving.rerouted", f"--prefill-listen=127.0.0.1:{port}"),
                 (
                     "minfer",
@@ -105,9 +105,11 @@ def machines() -> Iterator[Machines]:
                 ),
             )
         )
-        for each in (prefill, decode):
-            assert each.process.stdout is not None
-            each.url = each.process.stdout.readline().split()[-1].removesuffix("/v1")
+        for started in (prefill, decode):
+            assert started.process.stdout is not None
+            started.url = (
+                started.process.stdout.readline().split()[-1].removesuffix("/v1")
+            )
         assert prefill.url == f"127.0.0.1:{port}"
         yield Machines(prefill, decode, links, kv)
 
@@ -118,20 +120,20 @@ def test_answers_are_the_same_whatever_fails_between_two_machines(
 ) -> None:
     received = "minfer_kv_received_blocks_total"
     right = machines.answers()
-    assert all(one.done and len(one.text[0]) > 3 for one in right)
+    assert all(answer.done and len(answer.text[0]) > 3 for answer in right)
     assert not machines.count(received)
     machines.links.heal()
     machines.links.cut()  # what was said in vain
     machines.until_both()
 
     def same(disturb: Callable[[], object] | None = None) -> bool:
-        each = machines.answers(disturb)
-        return [(one.text, one.error) for one in each] == [
-            (one.text, one.error) for one in right
+        answers = machines.answers(disturb)
+        return [(answer.text, answer.error) for answer in answers] == [
+            (answer.text, answer.error) for answer in right
         ]
 
     def come(blocks: float) -> bool:
-        """Whether so many blocks have been received after all is asked once more."""
+        """Whether `blocks` blocks have been received after all is asked once more."""
         assert same()
         return machines.count(received) >= blocks
 

@@ -46,7 +46,7 @@ class Form(StrictObject):
     ],
 )
 def test_validation_errors_are_in_plain_words(field: str, value: Any, words: str) -> None:
-    given = {"needed": 1, field: value}
+    fields = {"needed": 1, field: value}
     with pytest.raises(ApiError) as caught:
-        read_body(Form, json.dumps(given).encode())
+        read_body(Form, json.dumps(fields).encode())
     assert str(caught.value) == f"{field}: {words}"

@@ -27,10 +27,10 @@ def test_nothing_is_no_speculation() -> None:
 
 
 def test_a_request_looks_in_itself_or_in_others_too() -> None:
-    assert config(method="ngram").proposer == Lookup(others=0)
+    assert config(method="ngram").proposer == Lookup(max_scope_tokens=0)
     assert config(method="suffix").proposer == Lookup()
     few = config(method="ngram", prompt_lookup_min=2, prompt_lookup_max=5)
-    assert few.proposer == Lookup(least=2, longest=5, others=0)
+    assert few.proposer == Lookup(min_match=2, max_match=5, max_scope_tokens=0)
     assert config(method="suffix", prompt_lookup_max=2).lookup_lengths == (2, 2)
     assert config(method="suffix", prompt_lookup_min=50).lookup_lengths == (50, 50)
 

@@ -10,15 +10,15 @@ def sample(index: int, *logprobs: float, end: str = "stop") -> CompletionOutput:
         text=str(index),
         token_ids=(7,) * len(logprobs),
         finish_reason=end,
-        logprobs=tuple({7: Logprob(one, 1)} for one in logprobs),
+        logprobs=tuple({7: Logprob(value, 1)} for value in logprobs),
         cumulative_logprob=sum(logprobs),
     )
 
 
 def chosen(*samples: CompletionOutput, count: int = 2) -> list[str]:
     best = best_of(samples, count, scored=True)
-    assert [one.index for one in best] == [*range(len(best))]
-    return [one.text for one in best]
+    assert [output.index for output in best] == [*range(len(best))]
+    return [output.text for output in best]
 
 
 def test_the_likeliest_per_token_come_first() -> None:
@@ -40,8 +40,8 @@ def test_who_did_not_come_to_an_end_comes_last() -> None:
 
 
 def test_log_probabilities_are_given_if_requested() -> None:
-    one = sample(0, -1, -2)
-    assert best_of([one], 1, scored=True) == (one,)
-    (plain,) = best_of([one], 1, scored=False)
+    likely = sample(0, -1, -2)
+    assert best_of([likely], 1, scored=True) == (likely,)
+    (plain,) = best_of([likely], 1, scored=False)
     assert plain.logprobs is None
     assert plain.cumulative_logprob == -3

@@ -44,31 +44,35 @@ CHAT: list[dict[str, Any]] = [
 )
 def test_chats_render_as_in_transformers(tmp_path: Path, mode: str, tools: Any) -> None:
     save(tmp_path, chat_template=TEMPLATE)
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert ours.chat_template == TEMPLATE
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.chat_template == TEMPLATE
     options: dict[str, Any] = {
         "add_generation_prompt": mode == "prompt",
         "tools": tools,
         "continue_final_message": mode == "continue",
     }
-    how: Any = {**options, "chat_template_kwargs": {"flavour": "sweet"}}
-    got = render_chat(ours, CHAT, how)
-    assert got == theirs.apply_chat_template(
+    request_options: Any = {**options, "chat_template_kwargs": {"flavour": "sweet"}}
+    rendered = render_chat(tokenizer, CHAT, request_options)
+    assert rendered == reference.apply_chat_template(
         CHAT, tokenize=False, flavour="sweet", **options
     )
     # As the template.
-    assert mode == "continue" or str(datetime.now().year) in got  # noqa: DTZ005
+    assert mode == "continue" or str(datetime.now().year) in rendered  # noqa: DTZ005
 
 
 def test_a_value_comes_before_a_token_of_its_name_as_in_transformers(
     tmp_path: Path,
 ) -> None:
     save(tmp_path, chat_template="{{ eos_token }}{{ messages[0].content }}")
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     hi = [{"role": "user", "content": "hi"}]
-    given: dict[str, Any] = {"eos_token": "x"}
-    got = render_chat(ours, hi, {"chat_template_kwargs": given})
-    assert got == theirs.apply_chat_template(hi, tokenize=False, **given) == "xhi"
+    template_values: dict[str, Any] = {"eos_token": "x"}
+    rendered = render_chat(tokenizer, hi, {"chat_template_kwargs": template_values})
+    assert (
+        rendered
+        == reference.apply_chat_template(hi, tokenize=False, **template_values)
+        == "xhi"
+    )
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
@@ -86,16 +90,16 @@ def test_reasoning_and_null_come_as_in_transformers(
         "{{ 'content' in m }}{{ m.content }}>{% endfor %}"
     )
     save(tmp_path, chat_template=template)
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     message = {"role": role, "content": content, name: "hmm", "tool_calls": None}
     chat: list[dict[str, Any]] = [message]
-    got = render_chat(ours, chat, {})
-    assert got == theirs.apply_chat_template(chat, tokenize=False)
-    assert "<hmm|hmm|" in got
+    rendered = render_chat(tokenizer, chat, {})
+    assert rendered == reference.apply_chat_template(chat, tokenize=False)
+    assert "<hmm|hmm|" in rendered
 
 
 @pytest.mark.parametrize(
-    ("own", "tools"),
+    ("first_text", "tools"),
     [
         ("", [{"default": None}]),  # which this template writes as Python does
         ("None of these: ", None),
@@ -103,25 +107,29 @@ def test_reasoning_and_null_come_as_in_transformers(
     ],
 )
 def test_only_null_of_a_message_is_not_written(
-    tmp_path: Path, own: str, tools: Any
+    tmp_path: Path, first_text: str, tools: Any
 ) -> None:
     """Other words like it are the template's: here arguments must be text, and beside
     these an answer without content may be null.
     """
     template = (
-        own + "{{ tools }}{% for m in messages %}<{{ m.role }}>"
+        first_text + "{{ tools }}{% for m in messages %}<{{ m.role }}>"
         "{% if m.content %}{{ m.content }}{% endif %}{% for call in m.tool_calls %}"
         "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
     )
     save(tmp_path, chat_template=template)
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     function = {"name": "f", "arguments": '{"a": 1}'}
     call = {"id": "c", "type": "function", "function": function}
     for content in ("", None):
         called = {"role": "assistant", "content": content, "tool_calls": [call]}
         chat: Any = [{"role": "user", "content": "hi"}, called]
-        got = render_chat(ours, chat, {"tools": tools, "add_generation_prompt": False})
-        assert got == theirs.apply_chat_template(chat, tools=tools, tokenize=False)
+        rendered = render_chat(
+            tokenizer, chat, {"tools": tools, "add_generation_prompt": False}
+        )
+        assert rendered == reference.apply_chat_template(
+            chat, tools=tools, tokenize=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -142,9 +150,11 @@ def test_generation_blocks_render_as_in_transformers(
 ) -> None:
     """With their white space and their scope."""
     save(tmp_path, chat_template=template)
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    got = render_chat(ours, CHAT, {"chat_template_kwargs": {"flavour": "sweet"}})
-    assert got == theirs.apply_chat_template(
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    rendered = render_chat(
+        tokenizer, CHAT, {"chat_template_kwargs": {"flavour": "sweet"}}
+    )
+    assert rendered == reference.apply_chat_template(
         CHAT, tokenize=False, add_generation_prompt=True, flavour="sweet"
     )
 

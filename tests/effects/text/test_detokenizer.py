@@ -39,15 +39,17 @@ def stream(
     tokenizer: Tokenizer, ids: list[int], draw: random.Random, *, skip: bool
 ) -> list[str]:
     decoder = Detokenizer(tokenizer, skip_special_tokens=skip)
-    pieces, at = [], 0
-    while at < len(ids):
+    pieces, place = [], 0
+    while place < len(ids):
         step = draw.choice([1, 1, 1, 2, 5])
         solo = step == 1 and draw.random() < 0.7
         push = (
-            decoder.push(ids[at : at + step]) if not solo else decoder.push_token(ids[at])
+            decoder.push(ids[place : place + step])
+            if not solo
+            else decoder.push_token(ids[place])
         )
         pieces.append(push)
-        at += step
+        place += step
     return [*pieces, decoder.push([], final=True)]
 
 
@@ -75,12 +77,16 @@ def bytes_of(tokenizer: Tokenizer, token: int, *, skip: bool) -> bytes:
 
 def random_ids(tokenizer: Tokenizer, draw: random.Random) -> list[int]:
     """Mostly invalid UTF-8, pieces of real characters, and ids without a token."""
-    most = tokenizer._backend.get_vocab_size() + 3
-    ids = [draw.randrange(most) for _ in range(draw.randrange(30))]
+    max_id = tokenizer._backend.get_vocab_size() + 3
+    ids = [draw.randrange(max_id) for _ in range(draw.randrange(30))]
     text = draw.choice([*LANGUAGES.values()])
     real = tokenizer.encode(text[draw.randrange(len(text)) :][:12])
-    at = draw.randrange(len(ids) + 1)
-    return ids[:at] + real[draw.randrange(3) : len(real) - draw.randrange(3)] + ids[at:]
+    place = draw.randrange(len(ids) + 1)
+    return (
+        ids[:place]
+        + real[draw.randrange(3) : len(real) - draw.randrange(3)]
+        + ids[place:]
+    )
 
 
 @pytest.mark.long
@@ -91,8 +97,8 @@ def test_random_tokens_stream_to_the_whole(kind: Tokenizer, seeds: range) -> Non
         draw = random.Random(seed)
         ids, skip = random_ids(kind, draw), seed % 2 == 0
         text = "".join(stream(kind, ids, draw, skip=skip))
-        whole = b"".join(bytes_of(kind, token, skip=skip) for token in ids)
-        reported = whole.decode(errors="replace")
+        whole_text = b"".join(bytes_of(kind, token, skip=skip) for token in ids)
+        reported = whole_text.decode(errors="replace")
         assert text == (reported.removeprefix(" ") if kind.strips else reported)
         decoded = kind.decode(ids, skip_special_tokens=skip)
         assert text == decoded or not kind.byte_level
@@ -107,9 +113,9 @@ def test_languages_stream_to_the_whole(kind: Tokenizer, language: str) -> None:
         shuffled = "".join(draw.sample(text, len(text))) if seed else text
         ids = kind.encode(shuffled)
         pieces = stream(kind, ids, draw, skip=True)
-        whole = kind.decode(ids)
-        assert "".join(pieces) == whole
-        assert whole in (shuffled, shuffled.removeprefix(" "), f" {shuffled}")
+        whole_text = kind.decode(ids)
+        assert "".join(pieces) == whole_text
+        assert whole_text in (shuffled, shuffled.removeprefix(" "), f" {shuffled}")
         assert sum(piece.count(BROKEN) for piece in pieces) == shuffled.count(BROKEN)
 
 
@@ -224,10 +230,10 @@ def test_what_is_kept_of_a_sequence_does_not_grow(name: str, tmp_path: Path) -> 
 
 def test_a_window_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = made(tmp_path, word_pieces())
-    decode, seen = tokenizer.decode, list[int]()
+    decode, lengths = tokenizer.decode, list[int]()
 
     def counted(ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        seen.append(len(ids))
+        lengths.append(len(ids))
         return decode(ids, skip_special_tokens=skip_special_tokens)
 
     monkeypatch.setattr(tokenizer, "decode", counted)
@@ -235,5 +241,5 @@ def test_a_window_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     draw = random.Random(1)
     for _ in range(2000):
         decoder.push([draw.randrange(14)])
-    assert max(seen) <= NUM_CONTEXT_TOKENS + MAX_HELD_TOKENS
-    assert len(seen) == 4000
+    assert max(lengths) <= NUM_CONTEXT_TOKENS + MAX_HELD_TOKENS
+    assert len(lengths) == 4000

@@ -74,19 +74,19 @@ def written(path: Path, backend: Backend, pre: str, **ids: int) -> Tokenizer:
     return Tokenizer(path)
 
 
-def check(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
+def check(tokenizer: Tokenizer, reference: Any, texts: list[str] = TEXTS) -> None:
     """Compare ids, and texts of ids."""
-    ids = [ours.encode(text) for text in texts]
-    assert ids == [one.ids for one in theirs.encode_batch(texts)]
-    for some in ids[:100]:
-        assert ours.decode(some) == theirs.decode(some)
+    ids = [tokenizer.encode(text) for text in texts]
+    assert ids == [encoding.ids for encoding in reference.encode_batch(texts)]
+    for text_ids in ids[:100]:
+        assert tokenizer.decode(text_ids) == reference.decode(text_ids)
 
 
-def byte_level(**how: Any) -> Backend:
+def byte_level(**settings: Any) -> Backend:
     """A trained tokenizer with an added token that is not special."""
     backend = Backend.from_str(BACKEND)
-    for name, part in how.items():
-        setattr(backend, name, part)
+    for name, component in settings.items():
+        setattr(backend, name, component)
     backend.add_tokens([AddedToken("<tool_call>", normalized=False)])
     return backend
 
@@ -99,15 +99,18 @@ def split(pattern: str) -> Any:
 
 def test_the_bundled_models_tokenizer(tmp_path: Path) -> None:
     folder = bundled_folder()
-    theirs = Backend.from_file(str(folder / "tokenizer.json"))
-    ours = written(tmp_path / "model.gguf", theirs, "qwen2", eos=0, padding=3)
+    reference = Backend.from_file(str(folder / "tokenizer.json"))
+    tokenizer = written(tmp_path / "model.gguf", reference, "qwen2", eos=0, padding=3)
     # Files do not say that it does not normalise.
-    check(ours, theirs, [unicodedata.normalize("NFC", text) for text in TEXTS])
+    check(tokenizer, reference, [unicodedata.normalize("NFC", text) for text in TEXTS])
     beside = Tokenizer(folder)
-    assert ours.eos_ids == (0, 2)  # <|im_end|>, too
-    assert ours.special_tokens == {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
-    assert ours.special_ids == beside.special_ids
-    assert ours.added_ids == beside.added_ids
+    assert tokenizer.eos_ids == (0, 2)  # <|im_end|>, too
+    assert tokenizer.special_tokens == {
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|pad|>",
+    }
+    assert tokenizer.special_ids == beside.special_ids
+    assert tokenizer.added_ids == beside.added_ids
 
 
 def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
@@ -128,8 +131,8 @@ def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
     }
     for name, words in cases.items():
         bpe = models.BPE(vocab, pairs, ignore_merges=name == "llama-bpe")
-        theirs = byte_level(model=bpe, pre_tokenizer=words)
-        check(written(tmp_path / f"{name}.gguf", theirs, name), theirs)
+        reference = byte_level(model=bpe, pre_tokenizer=words)
+        check(written(tmp_path / f"{name}.gguf", reference, name), reference)
     make: Any = Qwen2Tokenizer
     qwen = make(vocab=vocab, merges=pairs).backend_tokenizer
     check(written(tmp_path / "qwen.gguf", qwen, "qwen2"), qwen)
@@ -137,10 +140,10 @@ def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PRETOKENIZERS)
 def test_texts_come_back(tmp_path: Path, name: str) -> None:
-    ours = written(tmp_path / "model.gguf", byte_level(), name)
+    tokenizer = written(tmp_path / "model.gguf", byte_level(), name)
     for text in LANGUAGES.values():
         text = unicodedata.normalize("NFC", text)
-        assert ours.decode(ours.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("gemma", [False, True])
@@ -170,8 +173,8 @@ def test_sentencepieces_kind(tmp_path: Path, gemma: bool) -> None:
     pieces = {name: i for i, name in enumerate(names) if kinds[i] in (1, 4)}
     by_score = {name: float(-i) if gemma else scores[i] for name, i in pieces.items()}
     vocab = {name: i for i, name in enumerate(names)}
-    theirs = falls_back(strip=prefix)
-    theirs.model = models.BPE(
+    reference = falls_back(strip=prefix)
+    reference.model = models.BPE(
         vocab,
         generate_merges(pieces, by_score),
         unk_token="<unk>",  # noqa: S106 - a token of text
@@ -179,19 +182,19 @@ def test_sentencepieces_kind(tmp_path: Path, gemma: bool) -> None:
         byte_fallback=True,
     )
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
-    theirs.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    theirs.pre_tokenizer = pre_tokenizers.Sequence([])
-    theirs.add_special_tokens(["<unk>", "<s>", "</s>"])
-    theirs.add_tokens([AddedToken("<tool_call>", normalized=False)])
-    ours = Tokenizer(path)
-    plain = [ours.encode(text, add_special_tokens=False) for text in TEXTS]
-    assert plain == [theirs.encode(text).ids for text in TEXTS]
-    assert ours.encode("a") == [1, *theirs.encode("a").ids]
-    assert [ours.decode(ids) for ids in plain] == [
-        theirs.decode(ids, skip_special_tokens=True) for ids in plain
+    reference.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    reference.pre_tokenizer = pre_tokenizers.Sequence([])
+    reference.add_special_tokens(["<unk>", "<s>", "</s>"])
+    reference.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    tokenizer = Tokenizer(path)
+    plain = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    assert plain == [reference.encode(text).ids for text in TEXTS]
+    assert tokenizer.encode("a") == [1, *reference.encode("a").ids]
+    assert [tokenizer.decode(ids) for ids in plain] == [
+        reference.decode(ids, skip_special_tokens=True) for ids in plain
     ]
-    assert ours.in_bytes
-    assert ours.strips == prefix
+    assert tokenizer.in_bytes
+    assert tokenizer.strips == prefix
 
 
 def test_chat_templates_and_ends(tmp_path: Path) -> None:
@@ -207,13 +210,16 @@ def test_chat_templates_and_ends(tmp_path: Path) -> None:
     )
     writer.add_add_eos_token(True)
     finish(writer)
-    ours = Tokenizer(path)
-    assert (ours.templates.plain, ours.templates.with_tools) == ("plain", "tools")
-    changed = ours.with_template("own")
+    tokenizer = Tokenizer(path)
+    assert (tokenizer.templates.plain, tokenizer.templates.with_tools) == (
+        "plain",
+        "tools",
+    )
+    changed = tokenizer.with_template("own")
     assert (changed.templates.plain, changed.templates.with_tools) == ("own", None)
-    assert (ours.chat_template, changed.all_templates) == ("plain", "own")
-    assert ours.encode("a")[0] == 1  # as in llama.cpp, where the file does not say
-    assert ours.encode("a")[-1] == 2
+    assert (tokenizer.chat_template, changed.all_templates) == ("plain", "own")
+    assert tokenizer.encode("a")[0] == 1  # as in llama.cpp, where the file does not say
+    assert tokenizer.encode("a")[-1] == 2
 
 
 @pytest.mark.parametrize(
@@ -256,6 +262,6 @@ def test_faults_are_named(tmp_path: Path, key: str, value: Any, error: str) -> N
     else:
         writer.add_string(key, value)
     finish(writer)
-    with pytest.raises(CheckpointError, match=error) as found:
+    with pytest.raises(CheckpointError, match=error) as caught:
         Tokenizer(path)
-    assert str(path) in str(found.value)
+    assert str(path) in str(caught.value)

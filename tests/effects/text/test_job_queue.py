@@ -26,8 +26,8 @@ def test_the_smallest_of_a_client_goes_first() -> None:
     line = JobQueue[str]()
     for size in (30, 10, 20, 10):
         line.add(f"{size} after {len(line)}", "a", size)
-    taken = [line.take() for _ in range(4)]
-    assert taken == ["10 after 1", "10 after 3", "20 after 2", "30 after 0"]
+    jobs = [line.take() for _ in range(4)]
+    assert jobs == ["10 after 1", "10 after 3", "20 after 2", "30 after 0"]
 
 
 def test_a_place_that_is_kept_for_small_ones() -> None:
@@ -58,11 +58,11 @@ def test_turns_are_fair_whatever_comes(jobs: list[tuple[str, int]]) -> None:
         line.add(client, client, size)
     left, had = Counter(client for client, _ in jobs), Counter[str]()
     for _ in jobs:
-        taken = line.take()
-        assert taken is not None
-        left[taken] -= 1
-        had[taken] += 1
-        waiting = [had[one] for one in left if left[one]]
+        job = line.take()
+        assert job is not None
+        left[job] -= 1
+        had[job] += 1
+        waiting = [had[client] for client in left if left[client]]
         assert max(waiting, default=0) - min(waiting, default=0) <= 1
     assert line.take() is None
     assert not +left

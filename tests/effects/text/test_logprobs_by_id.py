@@ -22,8 +22,8 @@ def ranks(scores: PromptScores) -> list[int | None] | None:
     if reported is None:
         return None
     return [
-        None if one is None else one[token].rank
-        for token, one in zip(PROMPT, reported, strict=True)
+        None if value is None else value[token].rank
+        for token, value in zip(PROMPT, reported, strict=True)
     ]
 
 
@@ -42,7 +42,7 @@ def test_a_token_comes_first_and_then_the_likeliest() -> None:
 
 
 def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
-    for parts in (
+    for updates in (
         [part(1, 4)],
         [part(1, 2), part(3, 2)],
         [part(1, 2), part(1, 3), part(1, 1), part(2, 3)],
@@ -50,8 +50,8 @@ def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
     ):
         scores = PromptScores(PROMPT)
         assert ranks(scores) is None
-        for one in parts:
-            scores.unread_chunks.append(one)
+        for update in updates:
+            scores.unread_chunks.append(update)
         assert ranks(scores) == [None, 1, 2, 3, 4]
         assert scores.by_token() is scores.by_token()
         assert not scores.unread_chunks

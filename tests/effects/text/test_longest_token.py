@@ -22,16 +22,16 @@ UNK = "<unk>"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def byte_level(**parts: Any) -> Tokenizer:
+def byte_level(**components: Any) -> Tokenizer:
     """A byte-level BPE whose longest token has four bytes."""
     words = [*ALPHABET, "aa", "aaaa"]
     merges = [("a", "a"), ("aa", "aa")]
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    for name, part in parts.items():
-        setattr(made, name, part)
-    return made
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for name, component in components.items():
+        setattr(tokenizer, name, component)
+    return tokenizer
 
 
 def fallback(*, bytes_missing: int = 0) -> Tokenizer:
@@ -43,11 +43,11 @@ def fallback(*, bytes_missing: int = 0) -> Tokenizer:
 
 
 def test_byte_level() -> None:
-    made = byte_level()
-    assert max_token_chars(made) == 4
-    assert len(made.encode("a" * 400).ids) == 100
-    made.add_tokens(["<a token>"])
-    assert max_token_chars(made) == len("<a token>")
+    tokenizer = byte_level()
+    assert max_token_chars(tokenizer) == 4
+    assert len(tokenizer.encode("a" * 400).ids) == 100
+    tokenizer.add_tokens(["<a token>"])
+    assert max_token_chars(tokenizer) == len("<a token>")
 
 
 def test_bytes_as_fallback() -> None:
@@ -59,14 +59,14 @@ def test_bytes_as_fallback() -> None:
 
 @pytest.mark.parametrize("name", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_a_text_that_is_composed_first(name: str) -> None:
-    made = byte_level(normalizer=getattr(normalizers, name)())
-    most = max_token_chars(made)
-    assert most is not None
+    tokenizer = byte_level(normalizer=getattr(normalizers, name)())
+    max_chars = max_token_chars(tokenizer)
+    assert max_chars is not None
     # Four characters that become one, of three bytes: alpha with three marks.
     text = "ᾂ" * 50
     decomposed = normalizers.NFD().normalize_str(text)
     assert len(decomposed) == 200
-    assert len(decomposed) <= most * len(made.encode(decomposed).ids)
+    assert len(decomposed) <= max_chars * len(tokenizer.encode(decomposed).ids)
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {
@@ -90,21 +90,23 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("parts", UNKNOWN.values(), ids=UNKNOWN)
-def test_nothing_is_known_where_characters_are_dropped(parts: dict[str, Any]) -> None:
-    assert max_token_chars(byte_level(**parts)) is None
+@pytest.mark.parametrize("components", UNKNOWN.values(), ids=UNKNOWN)
+def test_nothing_is_known_where_characters_are_dropped(
+    components: dict[str, Any],
+) -> None:
+    assert max_token_chars(byte_level(**components)) is None
 
 
 def test_a_token_that_takes_the_blanks_beside_it() -> None:
-    made = byte_level()
-    made.add_tokens([AddedToken("<end>", rstrip=True)])
-    assert max_token_chars(made) is None
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
+    assert max_token_chars(tokenizer) is None
 
 
 def test_llamas_blanks() -> None:
     blanks = normalizers.Replace(" ", "▁")
-    both = normalizers.Sequence([normalizers.Prepend("▁"), blanks])
-    assert max_token_chars(byte_level(normalizer=both)) == 4
+    prepend_then_replace = normalizers.Sequence([normalizers.Prepend("▁"), blanks])
+    assert max_token_chars(byte_level(normalizer=prepend_then_replace)) == 4
 
 
 def test_no_text_of_the_bundled_model_breaks_its_bound() -> None:

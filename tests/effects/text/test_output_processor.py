@@ -25,9 +25,9 @@ def assembly(
     *,
     streaming: bool = True,
     output: tuple[int, ...] = (),
-    **how: Any,
+    **settings: Any,
 ) -> OutputProcessor:
-    sampling = SamplingParams(**how)
+    sampling = SamplingParams(**settings)
     request = Request(
         id="a",
         prompt=(1, 2),
@@ -45,8 +45,8 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     return [token for char in text for token in tokenizer.encode(char)]
 
 
-def end(length: int, reason: str = "length", sample: int = 0, **more: Any) -> Finished:
-    return Finished("a", sample, reason, length, **more)
+def end(length: int, reason: str = "length", sample: int = 0, **details: Any) -> Finished:
+    return Finished("a", sample, reason, length, **details)
 
 
 def test_what_was_not_flushed_is_not_taken() -> None:
@@ -106,7 +106,7 @@ def test_without_streaming_the_sink_is_called_at_the_end_of_all_samples() -> Non
     assert ended == ["a"]
     assert reported == [job]
     output = job.take()
-    assert [one.token_ids for one in output.outputs] == [(1, 2), (3,)]
+    assert [sample.token_ids for sample in output.outputs] == [(1, 2), (3,)]
     assert output.finished
     assert output.metrics.output_tokens == 3
 
@@ -138,8 +138,8 @@ def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> No
     job = assembly(reported, tokenizer, streaming=False, stop="xyz")
     assert job.eager
     tokens = spelled(tokenizer, "abxyxyzcd")
-    for at, token in enumerate(tokens[:6]):
-        job.feed(0, (token,), float(at))
+    for count, token in enumerate(tokens[:6]):
+        job.feed(0, (token,), float(count))
         assert job.flush() == ()
     job.feed(0, (*tokens[6:],), 6.0)
     assert job.flush() == (Finish("a", 0, 7),)
@@ -147,9 +147,9 @@ def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> No
     job.feed(0, (5, 5), 7.0)  # the engine did not know it yet
     job.finish(end(7, "stop"))
     assert job.flush() == ()
-    one = job.take().outputs[0]
-    assert (one.text, one.token_ids) == ("abxy", tuple(tokens[:7]))
-    assert (one.finish_reason, one.stop_reason) == ("stop", "xyz")
+    sample = job.take().outputs[0]
+    assert (sample.text, sample.token_ids) == ("abxy", tuple(tokens[:7]))
+    assert (sample.finish_reason, sample.stop_reason) == ("stop", "xyz")
     assert reported == [job]
 
 
@@ -158,8 +158,8 @@ def test_a_stop_string_in_the_last_tokens_is_found_too(tokenizer: Tokenizer) -> 
     job.feed(0, (*spelled(tokenizer, "ab"),), 1.0)
     job.finish(end(2))
     assert job.flush() == ()  # it has ended already
-    one = job.take().outputs[0]
-    assert (one.text, one.finish_reason, one.stop_reason) == ("a", "stop", "b")
+    sample = job.take().outputs[0]
+    assert (sample.text, sample.finish_reason, sample.stop_reason) == ("a", "stop", "b")
 
 
 def rest(job: OutputProcessor, tokens: tuple[int, ...], length: int) -> RequestOutput:
@@ -180,22 +180,26 @@ def test_a_request_that_goes_on_gives_what_comes_then(
     """Characters and stop strings may begin in what it had."""
     tokens = (*spelled(tokenizer, "a🙂xyyzé"),)
     assert len(tokens) >= 10
-    found = len(spelled(tokenizer, "a🙂xyyz")) if "yz" in "".join(stop) else 99
-    assert cut < found
-    whole = assembly([], tokenizer, stop=stop)
+    stop_length = len(spelled(tokenizer, "a🙂xyyz")) if "yz" in "".join(stop) else 99
+    assert cut < stop_length
+    uncut = assembly([], tokenizer, stop=stop)
     for token in tokens[:cut]:
-        whole.feed(0, (token,), 1.0)
-        whole.flush()
-    had = whole.take().outputs
-    wanted = rest(whole, tokens[cut:], len(tokens)).outputs[0]
+        uncut.feed(0, (token,), 1.0)
+        uncut.flush()
+    had = uncut.take().outputs
+    expected = rest(uncut, tokens[cut:], len(tokens)).outputs[0]
     goes_on = assembly([], tokenizer, output=tokens[:cut], stop=stop)
     output = rest(goes_on, tokens[cut:], len(tokens))
-    got = output.outputs[0]
-    assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
-    assert got.stop_reason == wanted.stop_reason == (stop[0] if found < 99 else None)
-    assert output.metrics.output_tokens == len(got.token_ids)
-    sent = sum((one.token_ids for one in had), ())
-    assert sent + wanted.token_ids == tokens[:cut] + got.token_ids
+    sample = output.outputs[0]
+    assert (sample.text, sample.finish_reason) == (expected.text, expected.finish_reason)
+    assert (
+        sample.stop_reason
+        == expected.stop_reason
+        == (stop[0] if stop_length < 99 else None)
+    )
+    assert output.metrics.output_tokens == len(sample.token_ids)
+    sent = sum((earlier.token_ids for earlier in had), ())
+    assert sent + expected.token_ids == tokens[:cut] + sample.token_ids
 
 
 def test_a_find_after_history_counts_all_output(tokenizer: Tokenizer) -> None:
@@ -214,8 +218,8 @@ def test_rejections_and_failures_are_errors() -> None:
             job.finish(end(0, reason, sample, error="why"))
         job.flush()
         output = job.take()
-        assert {one.finish_reason for one in output.outputs} == {"error"}
-        assert {one.error for one in output.outputs} == {"why"}
+        assert {sample.finish_reason for sample in output.outputs} == {"error"}
+        assert {sample.error for sample in output.outputs} == {"why"}
         assert job.rejected == ("why" if reason == "rejected" else "")
 
 
@@ -238,16 +242,16 @@ def test_a_failure_is_reported_once_and_raised() -> None:
 
 
 def test_one_thread_may_take_while_another_feeds(tokenizer: Tokenizer) -> None:
-    there = threading.Semaphore(0)
+    ready = threading.Semaphore(0)
     job = assembly([], tokenizer)
-    job.sink = lambda _: there.release()
+    job.sink = lambda _: ready.release()
     tokens = spelled(tokenizer, "abcdefgh" * 300)
-    got: list[RequestOutput] = []
+    outputs: list[RequestOutput] = []
 
     def read() -> None:
-        while not got or not got[-1].finished:
-            assert there.acquire(timeout=60)
-            got.append(job.take())
+        while not outputs or not outputs[-1].finished:
+            assert ready.acquire(timeout=60)
+            outputs.append(job.take())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -257,6 +261,6 @@ def test_one_thread_may_take_while_another_feeds(tokenizer: Tokenizer) -> None:
     job.finish(end(len(tokens)))
     job.flush()
     reader.join()
-    parts = [one for output in got for one in output.outputs]
-    assert "".join(one.text for one in parts) == "abcdefgh" * 300
-    assert [token for one in parts for token in one.token_ids] == tokens
+    samples = [sample for output in outputs for sample in output.outputs]
+    assert "".join(sample.text for sample in samples) == "abcdefgh" * 300
+    assert [token for sample in samples for token in sample.token_ids] == tokens

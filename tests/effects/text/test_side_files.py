@@ -53,19 +53,19 @@ def write(
 
 def agree(folder: Path, *texts: str) -> list[list[str]]:
     """The tokens of texts, which are transformers'."""
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    found = []
+    tokenizer, reference = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    all_ids = []
     for text in texts or TEXTS:
         for special in (True, False):
-            ids = ours.encode(text, add_special_tokens=special)
-            assert ids == theirs.encode(text, add_special_tokens=special)
-            text_of = theirs.decode(ids, skip_special_tokens=special)
-            assert ours.decode(ids, skip_special_tokens=special) == text_of
-            pieces = Detokenizer(ours, skip_special_tokens=special)
+            ids = tokenizer.encode(text, add_special_tokens=special)
+            assert ids == reference.encode(text, add_special_tokens=special)
+            text_of = reference.decode(ids, skip_special_tokens=special)
+            assert tokenizer.decode(ids, skip_special_tokens=special) == text_of
+            pieces = Detokenizer(tokenizer, skip_special_tokens=special)
             assert pieces.push(ids, final=True) == text_of
-        found.append(ours.token_names(ours.encode(text)))
-    assert ours.special_tokens == theirs.special_tokens_map
-    return found
+        all_ids.append(tokenizer.token_names(tokenizer.encode(text)))
+    assert tokenizer.special_tokens == reference.special_tokens_map
+    return all_ids
 
 
 def entry(text: str, **flags: bool) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def test_the_post_processor_holds_whatever_the_config_says_of_begin_and_end(
     )
     write(tmp_path, {CONFIG: emitted}, backend, kind=kind)
     # This class drops it.
-    wanted = ["x"] if kind == "olmo" else ["<|start|>", "x"]
-    assert agree(tmp_path, "x") == [wanted]
+    expected = ["x"] if kind == "olmo" else ["<|start|>", "x"]
+    assert agree(tmp_path, "x") == [expected]
 
 
 @pytest.mark.parametrize("legacy", [True, False, None, "absent"])
@@ -101,16 +101,16 @@ def test_llamas_blanks(
     """Yi-1.5's case: no `▁` behind a special token, unless `legacy` is true."""
     backend = falls_back()
     if normalizes:
-        parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        backend.normalizer = normalizers.Sequence(parts)
+        blanks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(blanks)
         backend.pre_tokenizer = None
     emitted = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix}
     if legacy != "absent":
         emitted["legacy"] = legacy
     write(tmp_path, {CONFIG: emitted}, backend)
-    (found,) = agree(tmp_path, "<|start|>ab")
+    (ids,) = agree(tmp_path, "<|start|>ab")
     behind = prefix is not False and legacy is True
-    assert found == ["<|start|>", *(["▁ab"] if behind else ["ab"])]
+    assert ids == ["<|start|>", *(["▁ab"] if behind else ["ab"])]
     agree(tmp_path)
 
 
@@ -215,12 +215,12 @@ BARE: Final = (
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
 @pytest.mark.parametrize("row", ROWS)
 def test_added_tokens(tmp_path: Path, row: str, kind: str) -> None:
-    files, wanted = ROWS[row]
+    files, expected = ROWS[row]
     write(tmp_path, files, kind=kind)
-    found = agree(tmp_path, "a <think>b")
+    ids = agree(tmp_path, "a <think>b")
     # Qwen's class takes the flags off named tokens.
     bare = kind == "qwen2" and row in BARE
-    assert found == [["a", "Ġ", "<think>", "b"] if bare else wanted]
+    assert ids == [["a", "Ġ", "<think>", "b"] if bare else expected]
     agree(tmp_path)
 
 
@@ -260,7 +260,7 @@ def test_the_padding_of_tokenizer_json_names_a_token(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted"),
+    ("files", "expected"),
     [
         ({CONFIG: {"pad_token": entry("<think>", lstrip=True)}}, ["a", "<think>", "b"]),
         (
@@ -271,14 +271,14 @@ def test_the_padding_of_tokenizer_json_names_a_token(tmp_path: Path, kind: str) 
     ],
 )
 def test_what_transformers_refuses_is_read_for_what_it_says(
-    tmp_path: Path, files: dict[str, Any], wanted: list[str] | None
+    tmp_path: Path, files: dict[str, Any], expected: list[str] | None
 ) -> None:
     write(tmp_path, files)
     with pytest.raises((TypeError, AttributeError)):
         AutoTokenizer.from_pretrained(tmp_path).encode("a")
     tokenizer = Tokenizer(tmp_path)
-    if wanted is not None:
-        assert tokenizer.token_names(tokenizer.encode("a <think>b")) == wanted
+    if expected is not None:
+        assert tokenizer.token_names(tokenizer.encode("a <think>b")) == expected
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -290,22 +290,22 @@ def test_classes_that_bring_parts_of_their_own(
     backend = falls_back() if pieces else None
     emitted = {"tokenizer_class": f"{name}Fast", "unk_token": "a"}
     write(tmp_path, {CONFIG: emitted}, backend)
-    theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
+    reference_class = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
     foreign = name == "LlamaTokenizer" and not pieces
-    assert theirs == (PLAIN if foreign else name)
+    assert reference_class == (PLAIN if foreign else name)
     agree(tmp_path, "a b", "cafe\u0301 12 ab", "<|start|>a")
 
 
 def test_the_table_of_classes_is_transformers() -> None:
-    known = {*CLASSES, PLAIN}
-    theirs = {
+    known_classes = {*CLASSES, PLAIN}
+    reference_classes = {
         # With mistral-common, the table has its class, for folders with a tekken.json.
         kind: PLAIN if name == "MistralCommonBackend" else name
         for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         for name in [auto.TOKENIZER_MAPPING_NAMES.get(kind)]
     }
     assert {
-        kind: name for kind, name in theirs.items() if name in known
+        kind: name for kind, name in reference_classes.items() if name in known_classes
     } == CLASS_BY_MODEL_TYPE
     overruled = auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
     assert overruled & CLASS_BY_MODEL_TYPE.keys() == FIXED_CLASS_TYPES
@@ -321,14 +321,14 @@ def test_which_class_is_chosen(
 ) -> None:
     emitted = {} if named is None else {"tokenizer_class": named}
     write(tmp_path, {CONFIG: emitted}, None if byte_level else falls_back(), kind)
-    theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
-    assert class_name({"model_type": kind}, emitted, byte_level) == theirs
+    reference_class = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
+    assert class_name({"model_type": kind}, emitted, byte_level) == reference_class
 
 
 def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
     write(tmp_path, {CONFIG: {"split_special_tokens": True}})
-    (found,) = agree(tmp_path, "a<|end|>")
-    assert "<|end|>" not in found
+    (ids,) = agree(tmp_path, "a<|end|>")
+    assert "<|end|>" not in ids
 
 
 def test_an_unknown_token_that_is_no_token_is_reported_with_the_text(

@@ -12,20 +12,22 @@ ALPHABETS = ["ab\n", "ab", "aé日🙂\u200d\u0301", "a"]
 
 def drawn(draw: random.Random, letters: str, words: int, length: int) -> list[str]:
     """Words of few letters, some made of parts of others: nested, overlapping, equal."""
-    made: list[str] = []
+    stops: list[str] = []
     for _ in range(words):
         word = "".join(draw.choices(letters, k=draw.randrange(1, length + 1)))
-        if made and draw.random() < 0.5:
-            other = draw.choice(made)
-            at = draw.randrange(len(other))
-            word = draw.choice([other[at:] + word, word + other[: at + 1], other[at:]])
-        made.append(word[:length])
-    return made
+        if stops and draw.random() < 0.5:
+            earlier = draw.choice(stops)
+            place = draw.randrange(len(earlier))
+            word = draw.choice(
+                [earlier[place:] + word, word + earlier[: place + 1], earlier[place:]]
+            )
+        stops.append(word[:length])
+    return stops
 
 
 def begun(text: str, words: list[str]) -> str:
     """The longest end of a text that begins a word."""
-    ends = (text[at:] for at in range(len(text) + 1))
+    ends = (text[start:] for start in range(len(text) + 1))
     return next(end for end in ends if any(word.startswith(end) for word in words))
 
 
@@ -44,17 +46,19 @@ def test_stop_strings_against_search(seed: int) -> None:
     letters = ALPHABETS[seed % len(ALPHABETS)]
     text = "".join(draw.choices(letters, k=draw.randrange(60)))
     stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
-    matcher, got, found, at = StopMatcher(stops), "", None, 0
-    while at < len(text) and found is None:
+    matcher, text_out, stopped_by, position = StopMatcher(stops), "", None, 0
+    while position < len(text) and stopped_by is None:
         step = draw.randrange(4)
-        piece, found = matcher.push(text[at : at + step])
-        got, at = got + piece, at + step
-        if found is None:  # only what may begin a stop string is held back, and all that
-            assert text[len(got) : at] == begun(text[:at], stops)
-            assert searched(text[:at], stops)[1] is None
-    if found is None:
-        got += matcher.push("", final=True)[0]
-    assert (got, found) == searched(text, stops)
+        piece, stopped_by = matcher.push(text[position : position + step])
+        text_out, position = text_out + piece, position + step
+        if (
+            stopped_by is None
+        ):  # only what may begin a stop string is held back, and all that
+            assert text[len(text_out) : position] == begun(text[:position], stops)
+            assert searched(text[:position], stops)[1] is None
+    if stopped_by is None:
+        text_out += matcher.push("", final=True)[0]
+    assert (text_out, stopped_by) == searched(text, stops)
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -64,15 +68,20 @@ def test_stop_strings_that_are_kept_against_search(seed: int) -> None:
     letters = ALPHABETS[seed % len(ALPHABETS)]
     text = "".join(draw.choices(letters, k=draw.randrange(60)))
     stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
-    matcher, got, found, at = StopMatcher(stops, keep_stops=True), "", None, 0
-    while at < len(text) and found is None:
+    matcher, text_out, stopped_by, position = (
+        StopMatcher(stops, keep_stops=True),
+        "",
+        None,
+        0,
+    )
+    while position < len(text) and stopped_by is None:
         step = draw.randrange(4)
-        piece, found = matcher.push(text[at : at + step])
-        got, at = got + piece, at + step
-        assert found or got == text[:at]
+        piece, stopped_by = matcher.push(text[position : position + step])
+        text_out, position = text_out + piece, position + step
+        assert stopped_by or text_out == text[:position]
     before, stop = searched(text, stops)
     assert matcher.push("", final=True) == ("", None)
-    assert (got, found) == (before + (stop or ""), stop)
+    assert (text_out, stopped_by) == (before + (stop or ""), stop)
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -81,18 +90,24 @@ def test_where_none_may_end_one_may_begin(seed: int) -> None:
     letters = ALPHABETS[seed % len(ALPHABETS)]
     text = "".join(draw.choices(letters, k=draw.randrange(40)))
     stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
-    free, kept = draw.randrange(len(text) + 1), seed % 3 == 0
-    matcher, got, at = StopMatcher(stops, keep_stops=kept), "", 0
-    while at < free:
-        step = min(1 + draw.randrange(4), free - at)
-        got, at = got + matcher.push_without_stop(text[at : at + step]), at + step
-    more, found = matcher.push(text[free:], final=True)
+    free, keep_stops = draw.randrange(len(text) + 1), seed % 3 == 0
+    matcher, text_out, position = StopMatcher(stops, keep_stops=keep_stops), "", 0
+    while position < free:
+        step = min(1 + draw.randrange(4), free - position)
+        text_out, position = (
+            text_out + matcher.push_without_stop(text[position : position + step]),
+            position + step,
+        )
+    rest, stopped_by = matcher.push(text[free:], final=True)
     for end in range(free + 1, len(text) + 1):
-        if there := [one for one in stops if text[:end].endswith(one)]:
-            stop = max(there, key=len)
-            assert (got + more, found) == (text[: end - (not kept) * len(stop)], stop)
+        if complete := [stop for stop in stops if text[:end].endswith(stop)]:
+            stop = max(complete, key=len)
+            assert (text_out + rest, stopped_by) == (
+                text[: end - (not keep_stops) * len(stop)],
+                stop,
+            )
             return
-    assert (got + more, found) == (text, None)
+    assert (text_out + rest, stopped_by) == (text, None)
 
 
 def test_a_text_is_found_in_whatever_is_pushed_last() -> None:
@@ -112,24 +127,24 @@ class Counted(str):
     compared: int
 
     def __new__(cls, text: str) -> Self:
-        made = super().__new__(cls, text)
-        made.compared = 0
-        return made
+        counted = super().__new__(cls, text)
+        counted.compared = 0
+        return counted
 
-    def startswith(self, *what: Any) -> bool:
+    def startswith(self, *args: Any) -> bool:
         self.compared += 1
-        return super().startswith(*what)
+        return super().startswith(*args)
 
 
 LETTERS = "".join(random.Random(1).choices("ab", k=2000)) + "ab" * 500 + "a" * 1000
 NEAR = {
     "beginnings that are all over the text": [
-        LETTERS[at * 40 : at * 40 + 1023] + "c" for at in range(64)
+        LETTERS[position * 40 : position * 40 + 1023] + "c" for position in range(64)
     ],
     "one letter that differs": [
-        "a" * at + "b" + "a" * (1023 - at) for at in range(500, 1012, 8)
+        "a" * position + "b" + "a" * (1023 - position) for position in range(500, 1012, 8)
     ],
-    "the last letter": ["a" * 1000 + f"{at:024b}" for at in range(64)],
+    "the last letter": ["a" * 1000 + f"{position:024b}" for position in range(64)],
 }
 
 
@@ -138,10 +153,10 @@ NEAR = {
 def test_near_matches_are_looked_for_twice_a_letter_at_most(name: str, text: str) -> None:
     stops = [Counted(stop) for stop in NEAR[name]]
     assert {len(stop) for stop in stops} == {1024}
-    matcher, given = StopMatcher(stops), ""
-    for at in range(0, len(text), 4):
-        new, found = matcher.push(text[at : at + 4])
-        assert found is None
-        given += new
-    assert text[len(given) :] == begun(text[-1023:], NEAR[name])
+    matcher, text_out = StopMatcher(stops), ""
+    for position in range(0, len(text), 4):
+        new, stopped_by = matcher.push(text[position : position + 4])
+        assert stopped_by is None
+        text_out += new
+    assert text[len(text_out) :] == begun(text[-1023:], NEAR[name])
     assert sum(stop.compared for stop in stops) <= 2 * len(text)

@@ -44,7 +44,10 @@ def placed(template: str, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def texts_of(chat: list[dict[str, Any]]) -> list[str]:
     contents = [message["content"] for message in chat]
-    return [one if isinstance(one, str) else one[0]["text"] for one in contents]
+    return [
+        content if isinstance(content, str) else content[0]["text"]
+        for content in contents
+    ]
 
 
 @pytest.mark.parametrize("chat", CONVERSATIONS.values(), ids=CONVERSATIONS)
@@ -54,7 +57,7 @@ def test_every_text_is_shown_at_its_place(
 ) -> None:
     probe = TemplateProbe(SHORT[template], ())
     text = probe.text(placed(template, chat)) or ""
-    places = [text.find(one) for one in texts_of(chat)]
+    places = [text.find(shown) for shown in texts_of(chat)]
     assert -1 not in places
     assert places == sorted(places)
 
@@ -77,8 +80,8 @@ def test_what_a_template_shows_is_unchanged() -> None:
 
 
 def test_a_later_message_is_a_marked_user_turn() -> None:
-    own = placed("keeps the first", [FRONT, ASK, ANSWER, LATE, ANSWER])
-    assert own == [FRONT, ASK, ANSWER, {"role": "user", "content": MARKED}, ANSWER]
+    later_turn = placed("keeps the first", [FRONT, ASK, ANSWER, LATE, ANSWER])
+    assert later_turn == [FRONT, ASK, ANSWER, {"role": "user", "content": MARKED}, ANSWER]
     behind = placed("keeps the first", [FRONT, ASK, LATE])
     assert behind == [FRONT, {"role": "user", "content": f"ask\n\n{MARKED}"}]
     ahead = placed("keeps the first", [FRONT, ASK, ANSWER, LATE, MORE])

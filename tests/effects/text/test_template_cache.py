@@ -23,10 +23,10 @@ SYSTEM: Any = [{"role": "system", "content": "a"}, {"role": "system", "content":
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> TemplateCache:
-    made = TemplateCache()
+    templates = TemplateCache()
     for module in (template_cache, template_rendering):
-        monkeypatch.setattr(module, "TEMPLATES", made)
-    return made
+        monkeypatch.setattr(module, "TEMPLATES", templates)
+    return templates
 
 
 def kept(cache: TemplateCache) -> Mapping[str | None, list[str]]:
@@ -41,11 +41,11 @@ def test_each_tenant_keeps_its_latest_templates(cache: TemplateCache) -> None:
     for number in range(3 * MAX_TEMPLATES):
         with templates_of("b"):
             render_template(f"{{# {number} #}}", CHAT, {}, {})
-    found = kept(cache)
-    assert found[None] == ["own"]
-    assert found["a"] == ["one"]
+    cached = kept(cache)
+    assert cached[None] == ["own"]
+    assert cached["a"] == ["one"]
     numbers = range(2 * MAX_TEMPLATES, 3 * MAX_TEMPLATES)
-    assert found["b"] == [f"{{# {number} #}}" for number in numbers]
+    assert cached["b"] == [f"{{# {number} #}}" for number in numbers]
     with templates_of("a"):
         render_template("one", CHAT, {}, {})
     assert cache._tenants["a"]["one"] is compiled

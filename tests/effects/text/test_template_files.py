@@ -47,17 +47,17 @@ def test_chat_templates(
     tmp_path: Path, files: dict[str, Any], plain: str | None, with_tools: str | None
 ) -> None:
     write(tmp_path, files)
-    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    for tools, wanted in ((None, plain), (TOOLS, with_tools), ([], with_tools)):
-        if wanted is None:
+    tokenizer, reference = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for tools, expected in ((None, plain), (TOOLS, with_tools), ([], with_tools)):
+        if expected is None:
             with pytest.raises(ChatTemplateError):
-                render_chat(ours, TALK, {"tools": tools})
+                render_chat(tokenizer, TALK, {"tools": tools})
             with pytest.raises(ValueError, match="template"):
-                theirs.apply_chat_template(TALK, tokenize=False, tools=tools)
+                reference.apply_chat_template(TALK, tokenize=False, tools=tools)
             continue
-        assert render_chat(ours, TALK, {"tools": tools}) == wanted
-        found = theirs.apply_chat_template(TALK, tokenize=False, tools=tools)
-        assert found == wanted
+        assert render_chat(tokenizer, TALK, {"tools": tools}) == expected
+        rendered = reference.apply_chat_template(TALK, tokenize=False, tools=tools)
+        assert rendered == expected
 
 
 def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
@@ -84,9 +84,13 @@ def test_named_tokens_reach_the_template(tmp_path: Path) -> None:
         "chat_template": "{{ image_token }}{{ audio_token }}",
     }
     write(tmp_path, {CONFIG: emitted})
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    found = render_chat(Tokenizer(tmp_path), TALK, {})
-    assert found == theirs.apply_chat_template(TALK, tokenize=False) == "<image><audio>"
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    rendered = render_chat(Tokenizer(tmp_path), TALK, {})
+    assert (
+        rendered
+        == reference.apply_chat_template(TALK, tokenize=False)
+        == "<image><audio>"
+    )
 
 
 def test_calls_are_looked_for_as_the_template_for_tools_writes_them(

@@ -6,8 +6,10 @@ from minfer.effects.text.template_messages import message_forms
 
 
 def calls(*ids: str) -> dict[str, Any]:
-    made = [{"id": one, "function": {"name": "f", "arguments": {}}} for one in ids]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    made_calls = [
+        {"id": call_id, "function": {"name": "f", "arguments": {}}} for call_id in ids
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made_calls}
 
 
 def result(call_id: str, content: str) -> dict[str, Any]:

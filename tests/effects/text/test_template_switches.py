@@ -47,10 +47,10 @@ def switches(template: str) -> TemplateSwitches:
     ],
 )
 def test_a_variable_is_a_switch(template: str) -> None:
-    found = switches(template)
-    assert found.on is not None
-    assert found.off is not None
-    assert found.efforts == {}
+    found_switches = switches(template)
+    assert found_switches.on is not None
+    assert found_switches.off is not None
+    assert found_switches.efforts == {}
 
 
 @pytest.mark.parametrize(
@@ -72,27 +72,30 @@ def test_a_variable_is_a_switch(template: str) -> None:
     ],
 )
 def test_an_effort_may_be_the_switch(template: str, effort: str) -> None:
-    found = switches(template)
-    assert found.off is not None
-    assert found.off["reasoning_effort"] == effort
-    assert found.on is not None
-    assert found.on["reasoning_effort"] == "high"
+    found_switches = switches(template)
+    assert found_switches.off is not None
+    assert found_switches.off["reasoning_effort"] == effort
+    assert found_switches.on is not None
+    assert found_switches.on["reasoning_effort"] == "high"
 
 
 def test_an_effort_that_is_only_written_is_no_switch() -> None:
-    found = switches("Reasoning: {{ reasoning_effort | default('medium') }}")  # gpt-oss
-    assert (found.on, found.off) == (None, None)
-    assert found.efforts["xhigh"]["reasoning_effort"] == "xhigh"
+    template = "Reasoning: {{ reasoning_effort | default('medium') }}"  # gpt-oss
+    found_switches = switches(template)
+    assert (found_switches.on, found_switches.off) == (None, None)
+    assert found_switches.efforts["xhigh"]["reasoning_effort"] == "xhigh"
 
 
 def test_an_effort_that_is_refused_is_the_nearest_one() -> None:
     refuse = (
         "{% if thinking_effort is defined and thinking_effort not in ['low', 'high'] %}"
     )
-    found = switches(
+    found_switches = switches(
         refuse + "{{ raise_exception('no') }}{% endif %}{{ thinking_effort }}"
     )
-    efforts = {name: one["thinking_effort"] for name, one in found.efforts.items()}
+    efforts = {
+        name: values["thinking_effort"] for name, values in found_switches.efforts.items()
+    }
     assert efforts == {
         "low": "low",
         "medium": "high",

@@ -17,24 +17,27 @@ from tests.effects.text.trained import BACKEND, TEXTS, falls_back, save
 
 
 def agree(folder: Path) -> None:
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, reference = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
-        ids = ours.encode(text)
-        assert ids == theirs.encode(text)
-        plain = ours.encode(text, add_special_tokens=False)
-        assert plain == theirs.encode(text, add_special_tokens=False)
+        ids = tokenizer.encode(text)
+        assert ids == reference.encode(text)
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        assert plain == reference.encode(text, add_special_tokens=False)
         for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(
                 ids, skip_special_tokens=skip
             )
-        assert ours.token_names(ids) == theirs.convert_ids_to_tokens(ids)
-    assert ours.special_ids >= set(theirs.all_special_ids)
+        assert tokenizer.token_names(ids) == reference.convert_ids_to_tokens(ids)
+    assert tokenizer.special_ids >= set(reference.all_special_ids)
     assert all(
-        theirs.decode([i], skip_special_tokens=True) == "" for i in ours.special_ids
+        reference.decode([i], skip_special_tokens=True) == ""
+        for i in tokenizer.special_ids
     )
-    begin = ours.encode(ours.special_tokens["bos_token"], add_special_tokens=False)
-    assert begin == [theirs.bos_token_id]
-    assert theirs.eos_token_id in ours.eos_ids
+    begin = tokenizer.encode(
+        tokenizer.special_tokens["bos_token"], add_special_tokens=False
+    )
+    assert begin == [reference.bos_token_id]
+    assert reference.eos_token_id in tokenizer.eos_ids
 
 
 def bos_template() -> Backend:
@@ -121,14 +124,14 @@ def test_missing_and_corrupt_files(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     save(tmp_path)
     path = tmp_path / "tokenizer.json"
-    whole = path.read_bytes()
-    for broken in (b"", b"{}", whole[:500], b"\xff\xfe"):
+    content = path.read_bytes()
+    for broken in (b"", b"{}", content[:500], b"\xff\xfe"):
         path.write_bytes(broken)
         with pytest.raises(
             TokenizerError, match=r"tokenizer\.json: corrupt.*save_pretrained"
         ):
             Tokenizer(tmp_path)
-    path.write_bytes(whole)
+    path.write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CorruptFileError, match="tokenizer_config"):
         Tokenizer(tmp_path)
@@ -163,10 +166,10 @@ def test_bytes_of_a_token_that_stands_for_one(tmp_path: Path) -> None:
 
 
 def test_an_unusual_decoder_is_not_taken_for_bytes(tmp_path: Path) -> None:
-    for number, more in enumerate([decoders.Strip("_", 1, 0), decoders.Metaspace()]):
+    for number, decoder in enumerate([decoders.Strip("_", 1, 0), decoders.Metaspace()]):
         backend = falls_back(strip=False)
-        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence([*parts, more])
+        chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*chain, decoder])
         folder = tmp_path / str(number)
         save(folder, backend)
         assert not Tokenizer(folder).in_bytes

@@ -87,8 +87,8 @@ def tekken_files(folder: Path) -> Encode:
         "default_num_special_tokens": len(CONTROLS),
         "version": "v7",
     }
-    whole = {"config": config, "vocab": vocabulary, "special_tokens": controls}
-    (folder / "tekken.json").write_text(json.dumps(whole))
+    document = {"config": config, "vocab": vocabulary, "special_tokens": controls}
+    (folder / "tekken.json").write_text(json.dumps(document))
     (folder / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     tekkenizer = Tekkenizer.from_file(folder / "tekken.json")
     return lambda text: tekkenizer.encode(text, bos=True, eos=False)

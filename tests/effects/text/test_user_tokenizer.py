@@ -28,19 +28,23 @@ def both(folder: Path) -> tuple[UserTokenizer, Any]:
 
 
 def test_texts_and_attributes_are_those_of_transformers(tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path)
+    tokenizer, reference = both(tmp_path)
     for name in ATTRIBUTES:
-        assert getattr(ours, name) == getattr(theirs, name)
+        assert getattr(tokenizer, name) == getattr(reference, name)
     for text in TEXTS:
-        ids = theirs.encode(text)
-        assert ours.encode(text) == ids
-        assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False)
-        assert ours.decode(ids) == theirs.decode(ids)
-        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
+        ids = reference.encode(text)
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.encode(text, False) == reference.encode(
+            text, add_special_tokens=False
+        )
+        assert tokenizer.decode(ids) == reference.decode(ids)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == reference.decode(
             ids, skip_special_tokens=True
         )
-        assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
-    assert ours.decode(theirs.eos_token_id) == "<|end|>"
+        assert tokenizer.convert_ids_to_tokens(ids) == reference.convert_ids_to_tokens(
+            ids
+        )
+    assert tokenizer.decode(reference.eos_token_id) == "<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -56,23 +60,23 @@ def test_texts_and_attributes_are_those_of_transformers(tmp_path: Path) -> None:
 def test_conversations_are_those_of_transformers(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    ours, theirs = both(tmp_path)
-    text = ours.apply_chat_template(CHAT, tokenize=False, **options)
-    assert text == theirs.apply_chat_template(CHAT, tokenize=False, **options)
-    ids = ours.apply_chat_template(CHAT, **options)
-    assert ids == theirs.apply_chat_template(CHAT, **{**options, "return_dict": False})
+    tokenizer, reference = both(tmp_path)
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False, **options)
+    assert text == reference.apply_chat_template(CHAT, tokenize=False, **options)
+    ids = tokenizer.apply_chat_template(CHAT, **options)
+    assert ids == reference.apply_chat_template(CHAT, **{**options, "return_dict": False})
 
 
 def test_arguments_that_it_lacks_are_named(tmp_path: Path) -> None:
-    ours, _ = both(tmp_path)
-    given: dict[str, Any]
-    for given in (
+    tokenizer, _ = both(tmp_path)
+    arguments: dict[str, Any]
+    for arguments in (
         {"return_tensors": "pt"},
         {"return_dict": True},
         {"chat_template": "x"},
     ):
-        with pytest.raises(TypeError, match=f"{min(given)} is not supported"):
-            ours.apply_chat_template(CHAT, **given)
+        with pytest.raises(TypeError, match=f"{min(arguments)} is not supported"):
+            tokenizer.apply_chat_template(CHAT, **arguments)
 
 
 def test_a_text_may_be_longer_than_the_context() -> None:

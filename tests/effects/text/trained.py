@@ -44,8 +44,8 @@ BACKEND = train().to_str()
 
 def save(folder: Path, backend: Backend | None = None, **options: Any) -> None:
     backend = backend or Backend.from_str(BACKEND)
-    made: Any = PreTrainedTokenizerFast
-    made(
+    fast_class: Any = PreTrainedTokenizerFast
+    fast_class(
         tokenizer_object=backend,
         **{
             "eos_token": "<|end|>",
@@ -72,8 +72,8 @@ def falls_back(*, strip: bool = True) -> Backend:
         )
     )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * strip)
+    chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(chain + [decoders.Strip(" ", 1, 0)] * strip)
     backend.add_special_tokens(SPECIAL)
     return backend
 

@@ -28,7 +28,7 @@ class PeerPlan:
     prefill_ranks: int = 1  # tensor parallel size of engines that compute prompts
     decode_ranks: int = 1  # and of those that decode
     # Whether it also sends to addresses that requests name: only where all requests come
-    # from fronts that have proven that they know the secret.
+    # from API servers that have proven that they know the secret.
     dials: bool = False
     nixl: bool = False  # other machines write to this one's memory through NIXL
     secret: bytes = field(default=b"", repr=False)  # of the deployment

@@ -15,7 +15,10 @@ const ENDS = {
   length: "has reached its limit",
 };
 const LINK = 30; // letters of an id
-const TIERS = ["host memory", "disk or another engine"]; // the keyed one is the second
+const TIERS = {
+  "load from host": "host memory",
+  "fetch from external": "disk or another engine",
+};
 
 export function passed(from, to) {
   return clock(seconds[to] - seconds[from]);
@@ -107,12 +110,12 @@ function decisionSentence(about) {
       return item([name, ` uses ${had}: it is not in the window of layer group ${a}`]);
     }
     case "Loading": {
-      const more = `${many(a - b, "block")} from ${TIERS[c]}`;
+      const more = `${many(a - b, "block")} from ${TIERS[text(c)]}`;
       return item([name, ` waits for ${more}: ${count(b)} are on the device`], "hit");
     }
     case "Recomputing": {
       const more = `${many(a - b, "block")} again`;
-      return item([name, ` computes ${more}, which ${TIERS[c]} has, too`]);
+      return item([name, ` computes ${more}, which ${TIERS[text(c)]} has, too`]);
     }
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");

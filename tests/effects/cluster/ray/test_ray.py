@@ -188,7 +188,7 @@ def actor_of(
     plan = EnginePlan(
         number=0,
         replicas=1,
-        fronts=1,
+        api_servers=1,
         args=args,
         secret=bytes(32),
         keeper_timeout=keeper_timeout,

@@ -57,9 +57,13 @@ def test_no_rank_outlives_torchrun() -> None:
             assert torchrun.stdout is not None
             assert "is served at" in torchrun.stdout.readline()
             ranks = children(torchrun.pid)
-            # What a front starts ends when it has read that its front has ended.
+            # What an API server starts ends when it has read that its API server has
+            # ended.
             inner = [child for rank in ranks for child in children(rank)]
-            assert (len(ranks), len(inner)) == (2, 2)  # rank 0's engine, and a front
+            assert (len(ranks), len(inner)) == (
+                2,
+                2,
+            )  # rank 0's engine, and an API server
         finally:
             torchrun.kill()
         end = time.monotonic() + SOON

@@ -89,7 +89,7 @@ def test_it_says_which_tier_blocks_come_from(
         (LOAD, f"request again waits for 4 blocks from {tier}: 0 are on the device"),
         (RECOMPUTE, f"computes 4 blocks again, which {tier} has, too"),
     ):
-        config, turns = tiered(keyed=keyed, choice=choice)
+        config, turns = tiered(external=keyed, choice=choice)
         [turn] = [
             turn.number
             for turn in turns

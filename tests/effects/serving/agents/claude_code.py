@@ -82,16 +82,18 @@ def install(cache: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise NotInstalledError("npm is not installed")
-    with tempfile.TemporaryDirectory(dir=cache.parent) as made:
-        command = [npm, "install", "--no-fund", "--no-audit", "--prefix", made, PACKAGE]
-        done = subprocess.run(
+    with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+        command = [npm, "install", "--no-fund", "--no-audit", "--prefix", folder, PACKAGE]
+        npm_run = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
         )
-        if done.returncode:
-            raise NotInstalledError(f"npm cannot install {PACKAGE}: {done.stderr[-500:]}")
+        if npm_run.returncode:
+            raise NotInstalledError(
+                f"npm cannot install {PACKAGE}: {npm_run.stderr[-500:]}"
+            )
         cache.mkdir(parents=True, exist_ok=True)
         if not (cache / "node_modules").exists():  # another process may have made it
-            (Path(made) / "node_modules").rename(cache / "node_modules")
+            (Path(folder) / "node_modules").rename(cache / "node_modules")
     if not binary.exists():
         raise NotInstalledError(f"{PACKAGE} has no program for this machine")
     return binary

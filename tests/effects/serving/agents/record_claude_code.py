@@ -47,11 +47,11 @@ class Session:
     def load(cls) -> "Session":
         """The recorded session."""
         stored = json.loads(FILE.read_text())
-        parts = stored["parts"]
+        items = stored["parts"]
         bodies = [
             {
                 **body,
-                **{name: [parts[index] for index in body[name]] for name in _LISTS},
+                **{name: [items[index] for index in body[name]] for name in _LISTS},
             }
             for body in stored["bodies"]
         ]
@@ -59,18 +59,18 @@ class Session:
 
     def save(self) -> None:
         """Write the session; equal items of lists are written once."""
-        parts: list[Any] = []
+        items: list[Any] = []
 
         def index_of(item: Any) -> int:
-            if item not in parts:
-                parts.append(item)
-            return parts.index(item)
+            if item not in items:
+                items.append(item)
+            return items.index(item)
 
         bodies = [
             {**body, **{name: list(map(index_of, body[name])) for name in _LISTS}}
             for body in self.bodies
         ]
-        stored = {"version": self.version, "parts": parts, "bodies": bodies}
+        stored = {"version": self.version, "parts": items, "bodies": bodies}
         FILE.write_text(json.dumps(stored, indent=1) + "\n")
 
 
@@ -85,11 +85,11 @@ def without_prose(value: Any, name: str = "") -> Any:
         # Names of properties in schemas are not fields of their own meaning.
         kind = "" if name == "properties" else None
         return {
-            key: without_prose(one, key if kind is None else kind)
-            for key, one in value.items()
+            key: without_prose(field_value, key if kind is None else kind)
+            for key, field_value in value.items()
         }
     if isinstance(value, list):
-        return [without_prose(one, name) for one in value]
+        return [without_prose(item, name) for item in value]
     return filler(value) if isinstance(value, str) else value
 
 
@@ -97,10 +97,10 @@ def filler(text: str) -> str:
     """Words of the same length as a text, which follow from it."""
     prefix = BILLING_PREFIX if text.startswith(BILLING_PREFIX) else ""
     words = random.Random(text)
-    made = prefix
-    while len(made) < len(text):
-        made += f"{words.choice(_WORDS)} "
-    return made[: len(text) - 1] + "." if text else ""
+    words_so_far = prefix
+    while len(words_so_far) < len(text):
+        words_so_far += f"{words.choice(_WORDS)} "
+    return words_so_far[: len(text) - 1] + "." if text else ""
 
 
 def scripts(folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -138,16 +138,16 @@ def main() -> None:
     bodies: list[dict[str, Any]] = []
     read = Post.read
 
-    async def reading(post: Post, most: int, watch: Watcher) -> bytes:
-        data = await read(post, most, watch)
+    async def reading(post: Post, max_bytes: int, watch: Watcher) -> bytes:
+        data = await read(post, max_bytes, watch)
         bodies.append(json.loads(data))
         return data
 
     with (
         patch.object(Post, "read", reading),
-        tempfile.TemporaryDirectory() as made,
+        tempfile.TemporaryDirectory() as temporary,
     ):
-        folder = Path(made)
+        folder = Path(temporary)
         binary = install(Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "npm")
         claude = ClaudeCode(binary, folder / "home", folder / "work")
         model = write_talker(folder / "talker", context=400_000)

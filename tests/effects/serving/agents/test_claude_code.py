@@ -29,8 +29,8 @@ DONE = "All is done."
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     path = write_talker(tmp_path_factory.mktemp("talker"), context=CONTEXT)
-    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as made:
-        yield made
+    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as server:
+        yield server
 
 
 @pytest.fixture
@@ -50,8 +50,10 @@ def bash(command: str) -> tuple[str, dict[str, Any]]:
 
 def blocks_of(messages: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """The blocks of a kind in what the program reports."""
-    contents = [one["message"]["content"] for one in messages if "message" in one]
-    lists = [one for one in contents if isinstance(one, list)]
+    contents = [
+        message["message"]["content"] for message in messages if "message" in message
+    ]
+    lists = [content for content in contents if isinstance(content, list)]
     return [block for content in lists for block in content if block["type"] == kind]
 
 
@@ -75,12 +77,12 @@ def test_three_calls(talker: Serving, claude: ClaudeCode) -> None:
     messages = claude.run(talker.url, "Write one, and make it two.")
     check_result(messages)
     assert path.read_text() == "two\n"
-    assert [one["name"] for one in blocks_of(messages, "tool_use")] == [
+    assert [block["name"] for block in blocks_of(messages, "tool_use")] == [
         "Write",
         "Edit",
         "Bash",
     ]
-    assert [one["thinking"] for one in blocks_of(messages, "thinking")] == [
+    assert [block["thinking"] for block in blocks_of(messages, "thinking")] == [
         "First I write it."
     ]
     assert blocks_of(messages, "tool_result")[-1]["content"] == "two"
@@ -102,7 +104,10 @@ def test_a_tool_that_fails(talker: Serving, claude: ClaudeCode) -> None:
     Script(talker.llm, hermes(bash("exit 3")), hermes(unknown), DONE)
     messages = claude.run(talker.url, "Try it.")
     check_result(messages)
-    assert [one["is_error"] for one in blocks_of(messages, "tool_result")] == [True, True]
+    assert [block["is_error"] for block in blocks_of(messages, "tool_result")] == [
+        True,
+        True,
+    ]
 
 
 def test_a_tool_that_is_found_by_a_search(talker: Serving, claude: ClaudeCode) -> None:
@@ -110,7 +115,7 @@ def test_a_tool_that_is_found_by_a_search(talker: Serving, claude: ClaudeCode) -
     Script(talker.llm, hermes(search), hermes(("CronList", {})), DONE)
     messages = claude.run(talker.url, "What is scheduled?")
     check_result(messages)
-    assert not any(one.get("is_error") for one in blocks_of(messages, "tool_result"))
+    assert not any(block.get("is_error") for block in blocks_of(messages, "tool_result"))
 
 
 def test_a_conversation_is_resumed(talker: Serving, claude: ClaudeCode) -> None:

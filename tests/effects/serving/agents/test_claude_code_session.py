@@ -28,24 +28,27 @@ QUESTION = 6  # the turn in which the user asks for more
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     path = write_talker(tmp_path_factory.mktemp("talker"), context=CONTEXT)
-    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as made:
-        yield made
+    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as server:
+        yield server
 
 
 def bodies() -> list[dict[str, Any]]:
     """The bodies of the session, each with another nonce in its block about billing."""
-    found = Session.load().bodies
-    assert len(found) >= 10
+    recorded = Session.load().bodies
+    assert len(recorded) >= 10
     # Mistral's templates refuse other ids.
-    ids = dict.fromkeys(re.findall(r"call_\w+", json.dumps(found)))
-    text = json.dumps(found)
+    ids = dict.fromkeys(re.findall(r"call_\w+", json.dumps(recorded)))
+    text = json.dumps(recorded)
     for number, name in enumerate(ids):
         text = text.replace(name, f"call{number:05}")
     read: list[dict[str, Any]] = json.loads(text)
     for turn, body in enumerate(read):
-        first, *rest = body["system"]
+        first, *later_blocks = body["system"]
         assert first["text"].startswith(BILLING_PREFIX)
-        body["system"] = [{**first, "text": f"{BILLING_PREFIX} cch={turn};"}, *rest]
+        body["system"] = [
+            {**first, "text": f"{BILLING_PREFIX} cch={turn};"},
+            *later_blocks,
+        ]
     return read
 
 
@@ -83,21 +86,21 @@ def test_the_history_is_a_prefix_hit(talker: Serving, stream: bool) -> None:
 def usage_of(text: str) -> dict[str, Any]:
     """The last usage in an answer."""
     *_, last = text.rpartition('"usage": ')
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(last)[0]
-    return found
+    usage: dict[str, Any] = json.JSONDecoder().raw_decode(last)[0]
+    return usage
 
 
 def shares(talker: Serving) -> list[float]:
     """By turn, the share of the prompt before that begins this prompt, too."""
     before: Sequence[int] = ()
-    found = []
+    shares_by_turn = []
     for body in bodies():
         (prompt,) = MessagesBody.model_validate(body).generation(talker.llm).prompts
         pairs = zip(before, prompt.ids, strict=False)
         equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        found.append(equal / max(1, len(before)))
+        shares_by_turn.append(equal / max(1, len(before)))
         before = prompt.ids
-    return found[1:]
+    return shares_by_turn[1:]
 
 
 @pytest.mark.long
@@ -124,7 +127,7 @@ def test_with_public_templates(
         talker.llm.tokenizer, "special_tokens", {"bos_token": "", "eos_token": ""}
     )
     try:
-        low = {turn for turn, one in enumerate(shares(talker), 1) if one < HISTORY}
+        low = {turn for turn, share in enumerate(shares(talker), 1) if share < HISTORY}
     except ChatTemplateError as error:
         pytest.skip(f"the template refuses calls of tools: {error}")
     # Templates that drop reasoning do so when the user asks again.

@@ -10,5 +10,5 @@ from tests.effects.served import Serving
 
 @pytest.fixture(scope="session")
 def anthropic(bundled: Serving) -> Iterator[Anthropic]:
-    with Anthropic(base_url=bundled.url, api_key="none", max_retries=0) as made:
-        yield made
+    with Anthropic(base_url=bundled.url, api_key="none", max_retries=0) as client:
+        yield client

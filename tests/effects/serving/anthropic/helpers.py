@@ -13,8 +13,8 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def body(**fields: Any) -> MessagesBody:
-    given = {"messages": HI, "max_tokens": 5, **fields}
-    return read_body(MessagesBody, json.dumps(given).encode())
+    request = {"messages": HI, "max_tokens": 5, **fields}
+    return read_body(MessagesBody, json.dumps(request).encode())
 
 
 def refused(**fields: Any) -> ApiError:

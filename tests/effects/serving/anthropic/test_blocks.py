@@ -42,31 +42,29 @@ def test_calls_are_of_the_message_around_them() -> None:
 def test_results_are_messages_of_their_own() -> None:
     message = {"role": "tool", "tool_call_id": "t1", "content": "5"}
     assert turns("user", RESULT) == [message]
-    parts = {**RESULT, "content": [TEXT, TEXT], "is_error": True}
-    both = [{**message, "content": [TEXT, TEXT]}, {"role": "user", "content": "x"}]
-    assert turns("user", TEXT, parts) == both
+    with_parts = {**RESULT, "content": [TEXT, TEXT], "is_error": True}
+    expected = [{**message, "content": [TEXT, TEXT]}, {"role": "user", "content": "x"}]
+    assert turns("user", TEXT, with_parts) == expected
     nothing = {"type": "tool_result", "tool_use_id": "t1"}
     assert turns("user", nothing) == [{**message, "content": ""}]
 
 
 def test_an_image_in_a_result_is_left_out() -> None:
     with collect_ignored() as hints:
-        made = turns("user", {**RESULT, "content": [TEXT, IMAGE]})
-    parts = [TEXT, {"type": "text", "text": OMITTED_IMAGE}]
-    assert made == [{"role": "tool", "tool_call_id": "t1", "content": parts}]
+        turn_list = turns("user", {**RESULT, "content": [TEXT, IMAGE]})
+    content = [TEXT, {"type": "text", "text": OMITTED_IMAGE}]
+    assert turn_list == [{"role": "tool", "tool_call_id": "t1", "content": content}]
     assert hints.names == ("tool_result.image",)
 
 
 @pytest.mark.parametrize(
     ("role", "block", "param"),
     [
-        ("user", USE, "type"),
         ("assistant", RESULT, "type"),
         ("assistant", {**USE, "input": 5}, "input"),
         ("assistant", {**USE, "id": ""}, "id"),
         ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].source"),
         ("user", {**RESULT, "content": [{"type": "audio"}]}, "content[0].type"),
-        ("user", IMAGE, "type"),
         ("user", {"type": "tool_result"}, "tool_use_id"),
         ("user", {"type": 5}, "type"),
     ],

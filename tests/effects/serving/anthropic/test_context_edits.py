@@ -19,7 +19,7 @@ FORGET = {"type": "clear_thinking_20251015"}
 
 
 def conversation(uses: int) -> list[dict[str, Any]]:
-    """A conversation with so many calls, each with reasoning and a result."""
+    """A conversation with `uses` calls, each with reasoning and a result."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
     for number in range(uses):
         use = {"type": "tool_use", "id": f"t{number}", "input": {"a": "y" * 50}}
@@ -45,14 +45,14 @@ def edited(talker: Serving, *edits: dict[str, Any], uses: int = 5) -> tuple[str,
     """The prompt after edits, and what they have done."""
     fields = {"messages": conversation(uses), "tools": TOOLS}
     request = body(**fields, context_management={"edits": list(edits)})
-    found = request.render_edited(talker.llm)
+    prompt = request.render_edited(talker.llm)
     assert talker.llm.tokenizer is not None
-    text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
-    removed = sum(one["cleared_input_tokens"] for one in found.applied)
-    assert found.original_tokens - removed == len(found.ids)
-    response = {"applied_edits": found.applied}
+    text = talker.llm.tokenizer.decode(prompt.ids, skip_special_tokens=False)
+    removed = sum(edit["cleared_input_tokens"] for edit in prompt.applied)
+    assert prompt.original_tokens - removed == len(prompt.ids)
+    response = {"applied_edits": prompt.applied}
     BetaContextManagementResponse.model_validate(response, strict=True)
-    return text, found.applied
+    return text, prompt.applied
 
 
 def above(number: int, kind: str = "tool_uses") -> dict[str, Any]:
@@ -67,10 +67,10 @@ def test_old_results_are_replaced(talker: Serving) -> None:
     text, applied = edited(talker, {**CLEAR, **above(4)})
     assert results_in(text) == [2, 3, 4]
     assert text.count(CLEARED) == 2
-    (one,) = applied
-    assert one["type"] == CLEAR["type"]
-    assert one["cleared_tool_uses"] == 2
-    assert one["cleared_input_tokens"] > 0
+    (edit,) = applied
+    assert edit["type"] == CLEAR["type"]
+    assert edit["cleared_tool_uses"] == 2
+    assert edit["cleared_input_tokens"] > 0
     assert text.count("y" * 50) == 5
 
 
@@ -94,19 +94,21 @@ def test_nothing_is_cleared_before_its_time(
 
 
 def test_which_are_cleared(talker: Serving) -> None:
-    kept = {"keep": {"type": "tool_uses", "value": 1}}
-    text, _ = edited(talker, {**CLEAR, **above(1, "input_tokens"), **kept})
+    keep_one = {"keep": {"type": "tool_uses", "value": 1}}
+    text, _ = edited(talker, {**CLEAR, **above(1, "input_tokens"), **keep_one})
     assert results_in(text) == [4]
-    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "exclude_tools": ["f"]})
+    text, _ = edited(talker, {**CLEAR, **above(1), **keep_one, "exclude_tools": ["f"]})
     assert results_in(text) == [0, 2, 4]
-    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "clear_tool_inputs": True})
+    text, _ = edited(talker, {**CLEAR, **above(1), **keep_one, "clear_tool_inputs": True})
     assert text.count("y" * 50) == 1
-    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "clear_tool_inputs": ["g"]})
+    text, _ = edited(
+        talker, {**CLEAR, **above(1), **keep_one, "clear_tool_inputs": ["g"]}
+    )
     assert text.count("y" * 50) == 3
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"),
+    ("keep", "num_kept"),
     [
         ({}, 1),
         ({"keep": "all"}, 5),
@@ -115,11 +117,13 @@ def test_which_are_cleared(talker: Serving) -> None:
     ],
 )
 def test_old_reasoning_is_left_out(
-    talker: Serving, keep: dict[str, Any], kept: int
+    talker: Serving, keep: dict[str, Any], num_kept: int
 ) -> None:
     text, applied = edited(talker, {**FORGET, **keep})
-    assert text.count("thought ") == kept
-    assert [one["cleared_thinking_turns"] for one in applied] == [5 - kept] * (kept < 5)
+    assert text.count("thought ") == num_kept
+    assert [edit["cleared_thinking_turns"] for edit in applied] == [5 - num_kept] * (
+        num_kept < 5
+    )
 
 
 def test_the_answer_reports_edits(talker: Serving) -> None:
@@ -131,9 +135,9 @@ def test_the_answer_reports_edits(talker: Serving) -> None:
         "temperature": 0,
     }
     management = {"edits": [FORGET, {**CLEAR, **above(1)}]}
-    whole = talker.post("messages", **request, context_management=management).json()
-    applied = whole["context_management"]["applied_edits"]
-    assert [one["type"] for one in applied] == [FORGET["type"], CLEAR["type"]]
+    answer_json = talker.post("messages", **request, context_management=management).json()
+    applied = answer_json["context_management"]["applied_edits"]
+    assert [edit["type"] for edit in applied] == [FORGET["type"], CLEAR["type"]]
     answer = talker.post(
         "messages", **request, context_management=management, stream=True
     )
@@ -188,8 +192,8 @@ def test_results_of_tool_uses_with_one_id_are_kept_together(talker: Serving) -> 
         block |= {name: "t1" for name in ("id", "tool_use_id") if name in block}
     edit = {**CLEAR, **above(1), "keep": {"type": "tool_uses", "value": 1}}
     request = body(messages=messages, tools=TOOLS, context_management={"edits": [edit]})
-    found = request.render_edited(talker.llm)
+    prompt = request.render_edited(talker.llm)
     assert talker.llm.tokenizer is not None
-    text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
+    text = talker.llm.tokenizer.decode(prompt.ids, skip_special_tokens=False)
     assert [f"result {number}" in text for number in range(3)] == [False, True, True]
-    assert found.applied[0]["cleared_tool_uses"] == 1
+    assert prompt.applied[0]["cleared_tool_uses"] == 1

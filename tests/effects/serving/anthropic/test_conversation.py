@@ -17,9 +17,9 @@ class Listener:
     parsers = Parsers("hermes", "none")
     tokenizer = None
 
-    def render(self, turns: list[Any], **how: Any) -> list[int]:
+    def render(self, turns: list[Any], **options: Any) -> list[int]:
         self.turns = turns
-        self.how = how
+        self.how = options
         return [1, 2, 3]
 
 
@@ -30,8 +30,8 @@ def rendered(**fields: Any) -> Listener:
     return model
 
 
-def block(text: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": text, **more}
+def block(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
 
 
 def test_a_system_prompt_is_the_first_turn() -> None:
@@ -58,9 +58,9 @@ def test_turns_of_one_role_are_one() -> None:
 
 
 def test_a_request_may_begin_its_answer() -> None:
-    begun = rendered(messages=[*HI, {"role": "assistant", "content": "def"}])
-    how = {"add_generation_prompt": False, "continue_final_message": True}
-    assert begun.how == {"tools": None, "chat_template_kwargs": {}, **how}
+    continued = rendered(messages=[*HI, {"role": "assistant", "content": "def"}])
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert continued.how == {"tools": None, "chat_template_kwargs": {}, **options}
     assert rendered().how["add_generation_prompt"] is True
 
 
@@ -101,7 +101,6 @@ def test_what_is_no_text_is_refused_by_name(content: Any, param: str, words: str
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"container": "x"}, "container"),
@@ -143,12 +142,14 @@ def test_a_late_system_message_stays_where_it_is() -> None:
 
 
 def test_the_form_of_one_text_changes_nothing() -> None:
-    both = (
+    conversations = (
         [*CALLED, {"role": role, "content": content}]
         for role, text in (("system", "x"), ("user", "y"))
         for content in (text, [block(text, cache_control={"type": "ephemeral"})])
     )
-    first, second, third, fourth = (rendered(messages=one).turns for one in both)
+    first, second, third, fourth = (
+        rendered(messages=messages).turns for messages in conversations
+    )
     assert first == second
     assert third == fourth
 
@@ -170,13 +171,13 @@ def test_tools_change_at_their_place() -> None:
     deferred = {**TOOL, "defer_loading": True}
     model = rendered(messages=messages, tools=[deferred])
     assert model.how["tools"] is None
-    added, removed = (part["text"] for part in model.turns[1]["content"])
+    added, removed = (block["text"] for block in model.turns[1]["content"])
     assert '<function>{"name": "f"' in added
     assert removed == "The tool f is no longer available."
 
 
 def test_a_found_tool_is_described_where_it_was_found() -> None:
-    found = {**RESULT, "content": [{"type": "tool_reference", "tool_name": "g"}]}
+    result = {**RESULT, "content": [{"type": "tool_reference", "tool_name": "g"}]}
     schema = {"type": "object", "properties": {"ü": {}}}
     deferred = {
         "name": "g",
@@ -184,7 +185,7 @@ def test_a_found_tool_is_described_where_it_was_found() -> None:
         "description": "G.",
         "defer_loading": True,
     }
-    messages = [*CALLED, {"role": "user", "content": [found]}]
+    messages = [*CALLED, {"role": "user", "content": [result]}]
     model = rendered(messages=messages, tools=[TOOL, deferred])
     assert [tool["function"]["name"] for tool in model.how["tools"]] == ["f"]
     function = '{"name": "g", "description": "G.", "parameters": '

@@ -40,6 +40,6 @@ def test_a_template_that_fails_is_reported(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", "{{ 1 / 0 }}")
-    found = bundled.post("messages/count_tokens", **CONVERSATION)
-    assert found.status_code == 400
-    assert "template" in found.json()["error"]["message"]
+    response = bundled.post("messages/count_tokens", **CONVERSATION)
+    assert response.status_code == 400
+    assert "template" in response.json()["error"]["message"]

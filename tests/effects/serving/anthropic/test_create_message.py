@@ -64,14 +64,14 @@ def test_a_whole_answer(anthropic: Anthropic, bundled: Serving) -> None:
 
 
 def test_a_stream_adds_up_to_the_whole(anthropic: Anthropic) -> None:
-    whole = anthropic.messages.create(**REQUESTED)
+    message = anthropic.messages.create(**REQUESTED)
     with anthropic.messages.stream(**REQUESTED) as stream:
-        assert "".join(stream.text_stream) == text_of(whole)
+        assert "".join(stream.text_stream) == text_of(message)
         streamed = stream.get_final_message()
-    assert text_of(streamed) == text_of(whole)
-    assert streamed.stop_reason == whole.stop_reason
-    assert streamed.usage.output_tokens == whole.usage.output_tokens
-    assert input_of(streamed) == input_of(whole)
+    assert text_of(streamed) == text_of(message)
+    assert streamed.stop_reason == message.stop_reason
+    assert streamed.usage.output_tokens == message.usage.output_tokens
+    assert input_of(streamed) == input_of(message)
 
 
 def test_events_come_in_order(bundled: Serving) -> None:
@@ -81,13 +81,13 @@ def test_events_come_in_order(bundled: Serving) -> None:
     frames = answer.text.removesuffix("\n\n").split("\n\n")
     parted = [frame.split("\n") for frame in frames]
     names = [name.removeprefix("event: ") for name, _ in parted]
-    record = [json.loads(data.removeprefix("data: ")) for _, data in parted]
-    assert names == [one["type"] for one in record]
+    bodies = [json.loads(data.removeprefix("data: ")) for _, data in parted]
+    assert names == [event["type"] for event in bodies]
     # A model that may think or call tells at first what its first block is.
     assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert set(names[3:-3]) == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    started = record[0]["message"]
+    started = bodies[0]["message"]
     assert started["content"] == []
     assert started["usage"]["input_tokens"] > 0
     assert answer.headers["x-request-id"] == started["id"]
@@ -114,10 +114,10 @@ def writer(stream: bool) -> AnswerWriter:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
-    made = writer(stream)
+    answer_writer = writer(stream)
     last = CompletionOutput(index=0, text="", token_ids=(5,), finish_reason="stop")
-    events = [*made.write(0, last), *made.end(served(10, 1, 4))]
-    record = [json.loads(event.data) for event in events]
+    events = [*answer_writer.write(0, last), *answer_writer.end(served(10, 1, 4))]
+    bodies = [json.loads(event.data) for event in events]
     counted = {
         "input_tokens": 6,
         "cache_creation_input_tokens": 0,
@@ -127,7 +127,7 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
     }
     ended = {"stop_reason": "end_turn", "stop_sequence": None}
     if stream:
-        assert [one["type"] for one in record] == [
+        assert [event["type"] for event in bodies] == [
             "message_start",
             "content_block_start",
             "ping",
@@ -135,10 +135,10 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
             "message_delta",
             "message_stop",
         ]
-        assert record[0]["message"]["usage"] == {"input_tokens": 3, "output_tokens": 0}
-        assert (record[4]["delta"], record[4]["usage"]) == (ended, counted)
+        assert bodies[0]["message"]["usage"] == {"input_tokens": 3, "output_tokens": 0}
+        assert (bodies[4]["delta"], bodies[4]["usage"]) == (ended, counted)
     else:
-        (message,) = record
+        (message,) = bodies
         assert message["content"] == [{"type": "text", "text": ""}]
         assert message["usage"] == counted
         assert message.items() >= ended.items()

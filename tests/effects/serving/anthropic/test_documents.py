@@ -12,8 +12,8 @@ BLOCKS = {"type": "content", "content": [{"type": "text", "text": "the text"}]}
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
 
 
-def document(source: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "document", "source": source, **more}
+def document(source: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, **fields}
 
 
 @pytest.mark.parametrize("source", [PLAIN, BLOCKS, {**BLOCKS, "content": "the text"}])

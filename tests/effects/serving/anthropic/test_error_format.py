@@ -26,8 +26,8 @@ from minfer.effects.serving.client_errors import ApiError
 def test_a_status_has_a_kind(status: int, kind: str) -> None:
     error = failure(ApiError("é", "a.field", None, status))
     assert (error.status, error.event.name) == (status, "error")
-    emitted = {"type": "error", "error": {"type": kind, "message": "é"}}
-    assert json.loads(error.event.data) == emitted
+    expected = {"type": "error", "error": {"type": kind, "message": "é"}}
+    assert json.loads(error.event.data) == expected
 
 
 def test_a_prompt_that_is_too_long_has_anthropics_message() -> None:

@@ -32,50 +32,53 @@ def made(*, stream: bool) -> AnswerWriter:
 
 
 def streamed(text: str, end: str) -> list[dict[str, Any]]:
-    one = made(stream=True)
-    events = [event for char in text for event in one.write(0, delta(char))]
-    events += [*one.write(0, delta("", end)), *one.end(served(3, 5, 0))]
-    to_json = [json.loads(event.data) for event in events]
-    assert [event.name for event in events] == [each["type"] for each in to_json]
-    return to_json
+    answer_writer = made(stream=True)
+    events = [event for char in text for event in answer_writer.write(0, delta(char))]
+    events += [
+        *answer_writer.write(0, delta("", end)),
+        *answer_writer.end(served(3, 5, 0)),
+    ]
+    bodies = [json.loads(event.data) for event in events]
+    assert [event.name for event in events] == [body["type"] for body in bodies]
+    return bodies
 
 
 def whole(text: str, end: str) -> dict[str, Any]:
-    one = made(stream=False)
-    one.write(0, delta(text, end))
-    (event,) = one.end(served(3, 5, 0))
-    to_json: dict[str, Any] = json.loads(event.data)
-    return to_json
+    answer_writer = made(stream=False)
+    answer_writer.write(0, delta(text, end))
+    (event,) = answer_writer.end(served(3, 5, 0))
+    message: dict[str, Any] = json.loads(event.data)
+    return message
 
 
-def added_up(to_json: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks of a stream, each of which is open by itself."""
     blocks: list[dict[str, Any]] = []
     arguments: dict[int, str] = {}
     running = None
-    for one in to_json:
-        if one["type"] == "content_block_start":
-            assert (running, one["index"]) == (None, len(blocks))
-            running = one["index"]
-            blocks.append(one["content_block"])
-        elif one["type"] == "content_block_delta":
-            assert one["index"] == running
-            kind = one["delta"].pop("type")
-            for name, more in one["delta"].items():
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert (running, event["index"]) == (None, len(blocks))
+            running = event["index"]
+            blocks.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == running
+            kind = event["delta"].pop("type")
+            for name, fragment in event["delta"].items():
                 if kind == "input_json_delta":
-                    arguments[running] = arguments.get(running, "") + more
+                    arguments[running] = arguments.get(running, "") + fragment
                 else:
-                    blocks[running][name] += more
-        elif one["type"] == "content_block_stop":
-            assert one["index"] == running
+                    blocks[running][name] += fragment
+        elif event["type"] == "content_block_stop":
+            assert event["index"] == running
             running = None
-    for at, text in arguments.items():
-        blocks[at]["input"] = json.loads(text)
+    for index, text in arguments.items():
+        blocks[index]["input"] = json.loads(text)
     return blocks
 
 
 def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in one.items() if k != "id"} for one in blocks]
+    return [{k: v for k, v in block.items() if k != "id"} for block in blocks]
 
 
 def test_a_stream_adds_up_to_the_whole() -> None:
@@ -108,14 +111,14 @@ def test_there_is_always_a_block() -> None:
 
 def test_a_call_that_broke_off_is_none() -> None:
     text = 'Yes <tool_call>{"name": "add", "arguments": {"a": [1'
-    to_json = whole(text, "length")
-    assert to_json["content"] == [{"type": "text", "text": text}]
-    assert to_json["stop_reason"] == "max_tokens"
+    message = whole(text, "length")
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert message["stop_reason"] == "max_tokens"
 
 
 def test_a_call_that_goes_wrong_is_none() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
-    to_json = whole(text, "stop")
-    assert to_json["content"] == [{"type": "text", "text": text}]
-    assert to_json["stop_reason"] == "end_turn"
+    message = whole(text, "stop")
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert message["stop_reason"] == "end_turn"
     assert streamed(text, "stop")[-2]["delta"]["stop_reason"] == "end_turn"

@@ -27,9 +27,9 @@ FORM = {
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     path = write_talker(tmp_path_factory.mktemp("talker"), THINKS)
-    with contextlib.closing(AsyncLLM(path, executor="dry")) as made:
-        made.set_parsers(Parsers("hermes", "think"))
-        yield made
+    with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
+        llm.set_parsers(Parsers("hermes", "think"))
+        yield llm
 
 
 def prompt(llm: AsyncLLM, **fields: Any) -> tuple[str, tuple[str, ...]]:

@@ -12,8 +12,10 @@ from tests.effects.serving.anthropic.helpers import HI, body, refused
 def test_tools_as_templates_take_them() -> None:
     schema = {"type": "object", "properties": {"a": {"default": None}}}
     tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
-    reported = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    assert [one.to_json() for one in body(tools=[tool]).offered] == [reported]
+    expected = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert [offered_tool.to_json() for offered_tool in body(tools=[tool]).offered] == [
+        expected
+    ]
     assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
     (described,) = body(tools=[{**tool, "description": "F."}]).offered
     assert described.to_json()["function"]["description"] == "F."
@@ -44,9 +46,9 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 def test_call_requirements(
     choice: dict[str, Any], requirements: CallRequirements
 ) -> None:
-    given = body(tools=[TOOL], tool_choice=choice).tool_choice
-    assert given is not None
-    assert given.requirements() == requirements
+    tool_choice = body(tools=[TOOL], tool_choice=choice).tool_choice
+    assert tool_choice is not None
+    assert tool_choice.requirements() == requirements
 
 
 @pytest.mark.parametrize(
@@ -125,15 +127,15 @@ def change(kind: str, name: str) -> dict[str, Any]:
     ],
 )
 def test_a_removed_tool_cannot_be_called(kinds: list[str], offered: bool) -> None:
-    other = {**TOOL, "name": "g"}
+    other_tool = {**TOOL, "name": "g"}
     messages = [*HI, *(change(kind, "f") for kind in kinds)]
-    made = body(tools=[TOOL, other], messages=messages)
+    request = body(tools=[TOOL, other_tool], messages=messages)
     names = ["f", "g"] if offered else ["g"]
-    assert [tool.name for tool in made.offers] == names
-    assert [tool.field_path for tool in made.offers][-1] == "tools[1]"
+    assert [tool.name for tool in request.offers] == names
+    assert [tool.field_path for tool in request.offers][-1] == "tools[1]"
     if not offered:
         only = {"type": "tool", "name": "f"}
-        removed = {"tools": [TOOL, other], "messages": messages}
+        removed = {"tools": [TOOL, other_tool], "messages": messages}
         assert refused(**removed, tool_choice=only).param == "tool_choice.name"
         error = refused(tools=[TOOL], messages=messages, tool_choice={"type": "any"})
         assert error.param == "tool_choice"

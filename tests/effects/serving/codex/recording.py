@@ -43,14 +43,14 @@ class Recording:
         for body in bodies:
             assert body["input"] == items[: len(body["input"])]
             assert body["tools"] == bodies[0]["tools"]
-        fields = {name: one for name, one in bodies[0].items() if name != "input"}
+        fields = {name: value for name, value in bodies[0].items() if name != "input"}
         counts = [len(body["input"]) for body in bodies]
         return cls(without_prose(fields), without_prose(items), counts, texts)
 
     def write(self, path: Path) -> None:
         """Keep it in a file."""
-        made = {name: getattr(self, name) for name in _NAMES}
-        path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+        fields = {name: getattr(self, name) for name in _NAMES}
+        path.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Recording":
@@ -70,9 +70,11 @@ _NAMES: Final = ("fields", "items", "counts", "texts")
 def without_prose(value: Any, name: str = "") -> Any:
     """A value whose texts are replaced by their lengths, but for names and kinds."""
     if isinstance(value, dict):
-        return {key: without_prose(one, key) for key, one in value.items()}
+        return {
+            key: without_prose(field_value, key) for key, field_value in value.items()
+        }
     if isinstance(value, list):
-        return [without_prose(one, name) for one in value]
+        return [without_prose(item, name) for item in value]
     if isinstance(value, str) and name not in _KEPT:
         return f"{_MARK}{len(value)}"
     return value
@@ -81,9 +83,12 @@ def without_prose(value: Any, name: str = "") -> Any:
 def filled(value: Any, place: str = "") -> Any:
     """A recorded value with texts of their lengths, which differ by their place."""
     if isinstance(value, dict):
-        return {key: filled(one, f"{place}.{key}") for key, one in value.items()}
+        return {
+            key: filled(field_value, f"{place}.{key}")
+            for key, field_value in value.items()
+        }
     if isinstance(value, list):
-        return [filled(one, f"{place}.{at}") for at, one in enumerate(value)]
+        return [filled(item, f"{place}.{index}") for index, item in enumerate(value)]
     if isinstance(value, str) and value.startswith(_MARK):
         length = int(value.removeprefix(_MARK))
         return (f"{place} " + _WORDS * (length // len(_WORDS) + 1))[:length]

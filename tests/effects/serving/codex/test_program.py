@@ -25,8 +25,8 @@ CUSTOM_MODEL = "gpt-5.5"  # Codex offers a custom tool to models of this name
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     template = TEMPLATE + "{% if false %}</think>{% endif %}"
     folder = tmp_path_factory.mktemp("codex") / "m"
-    with agent_server(folder, template, names=("tiny", CUSTOM_MODEL)) as made:
-        yield made
+    with agent_server(folder, template, names=("tiny", CUSTOM_MODEL)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def ten_turns() -> list[str]:
 def shape(value: Any) -> Any:
     """The structure of a value: texts are left out."""
     if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items()}
+        return {key: shape(field_value) for key, field_value in value.items()}
     if isinstance(value, list):
-        return [shape(one) for one in value]
+        return [shape(item) for item in value]
     return type(value)
 
 
@@ -91,8 +91,8 @@ def test_three_calls(server: Serving, codex: Codex) -> None:
 
 
 def test_two_parallel_calls(server: Serving, codex: Codex) -> None:
-    both = hermes(run("echo a > a.txt; cat a.txt"), run("echo b > b.txt; cat b.txt"))
-    with script(server, [both, "Done."]) as left:
+    two_calls = hermes(run("echo a > a.txt; cat a.txt"), run("echo b > b.txt; cat b.txt"))
+    with script(server, [two_calls, "Done."]) as left:
         events = codex.run("Write two files.")
     assert not left
     assert sorted(commands(events)) == [("a\n", 0), ("b\n", 0)]
@@ -165,9 +165,9 @@ def test_a_patch_keeps_to_the_grammar_that_codex_sends(
     broken = "*** Begin Patch\n*** Add File a.txt\n+x\n*** End Patch\n"
     fields = {**bodies[0], "stream": False, "max_output_tokens": 300}
     with script(server, [hermes(("apply_patch", {"input": broken}))]):
-        found = server.post("responses", **fields)
-    assert "tools.format" not in found.headers["x-minfer-ignored"]
-    (call,) = found.json()["output"]
+        response = server.post("responses", **fields)
+    assert "tools.format" not in response.headers["x-minfer-ignored"]
+    (call,) = response.json()["output"]
     assert call["type"] == "custom_tool_call"
     assert call["input"].startswith("*** Begin Patch\n*** Add File: ")
     Lark(for_lark(PATCH)).parse(call["input"])
@@ -181,10 +181,10 @@ def test_ten_turns(server: Serving, codex: Codex) -> None:
         for number in range(1, 10):
             codex.run(f"Turn {number}.", "resume", "--last")
     assert not left
-    made = Recording.of(bodies, texts)
+    recording = Recording.of(bodies, texts)
     if os.environ.get("MINFER_TEST_RECORD"):
-        made.write(SESSION)
+        recording.write(SESSION)
     old = Recording.read(SESSION)
-    assert made.counts == old.counts
-    assert shape(made.fields) == shape(old.fields)
-    assert shape(made.items) == shape(old.items)
+    assert recording.counts == old.counts
+    assert shape(recording.fields) == shape(old.fields)
+    assert shape(recording.items) == shape(old.items)

@@ -31,8 +31,8 @@ RECIPE = ModelFacts(
 BODY = b'{"prompt": [5]}'
 
 
-async def prepared(one: Process) -> PreparedRequest:
-    result = await one.work(ENDPOINT.path, BODY)
+async def prepared(process: Process) -> PreparedRequest:
+    result = await process.work(ENDPOINT.path, BODY)
     assert isinstance(result, PreparedRequest)
     return result
 
@@ -53,16 +53,16 @@ def until_gone(pid: int) -> None:
 @pytest.mark.long
 def test_it_prepares_until_it_is_killed() -> None:
     async def whole() -> None:
-        one = Process(RECIPE)
+        process = Process(RECIPE)
         for _ in range(2):
-            result = await prepared(one)
+            result = await prepared(process)
             assert result.request.prompts[0].ids == [5]
-        one.kill()
-        one.kill()
-        assert one.spent
+        process.kill()
+        process.kill()
+        assert process.spent
         with pytest.raises(WorkerGoneError):
-            await prepared(one)
-        until_gone(one.pid)
+            await prepared(process)
+        until_gone(process.pid)
 
     asyncio.run(whole())
 
@@ -72,19 +72,19 @@ def test_it_prepares_until_it_is_killed() -> None:
 def test_its_priority_is_lower_also_where_sessions_have_priorities(
     limits: WorkerLimits | None,
 ) -> None:
-    wanted = limits or DEFAULT_LIMITS
-    expected = os.nice(0) + wanted.nice
+    wanted_limits = limits or DEFAULT_LIMITS
+    expected = os.nice(0) + wanted_limits.nice
 
     async def whole() -> None:
-        one = Process(evolve(RECIPE, request_templates=limits))
-        await one.ready()
-        assert os.getpriority(os.PRIO_PROCESS, one.pid) == min(19, expected)
-        group = Path(f"/proc/{one.pid}/autogroup")
+        process = Process(evolve(RECIPE, request_templates=limits))
+        await process.ready()
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, expected)
+        group = Path(f"/proc/{process.pid}/autogroup")
         if group.exists():
             assert group.read_text().endswith(
                 f"nice {(limits or DEFAULT_LIMITS).session_nice}\n"
             )
-        one.kill()
+        process.kill()
 
     asyncio.run(whole())
 
@@ -92,11 +92,11 @@ def test_its_priority_is_lower_also_where_sessions_have_priorities(
 @pytest.mark.long
 def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
     async def whole() -> None:
-        one = Process(RECIPE)
-        await one.ready()
-        os.kill(one.pid, signal.SIGINT)
-        assert (await prepared(one)).model == "m"
-        one.kill()
+        process = Process(RECIPE)
+        await process.ready()
+        os.kill(process.pid, signal.SIGINT)
+        assert (await prepared(process)).model == "m"
+        process.kill()
 
     asyncio.run(whole())
 
@@ -115,6 +115,8 @@ async def whole():
     os.kill(os.getpid(), 9)
 asyncio.run(whole())
 """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == -signal.SIGKILL
-    until_gone(int(done.stdout))
+    server = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
+    assert server.returncode == -signal.SIGKILL
+    until_gone(int(server.stdout))

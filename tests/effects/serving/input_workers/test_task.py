@@ -25,8 +25,8 @@ MESSAGES = [{"role": "user", "content": "Write a Python function is_prime."}]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry")) as made:
-        yield made
+    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def test_both_know_how_the_model_writes_calls(tmp_path: Path) -> None:
             CHAT, data, WorkerModel(ModelFacts.of(llm, ("bundled",))), MODELS
         )
         assert result == prepare(CHAT, data, llm, MODELS)
-    wanted = Parsing(tools="mistral", reasoning="think", names=("f",))
-    assert result.request.parsing == wanted
+    expected = Parsing(tools="mistral", reasoning="think", names=("f",))
+    assert result.request.parsing == expected
 
 
 def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: WorkerModel) -> None:

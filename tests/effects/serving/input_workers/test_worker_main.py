@@ -106,18 +106,18 @@ def test_it_ends_when_it_has_grown(
     worker: InputWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.alarm", lambda _: 0)  # of the main thread
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        thread = threading.Thread(target=serve, args=(theirs, worker))
+    our_end, worker_end = socket.socketpair()
+    with our_end, worker_end:
+        thread = threading.Thread(target=serve, args=(worker_end, worker))
         thread.start()
         reader = FrameReader(MAX_MESSAGE_BYTES)
-        (ready,) = reader.feed(ours.recv(1000))
+        (ready,) = reader.feed(our_end.recv(1000))
         assert decode_reply(ready) == WorkerReply()
         for growth, last in ((2**40, False), (-(2**50), True)):
-            monkeypatch.setattr(worker_loop, "_size", lambda _, more=growth: -more)
+            monkeypatch.setattr(worker_loop, "_size", lambda _, growth=growth: -growth)
             ask = encode(WorkerRequest(path=PATH, data=b'{"prompt": [5]}'))
-            ours.sendall(frame(ask))
-            (data,) = reader.feed(ours.recv(10_000))
+            our_end.sendall(frame(ask))
+            (data,) = reader.feed(our_end.recv(10_000))
             assert decode_reply(data).last is last
         thread.join(10)
         assert not thread.is_alive()

@@ -28,8 +28,8 @@ from minfer.effects.serving.tokens.tokenize import QUERY_ENDPOINT as TOKENIZE
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry")) as made:
-        yield made
+    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
+        yield llm
 
 
 def body(**fields: Any) -> bytes:
@@ -38,18 +38,18 @@ def body(**fields: Any) -> bytes:
 
 def run(
     llm: AsyncLLM,
-    what: Callable[[WorkerPool], Awaitable[None]],
+    use: Callable[[WorkerPool], Awaitable[None]],
     workers: int,
-    **more: Any,
+    **options: Any,
 ) -> None:
     """Do something with a pool."""
 
     async def whole(threads: ThreadPoolExecutor) -> None:
         facts = ModelFacts.of(llm, ("m",))
         models = Models(("m",), 0, 2048)
-        pool = WorkerPool(facts, llm, models, threads, workers=workers, **more)
+        pool = WorkerPool(facts, llm, models, threads, workers=workers, **options)
         try:
-            await what(pool)
+            await use(pool)
         finally:
             pool.close()
             pool.close()
@@ -62,9 +62,9 @@ def run(
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> None:
     async def some(pool: WorkerPool) -> None:
-        requested = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
-        result = await asyncio.gather(*requested)
-        assert [one.request.params.n for one in result] == list(range(1, 9))
+        preparing = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
+        results = await asyncio.gather(*preparing)
+        assert [prepared.request.params.n for prepared in results] == list(range(1, 9))
         long = body(prompt="a" * 10**6)
         with pytest.raises((ApiError, TooLongError), match="shorten it"):
             await pool.prepare(ENDPOINT, long, "me")
@@ -80,9 +80,9 @@ def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> Non
 def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
     async def ask(pool: WorkerPool) -> None:
         data = json.dumps({"prompt": "def f("}).encode()
-        error = json.loads((await pool.answer(TOKENIZE, data, "a")).json)
+        answer = json.loads((await pool.answer(TOKENIZE, data, "a")).json)
         assert llm.tokenizer is not None
-        assert error["tokens"] == llm.tokenizer.encode("def f(")
+        assert answer["tokens"] == llm.tokenizer.encode("def f(")
         with pytest.raises(ApiError, match="prompt"):
             await pool.answer(TOKENIZE, b"{}", "a")
 
@@ -160,10 +160,10 @@ def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
         ]
         for client in ("greedy", "other"):
             assert await pool.prepare(ENDPOINT, body(), client)
-        assert not any(one.done() for one in slow)
+        assert not any(task.done() for task in slow)
         os.kill(large, signal.SIGCONT)
-        error = await asyncio.gather(*slow, return_exceptions=True)
-        assert all(isinstance(one, ApiError) for one in error)
+        outcomes = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(outcome, ApiError) for outcome in outcomes)
 
     run(llm, both, 2)
 
@@ -178,8 +178,8 @@ def test_waiting_bodies_fail_when_the_pool_closes(llm: AsyncLLM) -> None:
         ]
         await asyncio.sleep(0.01)
         pool.close()
-        error = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(one) for one in error] == [EngineDeadError] * 2
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EngineDeadError] * 2
         with pytest.raises(EngineDeadError):
             await pool.prepare(ENDPOINT, body(), "a")
 
@@ -215,11 +215,11 @@ def test_a_worker_that_has_grown_is_replaced(
     monkeypatch.setattr(process, "decode_reply", grown)
 
     async def grow(pool: WorkerPool) -> None:
-        seen = set()
+        pids_seen = set()
         for _ in range(2):
-            seen.update(pool.pids)
+            pids_seen.update(pool.pids)
             assert (await pool.prepare(ENDPOINT, body(), "a")).model == "m"
-        assert len(seen) == 2
+        assert len(pids_seen) == 2
 
     run(llm, grow, 1)
 

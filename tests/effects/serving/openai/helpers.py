@@ -87,5 +87,5 @@ def served(prompt: int, output: int, cached: int) -> list[PromptUsage]:
 def read(events: Iterable[StreamEvent]) -> list[Any]:
     """What events say; none has a name."""
     assert not any(event.name for event in events)
-    emitted = [event.data for event in events]
-    return [one if one == "[DONE]" else json.loads(one) for one in emitted]
+    data = [event.data for event in events]
+    return [text if text == "[DONE]" else json.loads(text) for text in data]

@@ -36,7 +36,6 @@ from tests.effects.serving.openai.helpers import (
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"prompt": "x"}, "prompt"),
         ({"add_generation_prompt": "no"}, "add_generation_prompt"),
@@ -69,10 +68,10 @@ def test_a_message_that_makes_no_sense(fields: dict[str, Any], param: str) -> No
 
 
 def test_messages_become_plain() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    cached = [{**parts[0], "cache_control": {"type": "ephemeral"}}, parts[1]]
-    to_turn = message(content=cached, name="me").messages[0].to_turn()
-    assert to_turn == {"role": "user", "content": parts, "name": "me"}
+    text_parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    cached = [{**text_parts[0], "cache_control": {"type": "ephemeral"}}, text_parts[1]]
+    turn = message(content=cached, name="me").messages[0].to_turn()
+    assert turn == {"role": "user", "content": text_parts, "name": "me"}
     assert message(role="developer").messages[0].role == "system"
     answer: dict[str, Any] = {
         "role": "assistant",
@@ -101,7 +100,7 @@ def test_chunks_of_a_chat() -> None:
     assert (first["usage"], second["usage"]) == (None, None)
     assert writer.write(1, delta("")) == []
     ended = writer.write(1, delta("", "stop"))
-    last, usage, done = read([*ended, *writer.end(served(1, 2, 0))])
+    last, usage, end_mark = read([*ended, *writer.end(served(1, 2, 0))])
     assert last["choices"][0]["delta"] == {}
     assert last["choices"][0]["finish_reason"] == "stop"
     counted = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
@@ -109,27 +108,29 @@ def test_chunks_of_a_chat() -> None:
     details = {"completion_tokens_details": {"reasoning_tokens": 0}}
     details |= {"prompt_tokens_details": {"cached_tokens": 0}}
     assert usage["usage"] == {**counted, **details}
-    assert done == "[DONE]"
+    assert end_mark == "[DONE]"
 
 
-def content(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
-    done = client.chat.completions.create(
-        model="bundled", messages=messages, **{"seed": 5, "max_tokens": 12, **more}
+def content(client: OpenAI, messages: list[Any], **fields: Any) -> list[str | None]:
+    completion = client.chat.completions.create(
+        model="bundled", messages=messages, **{"seed": 5, "max_tokens": 12, **fields}
     )
-    assert done.object == "chat.completion"
-    assert all(c.message.role == "assistant" for c in done.choices)
-    return [c.message.content for c in done.choices]
+    assert completion.object == "chat.completion"
+    assert all(c.message.role == "assistant" for c in completion.choices)
+    return [c.message.content for c in completion.choices]
 
 
 @pytest.mark.long
 def test_conversations(client: OpenAI) -> None:
     system, hello = "You write Python.", {"role": "user", "content": "def add(a, b):"}
     messages: list[Any] = [{"role": "system", "content": system}, hello]
-    wanted = content(client, messages)
-    assert wanted == content(client, messages)
-    assert wanted == content(client, [{"role": "developer", "content": system}, hello])
-    parts = [{"type": "text", "text": "def add(a, b):"}]
-    assert wanted == content(client, [messages[0], {"role": "user", "content": parts}])
+    expected = content(client, messages)
+    assert expected == content(client, messages)
+    assert expected == content(client, [{"role": "developer", "content": system}, hello])
+    content_parts = [{"type": "text", "text": "def add(a, b):"}]
+    assert expected == content(
+        client, [messages[0], {"role": "user", "content": content_parts}]
+    )
     unknown = {"role": "user", "content": "Name a word."}  # nothing known by heart
     two = content(client, [messages[0], unknown], n=2, temperature=2, top_p=1)
     assert len(set(two)) == 2
@@ -141,7 +142,7 @@ def test_conversations(client: OpenAI) -> None:
         answer.choices[0].message.model_dump(),
         {"role": "user", "content": "more"},
     ]
-    assert content(client, turns) != wanted
+    assert content(client, turns) != expected
     assert answer._request_id == answer.id
     text = content(client, messages, temperature=0)[0]
     assert text
@@ -158,7 +159,7 @@ def test_a_streamed_answer_joins_to_the_whole(client: OpenAI) -> None:
         "n": 2,
         "messages": [{"role": "user", "content": "def f("}],
     }
-    whole = client.chat.completions.create(**request_fields)
+    completion = client.chat.completions.create(**request_fields)
     texts, ends, roles, usage = ["", ""], ["", ""], ["", ""], None
     with client.chat.completions.create(
         **request_fields, stream=True, stream_options={"include_usage": True}
@@ -171,13 +172,13 @@ def test_a_streamed_answer_joins_to_the_whole(client: OpenAI) -> None:
                 roles[choice.index] += choice.delta.role or ""
                 texts[choice.index] += choice.delta.content or ""
                 ends[choice.index] += choice.finish_reason or ""
-    assert texts == [c.message.content for c in whole.choices]
-    assert ends == [c.finish_reason for c in whole.choices]
+    assert texts == [c.message.content for c in completion.choices]
+    assert ends == [c.finish_reason for c in completion.choices]
     assert roles == ["assistant"] * 2
     assert usage is not None
-    assert whole.usage is not None
-    assert usage.completion_tokens == whole.usage.completion_tokens
-    assert usage.total_tokens == whole.usage.total_tokens
+    assert completion.usage is not None
+    assert usage.completion_tokens == completion.usage.completion_tokens
+    assert usage.total_tokens == completion.usage.total_tokens
 
 
 def test_an_answer_may_be_begun_for_the_model(bundled: Serving) -> None:
@@ -221,10 +222,12 @@ def test_a_chat_template_that_fails(
     bundled: Serving, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", template)
-    found = bundled.post("chat/completions", messages=[{"role": "user", "content": "x"}])
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "messages"
-    assert "template" in found.json()["error"]["message"]
+    response = bundled.post(
+        "chat/completions", messages=[{"role": "user", "content": "x"}]
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert "template" in response.json()["error"]["message"]
 
 
 def test_template_arguments_cannot_take_the_place_of_ours(bundled: Serving) -> None:
@@ -235,12 +238,12 @@ def test_template_arguments_cannot_take_the_place_of_ours(bundled: Serving) -> N
         "special_tokens",
         "add_generation_prompt",
     ):
-        found = bundled.post(
+        response = bundled.post(
             "chat/completions",
             messages=[{"role": "user", "content": "x"}],
             max_tokens=1,
             chat_template_kwargs={name: "x"},
         )
-        assert found.status_code in (200, 400)
-        if found.status_code == 400:
-            assert found.json()["error"]["param"] == "chat_template_kwargs"
+        assert response.status_code in (200, 400)
+        if response.status_code == 400:
+            assert response.json()["error"]["param"] == "chat_template_kwargs"

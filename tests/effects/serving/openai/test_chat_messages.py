@@ -44,11 +44,11 @@ def test_what_makes_no_sense(messages: list[Any], param: str) -> None:
 def test_calls_as_templates_take_them() -> None:
     """Their arguments are text as yet, and no content is null."""
     function = {"name": "add", "arguments": '{"a": [1, null], "b": "ü"}'}
-    requested = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
-    body = chat(messages=[*HI, requested, {**ANSWER, "name": "add"}])
-    to_turn = [message.to_turn() for message in body.messages]
+    assistant = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
+    body = chat(messages=[*HI, assistant, {**ANSWER, "name": "add"}])
+    turns = [message.to_turn() for message in body.messages]
     call = {**CALL, "function": function}
-    assert to_turn == [
+    assert turns == [
         *HI,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "5", "name": "add", "tool_call_id": "c1"},
@@ -62,9 +62,11 @@ def test_calls_as_templates_take_them() -> None:
 def test_reasoning_goes_back_under_either_name() -> None:
     for name in ("reasoning_content", "reasoning"):
         content = {"role": "assistant", "content": "x", name: "hm"}
-        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, content]).messages]
-        assert to_turn["reasoning_content"] == "hm"
+        (_, turn) = [
+            message.to_turn() for message in chat(messages=[*HI, content]).messages
+        ]
+        assert turn["reasoning_content"] == "hm"
         solo = {"role": "assistant", "content": None, name: "hm"}
-        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, solo]).messages]
-        assert (to_turn["content"], to_turn["reasoning_content"]) == (None, "hm")
+        (_, turn) = [message.to_turn() for message in chat(messages=[*HI, solo]).messages]
+        assert (turn["content"], turn["reasoning_content"]) == (None, "hm")
     assert "reasoning_content" not in chat().messages[0].to_turn()

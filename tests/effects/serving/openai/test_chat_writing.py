@@ -11,28 +11,28 @@ SCORES = [{5: Logprob(-0.5, 1, "x")}]
 
 def test_fragments_of_arguments_are_chunks() -> None:
     writer = writer_of(chat(stream=True), parsing=PARSING)
-    payload = [one for text in TEXT for one in read(writer.write(0, delta(text)))]
+    chunks = [chunk for text in TEXT for chunk in read(writer.write(0, delta(text)))]
     (last,) = read(writer.write(0, delta("", "stop")))
     assert last["choices"][0]["finish_reason"] == "tool_calls"
-    parsed = [one["choices"][0]["delta"] for one in payload]
-    thought = [one["reasoning"] for one in parsed if "reasoning" in one]
+    parsed = [chunk["choices"][0]["delta"] for chunk in chunks]
+    thought = [delta["reasoning"] for delta in parsed if "reasoning" in delta]
     assert thought == ["S", "o"]
-    assert [one["content"] for one in parsed if "content" in one] == ["", *"Yes"]
-    calls = [call for one in parsed for call in one.get("tool_calls", [])]
+    assert [delta["content"] for delta in parsed if "content" in delta] == ["", *"Yes"]
+    calls = [call for delta in parsed for call in delta.get("tool_calls", [])]
     assert (calls[0]["index"], calls[0]["function"]["name"]) == (0, "add")
-    assert [one["function"]["arguments"] for one in calls] == ["", *'{"a": 1}']
-    assert all(one.keys() == {"index", "function"} for one in calls[1:])
+    assert [call["function"]["arguments"] for call in calls] == ["", *'{"a": 1}']
+    assert all(call.keys() == {"index", "function"} for call in calls[1:])
 
 
 def test_scores_come_with_new_tokens_even_if_text_is_withheld() -> None:
     writer = writer_of(chat(stream=True, logprobs=True), parsing=PARSING)
     texts = ["<think>", "a", "</think>b<tool", '_call>{"name": "add", "arguments": {"a"']
-    payload = [
-        one for t in texts for one in read(writer.write(0, delta(t, None, SCORES)))
+    chunks = [
+        chunk for t in texts for chunk in read(writer.write(0, delta(t, None, SCORES)))
     ]
-    scored = [one["choices"][0] for one in payload if one["choices"][0]["logprobs"]]
+    scored = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["logprobs"]]
     assert len(scored) == len(texts)
-    assert [list(one["delta"]) for one in scored] == [
+    assert [list(choice["delta"]) for choice in scored] == [
         ["content"],
         ["reasoning_content", "reasoning"],
         ["content"],
@@ -44,8 +44,8 @@ def test_scores_come_with_new_tokens_even_if_text_is_withheld() -> None:
 def test_an_object() -> None:
     writer = writer_of(chat(), parsing=PARSING)
     assert writer.write(0, delta(TEXT, "stop")) == []
-    (payload,) = read(writer.end(served(1, 2, 0)))
-    message = payload["choices"][0]["message"]
+    (answer,) = read(writer.end(served(1, 2, 0)))
+    message = answer["choices"][0]["message"]
     (call,) = message.pop("tool_calls")
     function = {"name": "add", "arguments": '{"a": 1}'}
     assert call == {"id": call["id"], "type": "function", "function": function}
@@ -59,28 +59,28 @@ def test_a_call_that_is_none() -> None:
     text = 'Yes <tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
     writer = writer_of(chat(), parsing=PARSING)
     writer.write(0, delta(text, "stop"))
-    (payload,) = read(writer.end(served(1, 2, 0)))
+    (answer,) = read(writer.end(served(1, 2, 0)))
     plain = {"role": "assistant", "content": text, "refusal": None}
-    assert payload["choices"][0]["message"] == plain
-    assert payload["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["message"] == plain
+    assert answer["choices"][0]["finish_reason"] == "stop"
     writer = writer_of(chat(stream=True), parsing=PARSING)
-    chunks = [one for char in text for one in read(writer.write(0, delta(char)))]
+    chunks = [chunk for char in text for chunk in read(writer.write(0, delta(char)))]
     (last,) = read(writer.write(0, delta("", "stop")))
     assert last["choices"][0]["finish_reason"] == "stop"
-    parsed = [one["choices"][0]["delta"] for one in chunks]
-    calls = [call for one in parsed for call in one.get("tool_calls", [])]
-    assert "".join(one["function"]["arguments"] for one in calls) == '{"a": '
-    content = "".join(one.get("content", "") for one in parsed)
+    parsed = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [call for delta in parsed for call in delta.get("tool_calls", [])]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": '
+    content = "".join(delta.get("content", "") for delta in parsed)
     assert content == "Yes\n\noops}}"
 
 
 def test_why_it_ended() -> None:
-    for text, end, payload in (
+    for text, end, reason in (
         (TEXT, "stop", "tool_calls"),
         (TEXT, "length", "length"),
         ("<think>So</think>Yes", "stop", "stop"),
     ):
         writer = writer_of(chat(), parsing=PARSING)
         writer.write(0, delta(text, end))
-        (whole,) = read(writer.end(served(1, 2, 0)))
-        assert whole["choices"][0]["finish_reason"] == payload
+        (answer,) = read(writer.end(served(1, 2, 0)))
+        assert answer["choices"][0]["finish_reason"] == reason

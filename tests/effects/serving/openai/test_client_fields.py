@@ -29,23 +29,23 @@ ANSWER = "<think>\nHm.\n</think>\n\nYes."
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     template = TEMPLATE + "{% if false %}</think>{% endif %}"
-    with agent_server(tmp_path_factory.mktemp("fields") / "m", template) as made:
-        yield made
+    with agent_server(tmp_path_factory.mktemp("fields") / "m", template) as server:
+        yield server
 
 
 def whole(server: Serving, path: str, **fields: Any) -> Any:
     with script(server, [ANSWER]):
-        found = server.post(path, model="tiny", temperature=0, **fields)
-    assert found.status_code == 200, found.text
-    return found.json()
+        response = server.post(path, model="tiny", temperature=0, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def chunks(server: Serving, path: str, **fields: Any) -> list[Any]:
     with script(server, [ANSWER]):
         fields = {"model": "tiny", "temperature": 0, "stream": True, **fields}
-        found = server.post(path, **fields)
-    assert found.status_code == 200, found.text
-    return list(events(iter(found.text.split("\n"))))
+        response = server.post(path, **fields)
+    assert response.status_code == 200, response.text
+    return list(events(iter(response.text.split("\n"))))
 
 
 PROMPTS: list[tuple[str, dict[str, Any]]] = [
@@ -59,17 +59,17 @@ def test_usage_grows_from_chunk_to_chunk(
     server: Serving, path: str, prompt: dict[str, Any]
 ) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    made = chunks(server, path, stream_options=options, **prompt)
-    counts = [one["usage"]["completion_tokens"] for one in made]
+    stream = chunks(server, path, stream_options=options, **prompt)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in stream]
     assert counts == sorted(counts)
-    assert counts[-1] == counts[-2] == made[-1]["usage"]["completion_tokens"]
-    assert {one["usage"]["prompt_tokens"] for one in made} == {
-        made[-1]["usage"]["prompt_tokens"]
+    assert counts[-1] == counts[-2] == stream[-1]["usage"]["completion_tokens"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in stream} == {
+        stream[-1]["usage"]["prompt_tokens"]
     }
-    alone = chunks(
+    stats_only = chunks(
         server, path, stream_options={"continuous_usage_stats": True}, **prompt
     )
-    assert all(one["usage"]["total_tokens"] for one in alone)
+    assert all(chunk["usage"]["total_tokens"] for chunk in stats_only)
 
 
 @pytest.mark.parametrize(("path", "prompt"), PROMPTS)
@@ -78,18 +78,20 @@ def test_token_ids_come_with_an_answer(
 ) -> None:
     tokenizer = server.llm.tokenizer
     assert tokenizer is not None
-    made = whole(server, path, return_token_ids=True, **prompt)
-    (choice,) = made["choices"]
+    answer = whole(server, path, return_token_ids=True, **prompt)
+    (choice,) = answer["choices"]
     assert ANSWER.startswith(tokenizer.decode(choice["token_ids"]))
-    assert len(choice["token_ids"]) == made["usage"]["completion_tokens"]
-    ids = made.get("prompt_token_ids") or choice["prompt_token_ids"]
-    assert len(ids) == made["usage"]["prompt_tokens"]
-    parts = chunks(server, path, return_token_ids=True, **prompt)
-    first = parts[0].get("prompt_token_ids") or parts[0]["choices"][0]["prompt_token_ids"]
+    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    ids = answer.get("prompt_token_ids") or choice["prompt_token_ids"]
+    assert len(ids) == answer["usage"]["prompt_tokens"]
+    stream = chunks(server, path, return_token_ids=True, **prompt)
+    first = (
+        stream[0].get("prompt_token_ids") or stream[0]["choices"][0]["prompt_token_ids"]
+    )
     assert first == ids
-    assert sum("prompt_token_ids" in json.dumps(one) for one in parts) == 1
+    assert sum("prompt_token_ids" in json.dumps(chunk) for chunk in stream) == 1
     joined = [
-        token for one in parts for token in one["choices"][0].get("token_ids") or ()
+        token for chunk in stream for token in chunk["choices"][0].get("token_ids") or ()
     ]
     assert joined == choice["token_ids"]
 
@@ -100,16 +102,16 @@ def test_tokens_of_log_probabilities_may_be_ids() -> None:
         chat(logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True)
     )
     writer.write(0, delta("a", "stop", scores))
-    (made,) = read(writer.end(served(1, 1, 0)))
-    (token,) = made["choices"][0]["logprobs"]["content"]
+    (answer,) = read(writer.end(served(1, 1, 0)))
+    (token,) = answer["choices"][0]["logprobs"]["content"]
     assert token["token"] == "token_id:7"  # noqa: S105 - no password
-    assert [one["token"] for one in token["top_logprobs"]] == ["token_id:7", "token_id:9"]
+    assert [top["token"] for top in token["top_logprobs"]] == ["token_id:7", "token_id:9"]
     writer = writer_of(completion(logprobs=2, return_tokens_as_token_ids=True))
     writer.write(0, delta("a", "stop", scores))
-    (made,) = read(writer.end(served(1, 1, 0)))
-    found = made["choices"][0]["logprobs"]
-    assert found["tokens"] == ["token_id:7"]
-    assert found["top_logprobs"] == [{"token_id:9": -2.0, "token_id:7": -1.0}]
+    (answer,) = read(writer.end(served(1, 1, 0)))
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:7"]
+    assert logprobs["top_logprobs"] == [{"token_id:9": -2.0, "token_id:7": -1.0}]
 
 
 def test_a_prompt_is_cut_to_its_last_tokens(server: Serving) -> None:
@@ -117,7 +119,7 @@ def test_a_prompt_is_cut_to_its_last_tokens(server: Serving) -> None:
     prompts = cut.generation(server.llm).prompts
     assert server.llm.tokenizer is not None
     last = server.llm.tokenizer.encode("def", add_special_tokens=False)
-    assert [list(one.ids) for one in prompts] == [last, [2, 3, 4]]
+    assert [list(prompt.ids) for prompt in prompts] == [last, [2, 3, 4]]
     echoed = completion(prompt="abcdef", truncate_prompt_tokens=3, echo=True)
     assert echoed.generation(server.llm).include.echo == ("def",)
     whole_ids = chat().generation(server.llm).prompts[0].ids
@@ -126,27 +128,27 @@ def test_a_prompt_is_cut_to_its_last_tokens(server: Serving) -> None:
     context = server.llm.setup.config.max_model_len
     long = completion(prompt="a" * context, truncate_prompt_tokens=-1, max_tokens=8)
     assert len(long.generation(server.llm).prompts[0].ids) == context - 8
-    found = server.post("completions", prompt="a", truncate_prompt_tokens=context + 1)
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "truncate_prompt_tokens"
+    response = server.post("completions", prompt="a", truncate_prompt_tokens=context + 1)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 def test_a_request_is_known_by_the_id_in_its_body(server: Serving) -> None:
-    made = whole(server, "chat/completions", messages=HI, request_id="mine-1")
-    found = server.get("/v1/requests/mine-1").json()
-    assert (found["id"], found["request_id"]) == (made["id"], "mine-1")
+    answer = whole(server, "chat/completions", messages=HI, request_id="mine-1")
+    record = server.get("/v1/requests/mine-1").json()
+    assert (record["id"], record["request_id"]) == (answer["id"], "mine-1")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_may_be_left_out(server: Serving, stream: bool) -> None:
     fields = {"messages": HI, "include_reasoning": False}
     path = "chat/completions"
-    made = chunks(server, path, **fields) if stream else whole(server, path, **fields)
-    text = json.dumps(made)
+    answer = chunks(server, path, **fields) if stream else whole(server, path, **fields)
+    text = json.dumps(answer)
     assert "Hm." not in text
     assert "Yes." in text.replace('", "', "") or stream
-    if isinstance(made, dict):
-        assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    if isinstance(answer, dict):
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -158,11 +160,11 @@ def test_usage_counts_reasoning_tokens(server: Serving, path: str, stream: bool)
     with script(server, [ANSWER]):
         if stream and path == "chat/completions":
             prompt["stream_options"] = {"include_usage": True}
-        found = server.post(path, model="tiny", stream=stream, **prompt)
+        response = server.post(path, model="tiny", stream=stream, **prompt)
     if not stream:
-        usage = found.json()["usage"]
+        usage = response.json()["usage"]
     else:
-        lines = [one for one in found.text.split("\n") if one.startswith("data: {")]
+        lines = [line for line in response.text.split("\n") if line.startswith("data: {")]
         last = json.loads(lines[-2 if path == "messages" else -1].removeprefix("data: "))
         usage = last.get("usage") or last["response"]["usage"]
     details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
@@ -183,9 +185,9 @@ def test_an_assistants_null_is_taken_back() -> None:
         {},
         {"content": None, "tool_calls": []},
     ]
-    for said in fields:
-        message = {"role": "assistant", **said}
-        turns = [one.to_turn() for one in chat(messages=[*HI, message, *HI]).messages]
+    for sent in fields:
+        message = {"role": "assistant", **sent}
+        turns = [turn.to_turn() for turn in chat(messages=[*HI, message, *HI]).messages]
         assert turns[1] == {"role": "assistant", "content": ""}
     for role in ("user", "system"):
         data = json.dumps({"messages": [{"role": role, "content": None}]}).encode()
@@ -215,9 +217,9 @@ NEUTRAL: dict[str, Any] = {
 
 
 def test_neutral_values_are_taken() -> None:
-    kept = {name: value for name, value in NEUTRAL.items() if value is not None}
-    every = [{name: None} for name in NEUTRAL] + [{k: v} for k, v in kept.items()]
-    for fields in every:
+    not_null = {name: value for name, value in NEUTRAL.items() if value is not None}
+    cases = [{name: None} for name in NEUTRAL] + [{k: v} for k, v in not_null.items()]
+    for fields in cases:
         chat(**fields)
         if "include_reasoning" not in fields:
             completion(**fields)
@@ -270,7 +272,7 @@ def test_hints_are_named_in_a_header(server: Serving) -> None:
         ("responses", {"input": "hi", "truncation": "auto"}),
     ):
         with script(server, [ANSWER]):
-            found = server.post(path, model="tiny", **hints, **fields)
-        assert found.status_code == 200, found.text
-        named = set(found.headers["x-minfer-ignored"].split(", "))
+            response = server.post(path, model="tiny", **hints, **fields)
+        assert response.status_code == 200, response.text
+        named = set(response.headers["x-minfer-ignored"].split(", "))
         assert named == {*names, "prediction" if "messages" in fields else "truncation"}

@@ -16,7 +16,7 @@ from minfer.effects.serving.openai.embeddings import (
     EmbeddingList,
 )
 from minfer.effects.serving.request_parsing.bodies import read_body
-from minfer.records.plan import POOLINGS
+from minfer.records.request import POOLINGS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import STAMP, delta, refused
 
@@ -26,7 +26,7 @@ def body(**fields: Any) -> EmbeddingBody:
 
 
 @pytest.mark.parametrize(
-    ("given", "inputs"),
+    ("input_value", "inputs"),
     [
         ("a", ["a"]),
         (["a", "b"], ["a", "b"]),
@@ -34,8 +34,8 @@ def body(**fields: Any) -> EmbeddingBody:
         ([[1], [2, 3]], [[1], [2, 3]]),
     ],
 )
-def test_every_form_of_an_input(given: Any, inputs: Any) -> None:
-    assert body(input=given).input == inputs
+def test_every_form_of_an_input(input_value: Any, inputs: Any) -> None:
+    assert body(input=input_value).input == inputs
 
 
 @pytest.mark.parametrize(
@@ -76,23 +76,25 @@ def test_the_sdk_reads_base64_and_floats_alike(client: OpenAI) -> None:
     plain = client.embeddings.create(
         model="bundled", input=inputs, encoding_format="float"
     )
-    assert [one.index for one in usual.data] == [0, 1, 2]
+    assert [embedding.index for embedding in usual.data] == [0, 1, 2]
     assert usual.object == plain.object == "list"
     assert usual.model == "bundled"
     assert usual.usage.total_tokens == usual.usage.prompt_tokens > 3
-    for ours, theirs in zip(usual.data, plain.data, strict=True):
-        np.testing.assert_allclose(ours.embedding, theirs.embedding, atol=1e-5)
-        assert np.linalg.norm(ours.embedding) == pytest.approx(1, abs=1e-5)
-    first, second, third = (np.array(one.embedding) for one in usual.data)
+    for from_base64, from_floats in zip(usual.data, plain.data, strict=True):
+        np.testing.assert_allclose(
+            from_base64.embedding, from_floats.embedding, atol=1e-5
+        )
+        assert np.linalg.norm(from_base64.embedding) == pytest.approx(1, abs=1e-5)
+    first, second, third = (np.array(embedding.embedding) for embedding in usual.data)
     assert not np.allclose(first, second, atol=1e-2)
     assert not np.allclose(second, third, atol=1e-2)
 
 
 @pytest.mark.long
 def test_token_ids_and_text_and_poolings(client: OpenAI, bundled: Serving) -> None:
-    def made(given: Any, **more: Any) -> list[float]:
+    def made(input_value: Any, **fields: Any) -> list[float]:
         answer = client.embeddings.create(
-            model="bundled", input=given, encoding_format="float", extra_body=more
+            model="bundled", input=input_value, encoding_format="float", extra_body=fields
         )
         return answer.data[0].embedding
 
@@ -115,7 +117,7 @@ def test_base64_is_float32_in_little_endian_order(bundled: Serving) -> None:
         bundled.post("embeddings", input=[7, 8], encoding_format=form).json()
         for form in ("float", "base64")
     ]
-    plain, packed = (one["data"][0]["embedding"] for one in record)
+    plain, packed = (answer["data"][0]["embedding"] for answer in record)
     np.testing.assert_allclose(np.frombuffer(b64decode(packed), "<f4"), plain, atol=1e-5)
     assert record[0]["id"].startswith("embd-")
 
@@ -140,8 +142,8 @@ def test_what_cannot_be_served_is_refused_by_name(
 
 def test_an_answer_can_be_looked_up(bundled: Serving) -> None:
     name = bundled.post("embeddings", input=["a", "b"]).json()["id"]
-    where = f"/v1/requests/{name}"  # the answer may be here before it is noted
-    bundled.until(lambda: bundled.get(where).json()["state"] == "ended")
-    record = bundled.get(where).json()
-    assert [one["output_tokens"] for one in record["prompts"]] == [0, 0]
-    assert all(one["latency"] > 0 for one in record["prompts"])
+    path = f"/v1/requests/{name}"  # the answer may be here before it is noted
+    bundled.until(lambda: bundled.get(path).json()["state"] == "ended")
+    record = bundled.get(path).json()
+    assert [prompt["output_tokens"] for prompt in record["prompts"]] == [0, 0]
+    assert all(prompt["latency"] > 0 for prompt in record["prompts"])

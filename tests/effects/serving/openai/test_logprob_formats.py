@@ -29,34 +29,34 @@ def token_text() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
     assert len(snow) > 3
     scores = []
     for place, token in enumerate(snow):
-        own = Logprob(
+        own_score = Logprob(
             -0.5 - place, 3, tokenizer.token_bytes(token).decode(errors="replace")
         )
         rivals = {i: Logprob(-0.1 * i, i, str(i)) for i in (1, 2)}
-        scores.append({token: own, **rivals, 300: Logprob(-math.inf, 4, "\ufffd")})
+        scores.append({token: own_score, **rivals, 300: Logprob(-math.inf, 4, "\ufffd")})
     return tokenizer, scores
 
 
 def test_log_probabilities_of_a_completion() -> None:
     tokenizer, scores = token_text()
     writer = writer_of(completion(logprobs=3, stream=True), tokenizer)
-    begun = writer.write(0, delta("x", None, scores[:1]))
+    first_events = writer.write(0, delta("x", None, scores[:1]))
     ended = writer.write(0, delta("\u2603y", "stop", scores[1:]))
-    first, second = read([*begun, *ended])
-    parts = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
-    join_scores = {name: parts[0][name] + parts[1][name] for name in parts[0]}
-    assert join_scores["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
-    assert join_scores["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    first, second = read([*first_events, *ended])
+    halves = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
+    joined = {name: halves[0][name] + halves[1][name] for name in halves[0]}
+    assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
+    assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
     # Bytes that go on with a character are where it ends.
-    assert join_scores["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
-    assert join_scores["top_logprobs"][0] == {
+    assert joined["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
+    assert joined["top_logprobs"][0] == {
         "x": -0.5,
         "1": -0.1,
         "2": -0.2,
         "\ufffd": -9999.0,
     }
     # Where a rival is spelled as the token itself is, the token itself is told of.
-    assert join_scores["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
+    assert joined["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
     (empty,) = read(writer.write(0, delta("", None, ())))
     assert empty["choices"][0]["logprobs"] is None
 
@@ -67,10 +67,10 @@ def test_log_probabilities_of_a_conversation() -> None:
     writer = writer_of(chat(**fields), tokenizer)
     writer.write(0, delta("x\u2603y", "stop", scores))
     (answer,) = read(writer.end(served(1, 1, 0)))
-    found = answer["choices"][0]["logprobs"]
-    content = found["content"]
-    assert b"".join(bytes(one["bytes"]) for one in content).decode() == "x\u2603y"
-    assert [one["token"] for one in content] == [
+    logprobs = answer["choices"][0]["logprobs"]
+    content = logprobs["content"]
+    assert b"".join(bytes(token["bytes"]) for token in content).decode() == "x\u2603y"
+    assert [token["token"] for token in content] == [
         "x",
         *["\ufffd"] * (len(scores) - 2),
         "y",
@@ -78,16 +78,18 @@ def test_log_probabilities_of_a_conversation() -> None:
     assert [top["token"] for top in content[0]["top_logprobs"]] == ["1", "2", "x"]
     assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.1, -0.2, -0.5]
     writer = writer_of(chat(**fields, stream=True), tokenizer)
-    begun = writer.write(0, delta("x", None, scores[:1]))
-    events = read([*begun, *writer.write(0, delta("", "stop", scores[1:]))])
+    first_events = writer.write(0, delta("x", None, scores[:1]))
+    events = read([*first_events, *writer.write(0, delta("", "stop", scores[1:]))])
     next_scores = [event["choices"][0]["logprobs"] for event in events]
-    assert [len(one["content"]) if one else 0 for one in next_scores] == [
+    assert [len(chunk["content"]) if chunk else 0 for chunk in next_scores] == [
         0,
         1,
         len(scores) - 1,
         0,
     ]
-    assert [item for one in next_scores if one for item in one["content"]] == content
+    assert [
+        item for chunk in next_scores if chunk for item in chunk["content"]
+    ] == content
     assert events[2]["choices"][0]["delta"] == {"content": ""}
 
 
@@ -96,8 +98,8 @@ def test_tokens_without_a_tokenizer_are_named_by_their_ids() -> None:
     scores = [{7: Logprob(-1.0, 2), 9: Logprob(-0.5, 1)}]
     writer.write(0, delta("", "stop", scores))
     (answer,) = read(writer.end(served(1, 1, 0)))
-    found = answer["choices"][0]["logprobs"]
-    assert found["top_logprobs"] == [{"token_id:7": -1.0, "token_id:9": -0.5}]
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [{"token_id:7": -1.0, "token_id:9": -0.5}]
 
 
 @pytest.mark.long
@@ -110,36 +112,36 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
         "seed": 2,
         "max_tokens": 15,
     }
-    one = client.completions.create(**fields).choices[0]
-    found = one.logprobs
-    assert found is not None
-    assert found.tokens
-    assert found.token_logprobs
-    assert found.top_logprobs
-    assert found.text_offset
-    for token, own, top in zip(
-        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+    choice = client.completions.create(**fields).choices[0]
+    scores = choice.logprobs
+    assert scores is not None
+    assert scores.tokens
+    assert scores.token_logprobs
+    assert scores.top_logprobs
+    assert scores.text_offset
+    for token, score, top in zip(
+        scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True
     ):
-        assert top[token] == own <= 0
+        assert top[token] == score <= 0
         assert len(top) in (2, 3)
-    for at, token in zip(found.text_offset, found.tokens, strict=True):
-        assert one.text.startswith(token, at) or at == len(one.text)
-    parts: list[Any] = []
+    for offset, token in zip(scores.text_offset, scores.tokens, strict=True):
+        assert choice.text.startswith(token, offset) or offset == len(choice.text)
+    streamed: list[Any] = []
     with client.completions.create(**fields, stream=True) as stream:
-        parts += [
+        streamed += [
             chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs
         ]
-    assert len(parts) > 2
+    assert len(streamed) > 2
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [item for part in parts for item in getattr(part, name)] == getattr(
-            found, name
+        assert [item for chunk in streamed for item in getattr(chunk, name)] == getattr(
+            scores, name
         )
     plain = client.completions.create(**{**fields, "logprobs": None}).choices[0]
-    assert (plain.text, plain.logprobs) == (one.text, None)
-    least = client.completions.create(**{**fields, "logprobs": 0}).choices[0].logprobs
-    assert least is not None
-    assert least.token_logprobs == found.token_logprobs
-    assert [len(top) for top in least.top_logprobs or ()] == [1] * len(found.tokens)
+    assert (plain.text, plain.logprobs) == (choice.text, None)
+    bare = client.completions.create(**{**fields, "logprobs": 0}).choices[0].logprobs
+    assert bare is not None
+    assert bare.token_logprobs == scores.token_logprobs
+    assert [len(top) for top in bare.top_logprobs or ()] == [1] * len(scores.tokens)
 
 
 @pytest.mark.long
@@ -153,20 +155,22 @@ def test_log_probabilities_of_conversations(client: OpenAI) -> None:
         "max_tokens": 15,
         "n": 2,
     }
-    whole = client.chat.completions.create(**fields)
+    completion = client.chat.completions.create(**fields)
     contents: list[list[Any]] = [[], []]
-    for choice in whole.choices:
+    for choice in completion.choices:
         assert choice.logprobs is not None
         contents[choice.index] = choice.logprobs.content or []
-        text = b"".join(bytes(one.bytes or ()) for one in contents[choice.index]).decode()
+        text = b"".join(
+            bytes(token.bytes or ()) for token in contents[choice.index]
+        ).decode()
         assert choice.message.content
         assert text.startswith(choice.message.content)
-        for one in contents[choice.index]:
-            assert one.bytes == [*one.token.encode()]
-            values = [top.logprob for top in one.top_logprobs]
+        for token in contents[choice.index]:
+            assert token.bytes == [*token.token.encode()]
+            values = [top.logprob for top in token.top_logprobs]
             assert len(values) == 4
             assert values == sorted(values, reverse=True)
-            assert one.logprob in values or one.logprob <= values[-1]
+            assert token.logprob in values or token.logprob <= values[-1]
     streamed: list[list[Any]] = [[], []]
     with client.chat.completions.create(**fields, stream=True) as stream:
         for chunk in stream:
@@ -177,7 +181,7 @@ def test_log_probabilities_of_conversations(client: OpenAI) -> None:
         **{**fields, "logprobs": False, "top_logprobs": 0}
     )
     assert [c.message.content for c in plain.choices] == [
-        c.message.content for c in whole.choices
+        c.message.content for c in completion.choices
     ]
     assert all(choice.logprobs is None for choice in plain.choices)
 

@@ -95,14 +95,14 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with agent_server(tmp_path_factory.mktemp("programs") / "m") as made:
-        yield made
+    with agent_server(tmp_path_factory.mktemp("programs") / "m") as server:
+        yield server
 
 
 @pytest.mark.parametrize("program", BODIES)
 def test_its_request_is_served(server: Serving, program: str) -> None:
     path, body = BODIES[program]
     with script(server, ["An answer of more than sixteen tokens."]):
-        found = server.post(path, model="tiny", **body)
-    assert found.status_code == 200, found.text
-    assert "x-minfer-ignored" not in found.headers
+        response = server.post(path, model="tiny", **body)
+    assert response.status_code == 200, response.text
+    assert "x-minfer-ignored" not in response.headers

@@ -19,9 +19,9 @@ THOUGHT = {
     "summary": [],
     "content": [{"type": "reasoning_text", "text": "hm"}],
 }
-EMITTED = {"role": "assistant", "content": "x"}
+ASSISTANT = {"role": "assistant", "content": "x"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-REPORTED = {
+TEMPLATE_CALL = {
     "id": "c1",
     "type": "function",
     "function": {"name": "f", "arguments": '{"a": 1}'},
@@ -39,20 +39,20 @@ def turns(*items: dict[str, Any]) -> list[dict[str, Any]]:
 def test_what_the_assistant_does_at_once_is_one_message() -> None:
     second = {**CALL, "call_id": "c2", "id": "fc-1", "status": "completed"}
     result = {"role": "tool", "tool_call_id": "c1", "content": "5"}
-    calls = [REPORTED, {**REPORTED, "id": "c2"}]
-    assert turns(THOUGHT, EMITTED, CALL, second, OUTPUT) == [
-        {**EMITTED, "reasoning_content": "hm", "tool_calls": calls},
+    calls = [TEMPLATE_CALL, {**TEMPLATE_CALL, "id": "c2"}]
+    assert turns(THOUGHT, ASSISTANT, CALL, second, OUTPUT) == [
+        {**ASSISTANT, "reasoning_content": "hm", "tool_calls": calls},
         result,
     ]
-    solo = {"role": "assistant", "content": None, "tool_calls": [REPORTED]}
+    solo = {"role": "assistant", "content": None, "tool_calls": [TEMPLATE_CALL]}
     assert turns(CALL, OUTPUT) == [solo, result]
     assert turns(THOUGHT, CALL) == [{**solo, "reasoning_content": "hm"}]
-    behind = {**EMITTED, "content": [{"type": "output_text", "text": "y"}]}
-    assert turns(EMITTED, CALL, behind, OUTPUT) == [
-        {**EMITTED, "content": "x\n\ny", "tool_calls": [REPORTED]},
+    behind = {**ASSISTANT, "content": [{"type": "output_text", "text": "y"}]}
+    assert turns(ASSISTANT, CALL, behind, OUTPUT) == [
+        {**ASSISTANT, "content": "x\n\ny", "tool_calls": [TEMPLATE_CALL]},
         result,
     ]
-    assert turns(EMITTED, EMITTED) == [EMITTED, EMITTED]
+    assert turns(ASSISTANT, ASSISTANT) == [ASSISTANT, ASSISTANT]
 
 
 def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
@@ -60,8 +60,8 @@ def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
     user = {"role": "user", "content": "go on"}
     assert turns(THOUGHT, user) == [reasoning, user]
     assert turns(user, THOUGHT) == [user, reasoning]
-    assert turns(THOUGHT, THOUGHT, EMITTED) == [
-        {**EMITTED, "reasoning_content": "hm\nhm"}
+    assert turns(THOUGHT, THOUGHT, ASSISTANT) == [
+        {**ASSISTANT, "reasoning_content": "hm\nhm"}
     ]
 
 
@@ -74,7 +74,6 @@ SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
         ({"input": [OUTPUT]}, "input[0].call_id"),
         ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{**CALL, "call_id": ""}]}, "input[0].call_id"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         (
             {"input": [{**THOUGHT, "encrypted_content": 5}]},
             "input[0].encrypted_content",
@@ -123,5 +122,5 @@ def test_a_summary_of_reasoning_is_named_as_ignored() -> None:
     summary = [{"type": "summary_text", "text": "hm"}]
     for item, names in ((THOUGHT, ()), ({**THOUGHT, "summary": summary}, ("summary",))):
         with collect_ignored() as hints:
-            turns(item, EMITTED)
+            turns(item, ASSISTANT)
         assert hints.names == names

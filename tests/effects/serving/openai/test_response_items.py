@@ -30,54 +30,56 @@ def written(text: str, *, stream: bool, end: str = "stop") -> list[Any]:
         include=Include(),
         parsing=Parsing(tools="hermes", reasoning="think", names=("f",)),
     )
-    made = writer(Stamp("resp-1", "m", 5), request, None)
+    writing = writer(Stamp("resp-1", "m", 5), request, None)
     pieces = list(text) if stream else [text]
-    events = [event for one in pieces[:-1] for event in made.write(0, delta(one))]
-    events += made.write(0, delta(pieces[-1], end))
-    return [json.loads(one.data) for one in [*events, *made.end(served(10, 3, 4))]]
+    events = [event for piece in pieces[:-1] for event in writing.write(0, delta(piece))]
+    events += writing.write(0, delta(pieces[-1], end))
+    return [json.loads(event.data) for event in [*events, *writing.end(served(10, 3, 4))]]
 
 
 def without_ids(items: list[Any]) -> list[Any]:
-    return [{k: v for k, v in one.items() if k not in ("call_id", "id")} for one in items]
+    return [
+        {k: v for k, v in item.items() if k not in ("call_id", "id")} for item in items
+    ]
 
 
 def test_a_stream_adds_up_to_the_whole() -> None:
-    (whole,) = written(TEXT, stream=True)[-1:]
+    (last,) = written(TEXT, stream=True)[-1:]
     (solo,) = written(TEXT, stream=False)
-    items = whole["response"]["output"]
+    items = last["response"]["output"]
     assert without_ids(items) == without_ids(solo["output"])
     kinds = ["reasoning", "message", "function_call", "function_call", "message"]
-    assert [one["type"] for one in items] == kinds
-    assert len({one["id"] for one in items}) == len(items)
+    assert [item["type"] for item in items] == kinds
+    assert len({item["id"] for item in items}) == len(items)
     assert items[0]["content"] == [{"type": "reasoning_text", "text": "So"}]
-    assert [one["arguments"] for one in items[2:4]] == ['{"a": 1}', "{}"]
+    assert [item["arguments"] for item in items[2:4]] == ['{"a": 1}', "{}"]
     parsed = Response.model_validate(solo)
     assert parsed.output_text == "Yes\n\nDone"
 
 
 def test_events_are_the_sdks_and_each_item_is_whole() -> None:
-    item_json = written(TEXT, stream=True)
-    assert [one["sequence_number"] for one in item_json] == list(range(len(item_json)))
+    events = written(TEXT, stream=True)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     running: dict[int, str] = {}
-    done: list[Any] = []
-    for one in item_json:
-        extra = ANY_EVENT.validate_python(one).model_extra
+    finished: list[Any] = []
+    for event in events:
+        extra = ANY_EVENT.validate_python(event).model_extra
         # OpenAI's description has it, and its SDK does not.
-        named = one["type"] == "response.function_call_arguments.done"
+        named = event["type"] == "response.function_call_arguments.done"
         assert set(extra or ()) == ({"name"} if named else set())
-        if one["type"] == "response.output_item.added":
-            assert one["output_index"] == len(done)
-            running = {one["output_index"]: ""}
-        elif one["type"] == "response.output_item.done":
-            done.append(one["item"])
+        if event["type"] == "response.output_item.added":
+            assert event["output_index"] == len(finished)
+            running = {event["output_index"]: ""}
+        elif event["type"] == "response.output_item.done":
+            finished.append(event["item"])
             running = {}
-        elif "output_index" in one:
-            assert one["output_index"] in running
-            if one["type"].endswith(".delta"):
-                running[one["output_index"]] += one["delta"]
-            elif one["type"] == "response.function_call_arguments.done":
-                assert one["arguments"] == running[one["output_index"]]
-    assert done == item_json[-1]["response"]["output"]
+        elif "output_index" in event:
+            assert event["output_index"] in running
+            if event["type"].endswith(".delta"):
+                running[event["output_index"]] += event["delta"]
+            elif event["type"] == "response.function_call_arguments.done":
+                assert event["arguments"] == running[event["output_index"]]
+    assert finished == events[-1]["response"]["output"]
 
 
 def test_a_call_that_breaks_off_is_incomplete() -> None:

@@ -50,25 +50,25 @@ def body(**fields: Any) -> ResponsesBody:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("agents") / "m"
     template = TEMPLATE + "{% if false %}</think>{% endif %}"
-    with agent_server(folder, template) as made:
-        yield made
+    with agent_server(folder, template) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Serving) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        yield client
 
 
 def answer(server: Serving, text: str, **fields: Any) -> dict[str, Any]:
     """The response of a model that writes this text."""
-    requested = {"model": "tiny", "input": [HI], "tools": TOOLS, **fields}
+    request = {"model": "tiny", "input": [HI], "tools": TOOLS, **fields}
     with script(server, [text]):
-        found = server.post("responses", **requested)
-    assert found.status_code == 200, found.text
-    made: dict[str, Any] = found.json()
-    Response.model_validate(made)
-    return made
+        response = server.post("responses", **request)
+    assert response.status_code == 200, response.text
+    answer_json: dict[str, Any] = response.json()
+    Response.model_validate(answer_json)
+    return answer_json
 
 
 def prompt_of(server: Serving, **fields: Any) -> str:
@@ -107,8 +107,8 @@ def test_calls_become_what_was_offered(server: Serving) -> None:
         ("agents__send", {"input": ""}),
     )
     calls = answer(server, text)["output"]
-    kept = ("type", "name", "namespace", "arguments", "input")
-    assert [{k: v for k, v in one.items() if k in kept} for one in calls] == [
+    names_compared = ("type", "name", "namespace", "arguments", "input")
+    assert [{k: v for k, v in call.items() if k in names_compared} for call in calls] == [
         {"type": "function_call", "name": "run", "arguments": '{"cmd": "ls"}'},
         {
             "type": "function_call",
@@ -126,7 +126,7 @@ def test_a_stream_of_custom_calls_is_the_sdks(server: Serving, client: OpenAI) -
     fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": TOOLS}
     with script(server, [text, text]):
         events = list(client.responses.create(**fields, stream=True))
-        whole = client.responses.create(**fields)
+        response = client.responses.create(**fields)
     for event in events:
         ANY_EVENT.validate_python(event.model_dump(exclude_none=True, by_alias=True))
     deltas = [
@@ -137,15 +137,15 @@ def test_a_stream_of_custom_calls_is_the_sdks(server: Serving, client: OpenAI) -
     assert last.type == "response.completed"
     kinds = ["message", "custom_tool_call", "function_call"]
     assert [item.type for item in last.response.output] == kinds
-    assert [item.type for item in whole.output] == kinds
+    assert [item.type for item in response.output] == kinds
 
 
 def test_calls_are_taken_back(server: Serving) -> None:
     text = hermes(("patch", {"input": "é\n"}), ("agents__spawn", {"cmd": "a"}))
     items = answer(server, text)["output"]
     outputs = [
-        {"type": f"{one['type']}_output", "call_id": one["call_id"], "output": "ok"}
-        for one in items
+        {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "ok"}
+        for item in items
     ]
     shown = prompt_of(server, tools=TOOLS, input=[HI, *items, *outputs])
     assert '"patch", "arguments": {"input": "é\\n"}' in shown
@@ -161,13 +161,13 @@ def test_a_custom_call_that_breaks_off_is_taken_back(server: Serving, cut: int) 
 
 
 def test_additional_tools_are_offered_too(server: Serving) -> None:
-    more = {"type": "additional_tools", "role": "developer", "tools": [SPACE, HOSTED]}
-    changed = {**more, "tools": [{**FUNCTION, "description": "Now."}]}
-    offered = body(tools=[FUNCTION], input=[more, HI, changed]).offered
+    added = {"type": "additional_tools", "role": "developer", "tools": [SPACE, HOSTED]}
+    changed = {**added, "tools": [{**FUNCTION, "description": "Now."}]}
+    offered = body(tools=[FUNCTION], input=[added, HI, changed]).offered
     assert [tool.name for tool in offered] == ["run", "agents__spawn", "agents__send"]
     assert offered[0].field_path == "input[2].tools[0]"
     assert offered[0].tool.description == "Now."
-    shown = prompt_of(server, tools=[FUNCTION], input=[more, HI])
+    shown = prompt_of(server, tools=[FUNCTION], input=[added, HI])
     assert "agents__send" in shown
 
 
@@ -175,8 +175,8 @@ def test_hosted_tools_are_left_out(server: Serving) -> None:
     search = {"type": "web_search_call", "id": "ws_1", "action": {"query": "x"}}
     shown = prompt_of(server, tools=[HOSTED, FUNCTION], input=[search, HI])
     assert "web_search" not in shown
-    made = answer(server, "yes", tools=[HOSTED], input=[search, HI])
-    assert made["tools"] == []
+    response = answer(server, "yes", tools=[HOSTED], input=[search, HI])
+    assert response["tools"] == []
 
 
 def test_an_option_refuses_hosted_tools(server: Serving) -> None:
@@ -184,13 +184,13 @@ def test_an_option_refuses_hosted_tools(server: Serving) -> None:
     assert not server.llm.refuses_hosted_tools
     Application(server.llm, ("tiny",), bounds=ServerBounds(refuse_hosted_tools=True))
     try:
-        found = server.post("responses", input="hi", tools=[FUNCTION, HOSTED])
+        response = server.post("responses", input="hi", tools=[FUNCTION, HOSTED])
     finally:
         server.llm.refuses_hosted_tools = False
         server.llm.reasoning_key = server.service.state.bounds.reasoning_key
         app.close()
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "tools[1].type"
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[1].type"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_tool_choice_names_what_the_client_offered(
     server: Serving, choice: dict[str, Any], names: set[str]
 ) -> None:
     request = body(tools=TOOLS, tool_choice=choice).generation(server.llm)
-    assert {part.field for part in request.parts} <= {
+    assert {constraint_part.field for constraint_part in request.parts} <= {
         "tools[1].format",
         "tools[2].tools[0].parameters",
         "tools[2].tools[1].format",
@@ -263,14 +263,16 @@ def test_a_custom_tool_keeps_to_its_grammar(
         "input": "hi",
     }
     with script(server, [hermes(("patch", {"input": right}))]):
-        found = server.post("responses", **fields)
-    assert "tools.format" not in found.headers.get("x-minfer-ignored", "")
-    (call,) = found.json()["output"]
+        response = server.post("responses", **fields)
+    assert "tools.format" not in response.headers.get("x-minfer-ignored", "")
+    (call,) = response.json()["output"]
     assert (call["type"], call["input"]) == ("custom_tool_call", right)
     with script(server, [hermes(("patch", {"input": wrong}))]):
-        found = server.post("responses", **fields).json()
-    made = [item for item in found["output"] if item["type"] == "custom_tool_call"]
-    assert not any(call["input"].startswith(wrong) for call in made)
+        response = server.post("responses", **fields).json()
+    custom_calls = [
+        item for item in response["output"] if item["type"] == "custom_tool_call"
+    ]
+    assert not any(call["input"].startswith(wrong) for call in custom_calls)
 
 
 @pytest.mark.parametrize(
@@ -287,36 +289,36 @@ def test_the_header_names_what_adds_nothing(
     server: Serving, fields: dict[str, Any], name: str | None
 ) -> None:
     with script(server, ["Yes."]):
-        found = server.post("responses", model="tiny", input="hi", **fields)
-    assert found.status_code == 200, found.text
-    assert found.headers.get("x-minfer-ignored") == name
+        response = server.post("responses", model="tiny", input="hi", **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-minfer-ignored") == name
 
 
 @pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
 def test_an_image_in_an_output_is_left_out(server: Serving, kind: str) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
-    given = {"arguments": "{}"} if kind == "function_call" else {"input": ""}
+    fields = {"arguments": "{}"} if kind == "function_call" else {"input": ""}
     items = [
-        {"type": kind, "call_id": "c", "name": "run", **given},
+        {"type": kind, "call_id": "c", "name": "run", **fields},
         {"type": f"{kind}_output", "call_id": "c", "output": [image]},
         HI,
     ]
     assert OMITTED_IMAGE in prompt_of(server, input=items)
     with script(server, ["Yes."]):
-        found = server.post("responses", model="tiny", input=items)
-    assert found.headers["x-minfer-ignored"] == "output.input_image"
+        response = server.post("responses", model="tiny", input=items)
+    assert response.headers["x-minfer-ignored"] == "output.input_image"
     data = json.dumps({"input": [{**HI, "content": [image]}]}).encode()
     assert refused(ResponsesBody, data).param == "input[0].content[0].type"
 
 
 def test_text_before_a_call_is_free(server: Serving) -> None:
     text = "I patch." + hermes(("patch", {"input": "abb"}))
-    made = answer(server, text, tools=[custom("ab+", "regex"), SPACE])["output"]
-    assert [item["type"] for item in made] == ["message", "custom_tool_call"]
+    items = answer(server, text, tools=[custom("ab+", "regex"), SPACE])["output"]
+    assert [item["type"] for item in items] == ["message", "custom_tool_call"]
 
 
 @pytest.mark.parametrize(
-    ("tool", "why"),
+    ("tool", "message"),
     [
         (custom(RECURSIVE), "'start' contains itself"),
         (custom("start: <tool_call>"), "'<'"),
@@ -326,19 +328,19 @@ def test_text_before_a_call_is_free(server: Serving) -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_enforced(
-    server: Serving, tool: dict[str, Any], why: str
+    server: Serving, tool: dict[str, Any], message: str
 ) -> None:
     """It is refused where a call is required, and named in the header where none is."""
     fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [tool, SPACE]}
-    found = server.post("responses", **fields, tool_choice="required")
-    assert found.status_code == 400
-    error = found.json()["error"]
+    response = server.post("responses", **fields, tool_choice="required")
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert error["param"] == "tools[0].format.definition"
-    assert why in error["message"]
+    assert message in error["message"]
     with script(server, [hermes(("patch", {"input": "any"}))]):
-        found = server.post("responses", **fields)
-    assert found.json()["output"][0]["input"] == "any"
-    assert found.headers["x-minfer-ignored"] == "tools.format"
+        response = server.post("responses", **fields)
+    assert response.json()["output"][0]["input"] == "any"
+    assert response.headers["x-minfer-ignored"] == "tools.format"
 
 
 @pytest.mark.parametrize(
@@ -364,13 +366,13 @@ def test_a_grammar_that_is_too_large_or_allows_no_text(
         "tools": [tool],
         "max_output_tokens": 400,
     }
-    found = server.post("responses", **fields, tool_choice="required")
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == "tools[0].format.definition"
+    response = server.post("responses", **fields, tool_choice="required")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[0].format.definition"
     with script(server, [hermes(("patch", {"input": "any"}))]):
-        found = server.post("responses", **fields)
-    assert found.json()["output"][0]["input"] == "any"
-    assert found.headers["x-minfer-ignored"] == "tools.format"
+        response = server.post("responses", **fields)
+    assert response.json()["output"][0]["input"] == "any"
+    assert response.headers["x-minfer-ignored"] == "tools.format"
 
 
 @pytest.mark.parametrize(
@@ -452,7 +454,7 @@ KEEPS = {"include": ["reasoning.encrypted_content"]}
 
 def test_reasoning_comes_encrypted_and_is_taken_back(server: Serving) -> None:
     items = answer(server, THINKS, **KEEPS)["output"]
-    assert [one["type"] for one in items] == ["reasoning", "message"]
+    assert [item["type"] for item in items] == ["reasoning", "message"]
     assert items[0]["encrypted_content"]
     readable = prompt_of(server, input=[HI, {**items[0], "encrypted_content": None}])
     hidden = {k: v for k, v in items[0].items() if k != "content"}
@@ -466,11 +468,11 @@ def test_changed_reasoning_is_refused(server: Serving) -> None:
     item = answer(server, THINKS, **KEEPS)["output"][0]
     text = item["encrypted_content"]
     changed = {**item, "encrypted_content": text[:-8] + "AAAA" + text[-4:]}
-    other = {**item, "content": [{"type": "reasoning_text", "text": "No."}]}
-    for wrong, field in ((changed, "encrypted_content"), (other, "content")):
-        found = server.post("responses", input=[HI, wrong], model="tiny")
-        assert found.status_code == 400
-        assert found.json()["error"]["param"] == f"input[1].{field}"
+    other_text = {**item, "content": [{"type": "reasoning_text", "text": "No."}]}
+    for wrong, field in ((changed, "encrypted_content"), (other_text, "content")):
+        response = server.post("responses", input=[HI, wrong], model="tiny")
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == f"input[1].{field}"
 
 
 def test_another_server_refuses_it(server: Serving) -> None:
@@ -478,11 +480,11 @@ def test_another_server_refuses_it(server: Serving) -> None:
     old = server.llm.reasoning_key
     server.llm.reasoning_key = evolve(server.service.state.bounds).reasoning_key[::-1]
     try:
-        found = server.post("responses", input=[HI, item], model="tiny")
+        response = server.post("responses", input=[HI, item], model="tiny")
     finally:
         server.llm.reasoning_key = old
-    assert found.status_code == 400
-    assert "--cache-secret" in found.json()["error"]["message"]
+    assert response.status_code == 400
+    assert "--cache-secret" in response.json()["error"]["message"]
 
 
 def test_processes_that_prepare_large_bodies_have_the_key(tmp_path: Path) -> None:
@@ -493,7 +495,7 @@ def test_processes_that_prepare_large_bodies_have_the_key(tmp_path: Path) -> Non
         long = {**HI, "content": "x" * LONG_BODY_BYTES}
         with script(pooled, [THINKS]):
             fields = {"input": [HI, item, long], "tools": TOOLS, **KEEPS}
-            found = pooled.post("responses", model="tiny", **fields)
-    assert found.status_code == 200, found.text
-    assert found.json()["output"][0]["encrypted_content"]
-    assert "tools.web_search" in found.headers["x-minfer-ignored"]
+            response = pooled.post("responses", model="tiny", **fields)
+    assert response.status_code == 200, response.text
+    assert response.json()["output"][0]["encrypted_content"]
+    assert "tools.web_search" in response.headers["x-minfer-ignored"]

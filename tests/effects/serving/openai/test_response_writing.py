@@ -28,12 +28,12 @@ def written(stream: bool, *texts: str, end: str) -> list[StreamEvent]:
         stream=stream,
         include=Include(repeat={"metadata": {"a": "b"}, "instructions": None}),
     )
-    made = writer(Stamp("resp-1", "m", 5), request, None)
+    writing = writer(Stamp("resp-1", "m", 5), request, None)
     events = []
     for text in texts[:-1] if stream else ():
-        events += made.write(0, delta(text))
+        events += writing.write(0, delta(text))
     last = texts[-1] if stream else "".join(texts)
-    return [*events, *made.write(0, delta(last, end)), *made.end(served(10, 3, 4))]
+    return [*events, *writing.write(0, delta(last, end)), *writing.end(served(10, 3, 4))]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def written(stream: bool, *texts: str, end: str) -> list[StreamEvent]:
 )
 def test_events_come_in_order(end: str, status: str) -> None:
     events = written(True, "a", "b", "", end=end)
-    item_json = [json.loads(event.data) for event in events]
+    bodies = [json.loads(event.data) for event in events]
     names = [
         "response.created",
         "response.in_progress",
@@ -54,15 +54,15 @@ def test_events_come_in_order(end: str, status: str) -> None:
         "response.output_item.done",
         f"response.{status}",
     ]
-    assert [event.name for event in events] == [one["type"] for one in item_json] == names
-    assert [one["sequence_number"] for one in item_json] == list(range(10))
-    assert item_json[4]["delta"] + item_json[5]["delta"] == item_json[6]["text"] == "ab"
-    assert item_json[0]["response"]["status"] == "in_progress"
-    assert "usage" not in item_json[0]["response"]  # which is null for SDKs
-    last = item_json[-1]["response"]
+    assert [event.name for event in events] == [body["type"] for body in bodies] == names
+    assert [body["sequence_number"] for body in bodies] == list(range(10))
+    assert bodies[4]["delta"] + bodies[5]["delta"] == bodies[6]["text"] == "ab"
+    assert bodies[0]["response"]["status"] == "in_progress"
+    assert "usage" not in bodies[0]["response"]  # which is null for SDKs
+    last = bodies[-1]["response"]
     assert (last["status"], last["output"][0]["status"]) == (status, status)
-    assert last["output"][0] == item_json[8]["item"]
-    ids = {one["item_id"] for one in item_json[3:8]} | {item_json[2]["item"]["id"]}
+    assert last["output"][0] == bodies[8]["item"]
+    ids = {body["item_id"] for body in bodies[3:8]} | {bodies[2]["item"]["id"]}
     assert ids == {"msg-1"}
 
 
@@ -87,6 +87,6 @@ def test_a_response_in_one_piece() -> None:
 
 
 def test_a_response_without_a_word() -> None:
-    item_json = [json.loads(event.data) for event in written(True, "", end="stop")]
-    assert [one["type"] for one in item_json].count("response.output_text.delta") == 0
-    assert item_json[-1]["response"]["output"][0]["content"][0]["text"] == ""
+    bodies = [json.loads(event.data) for event in written(True, "", end="stop")]
+    assert [body["type"] for body in bodies].count("response.output_text.delta") == 0
+    assert bodies[-1]["response"]["output"][0]["content"][0]["text"] == ""

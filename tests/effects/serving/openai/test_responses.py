@@ -13,10 +13,10 @@ from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
 
-QUERY_ENDPOINT = "Write a Python function is_prime."
+QUESTION = "Write a Python function is_prime."
 REQUESTED: dict[str, Any] = {
     "model": "bundled",
-    "input": QUERY_ENDPOINT,
+    "input": QUESTION,
     "instructions": "You write Python.",
     "temperature": 0,
     "max_output_tokens": 16,
@@ -25,26 +25,31 @@ REQUESTED: dict[str, Any] = {
 
 @pytest.mark.long
 def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
-    found = client.responses.create(
+    response = client.responses.create(
         **REQUESTED, metadata={"a": "b"}, user="me", store=True
     )
-    assert found.id.startswith("resp-")
-    assert found._request_id == found.id
-    assert (found.object, found.status) == ("response", "incomplete")
-    assert found.incomplete_details is not None
-    assert found.incomplete_details.reason == "max_output_tokens"
-    emitted = (found.instructions, found.metadata, found.user, found.temperature)
-    assert emitted == (REQUESTED["instructions"], {"a": "b"}, "me", 0)
-    assert found.model_extra == {"store": False}  # nothing is
+    assert response.id.startswith("resp-")
+    assert response._request_id == response.id
+    assert (response.object, response.status) == ("response", "incomplete")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    repeated = (
+        response.instructions,
+        response.metadata,
+        response.user,
+        response.temperature,
+    )
+    assert repeated == (REQUESTED["instructions"], {"a": "b"}, "me", 0)
+    assert response.model_extra == {"store": False}  # nothing is
     messages = [{"role": "system", "content": REQUESTED["instructions"]}]
     chat = bundled.post(
         "chat/completions",
-        messages=[*messages, {"role": "user", "content": QUERY_ENDPOINT}],
+        messages=[*messages, {"role": "user", "content": QUESTION}],
         max_tokens=16,
         temperature=0,
     ).json()
-    assert found.output_text == chat["choices"][0]["message"]["content"]
-    usage = found.usage
+    assert response.output_text == chat["choices"][0]["message"]["content"]
+    usage = response.usage
     assert usage is not None
     assert usage.input_tokens == chat["usage"]["prompt_tokens"]
     assert usage.output_tokens == 16
@@ -54,17 +59,17 @@ def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
 
 @pytest.mark.long
 def test_a_stream_adds_up_to_the_whole(client: OpenAI) -> None:
-    whole = client.responses.create(**REQUESTED)
+    response = client.responses.create(**REQUESTED)
     events: list[ResponseStreamEvent] = list(
         client.responses.create(**REQUESTED, stream=True)
     )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]
     assert last.type == "response.incomplete"
-    assert last.response.output_text == whole.output_text
+    assert last.response.output_text == response.output_text
     texts = [e.delta for e in events if e.type == "response.output_text.delta"]
-    assert "".join(texts) == whole.output_text
-    assert same(last.response) == same(whole)
+    assert "".join(texts) == response.output_text
+    assert same(last.response) == same(response)
 
 
 def same(response: Response) -> dict[str, Any]:
@@ -80,17 +85,17 @@ def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
         for _ in stream:
             pass
         final = stream.get_final_response()
-    whole = client.responses.create(**request_fields)
-    assert final.status == whole.status == "completed"
-    assert final.output_text == whole.output_text
+    response = client.responses.create(**request_fields)
+    assert final.status == response.status == "completed"
+    assert final.output_text == response.output_text
 
 
 @pytest.mark.long
 def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
     first = client.responses.create(**REQUESTED)
-    question = {"role": "user", "content": QUERY_ENDPOINT}
-    again: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
-    items: Any = [question, *(item.model_dump() for item in first.output), again]
+    question = {"role": "user", "content": QUESTION}
+    follow_up: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
+    items: Any = [question, *(item.model_dump() for item in first.output), follow_up]
     second = client.responses.create(**{**REQUESTED, "input": items})
     assert second.usage is not None
     assert first.usage is not None
@@ -143,7 +148,6 @@ def item(**fields: Any) -> dict[str, Any]:
             "message.output_text.logprobs",
         ),
         ({"include": 5}, "include", "must be a list"),
-        ({"include": True}, "include", "must be a list"),
         ({"include": [5]}, "include[0]", "must be a string"),
         ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
         ({"metadata": {"a": 5}}, "metadata.a", "must be a string"),
@@ -157,7 +161,7 @@ def test_a_refused_field_is_named(fields: dict[str, Any], param: str, words: str
 
 
 def test_what_asks_for_nothing_is_accepted(bundled: Serving) -> None:
-    found = bundled.post(
+    response = bundled.post(
         "responses",
         input=[item(type="message", role="developer", status="completed", id="x")],
         max_output_tokens=1,
@@ -170,11 +174,11 @@ def test_what_asks_for_nothing_is_accepted(bundled: Serving) -> None:
         stream_options={"include_obfuscation": False},
         service_tier="auto",
     )
-    assert found.status_code == 200
+    assert response.status_code == 200
 
 
 def test_vllms_sampling_parameters_are_taken() -> None:
-    given: dict[str, Any] = {
+    sampling_fields: dict[str, Any] = {
         "ignore_eos": True,
         "stop": "x",
         "seed": 5,
@@ -182,9 +186,9 @@ def test_vllms_sampling_parameters_are_taken() -> None:
         "repetition_penalty": 1.5,
         "temperature": 0.5,
     }
-    others = {"request_id": "mine", "cache_salt": "s", "priority": 1}
-    read = read_body(ResponsesBody, body(**given, **others))
-    assert read.sampling() == {**given, "stop": ["x"]}
+    other_fields = {"request_id": "mine", "cache_salt": "s", "priority": 1}
+    read = read_body(ResponsesBody, body(**sampling_fields, **other_fields))
+    assert read.sampling() == {**sampling_fields, "stop": ["x"]}
     assert refused(ResponsesBody, body(ignore_eos=1)).param == "ignore_eos"
 
 

@@ -71,15 +71,15 @@ def test_each_field_asks_for_the_same(
 
 def refused(**fields: Any) -> ApiError:
     """What is told of a chat's fields; a completion is told the same."""
-    reported = list[ApiError]()
+    errors = list[ApiError]()
     for make in (chat, completion):
         with pytest.raises(ApiError) as caught:
             payload(make(**fields))
-        reported.append(caught.value)
-    assert str(reported[0]) == str(reported[1])
-    assert reported[0].status == 400
-    assert str(reported[0]).startswith(f"{reported[0].param}: ")
-    return reported[0]
+        errors.append(caught.value)
+    assert str(errors[0]) == str(errors[1])
+    assert errors[0].status == 400
+    assert str(errors[0]).startswith(f"{errors[0].param}: ")
+    return errors[0]
 
 
 @pytest.mark.parametrize(
@@ -164,17 +164,19 @@ FORMAT: Any = {"type": "json_schema", "json_schema": NAMED}
 
 
 def fits(text: str) -> bool:
-    found = json.loads(text)
-    return set(found) == {"ok", "n"} and found["n"] <= 99
+    value = json.loads(text)
+    return set(value) == {"ok", "n"} and value["n"] <= 99
 
 
 @pytest.mark.long
 def test_an_answer_is_as_its_schema_says(client: OpenAI) -> None:
-    how: dict[str, Any] = {"messages": HI, "response_format": FORMAT}
-    made = client.chat.completions.create(model="bundled", max_tokens=60, seed=1, **how)
-    done = made.choices[0]
-    assert done.finish_reason == "stop"
-    assert fits(done.message.content or "")
+    options: dict[str, Any] = {"messages": HI, "response_format": FORMAT}
+    completion = client.chat.completions.create(
+        model="bundled", max_tokens=60, seed=1, **options
+    )
+    choice = completion.choices[0]
+    assert choice.finish_reason == "stop"
+    assert fits(choice.message.content or "")
 
 
 def test_it_comes_behind_reasoning_that_the_prompt_has_begun(bundled: Serving) -> None:
@@ -193,13 +195,13 @@ def test_it_comes_behind_reasoning_that_the_prompt_has_begun(bundled: Serving) -
 
 
 @pytest.mark.long
-def test_a_stream_is_too(bundled: Serving) -> None:
+def test_a_stream_is_as_its_schema_says(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
     with bundled.http.stream("POST", url, json=body) as stream:
-        emitted = [one["choices"][0] for one in events(stream.iter_lines())]
-    assert fits("".join(one["text"] for one in emitted))
-    assert emitted[-1]["finish_reason"] == "stop"
+        choices = [chunk["choices"][0] for chunk in events(stream.iter_lines())]
+    assert fits("".join(choice["text"] for choice in choices))
+    assert choices[-1]["finish_reason"] == "stop"
 
 
 @pytest.mark.long

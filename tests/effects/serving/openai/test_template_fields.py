@@ -44,7 +44,9 @@ def test_effort_and_verbosity_reach_the_template_of_a_chat(
     assert rendered(bundled, ChatBody, messages=HI, **fields) == text
 
 
-def test_and_of_a_response(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effort_and_verbosity_reach_the_template_of_a_response(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", TEMPLATE)
     request_fields: dict[str, Any] = {
         "reasoning": {"effort": "low", "summary": "auto"},
@@ -53,11 +55,11 @@ def test_and_of_a_response(bundled: Serving, monkeypatch: pytest.MonkeyPatch) ->
     assert (
         rendered(bundled, ResponsesBody, input="x", **request_fields) == "low|True|high|"
     )
-    found = bundled.post(
+    response = bundled.post(
         "responses", input="x", max_output_tokens=1, **request_fields
     ).json()
-    assert found["reasoning"] == {"effort": "low", "summary": None}
-    assert found["text"] == {"format": {"type": "text"}, "verbosity": "high"}
+    assert response["reasoning"] == {"effort": "low", "summary": None}
+    assert response["text"] == {"format": {"type": "text"}, "verbosity": "high"}
     for fields, param in (
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "short"}}, "reasoning.summary"),
@@ -77,8 +79,8 @@ def test_special_tokens_come_with_the_text_if_they_are_not_skipped(
     request_fields: dict[str, Any] = {"allowed_token_ids": [token], "max_tokens": 2}
     for skip, text in ((None, ""), (True, ""), (False, name)):
         body = {**request_fields, "skip_special_tokens": skip}
-        whole = bundled.post("completions", prompt=[token, 300], echo=True, **body)
+        completion = bundled.post("completions", prompt=[token, 300], echo=True, **body)
         echo = text + tokenizer.decode([300])
-        assert whole.json()["choices"][0]["text"] == echo + 2 * text
+        assert completion.json()["choices"][0]["text"] == echo + 2 * text
         chat = bundled.post("chat/completions", messages=HI, **body).json()
         assert (chat["choices"][0]["message"]["content"] or "") == 2 * text

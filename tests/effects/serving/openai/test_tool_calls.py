@@ -31,8 +31,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """In Hermes' format, with reasoning."""
     template = TEMPLATE + "{% if thinks %}<think>\n{% endif %}"
     path = write_talker(tmp_path_factory.mktemp("talker") / "m", template)
-    with serving(path, executor="dry", num_gpu_blocks_override=400) as made:
-        yield made
+    with serving(path, executor="dry", num_gpu_blocks_override=400) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +40,28 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """In Mistral's format, whose markers are special tokens."""
     path = write_talker(tmp_path_factory.mktemp("mistral") / "m", special=MARKS)
     settings: dict[str, Any] = {"tool_call_parser": "mistral", "executor": "dry"}
-    with serving(path, num_gpu_blocks_override=400, **settings) as made:
-        yield made
+    with serving(path, num_gpu_blocks_override=400, **settings) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(talker: Serving) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{talker.url}/v1", api_key="-", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=f"{talker.url}/v1", api_key="-", max_retries=0) as client:
+        yield client
 
 
-def whole(to: Serving, **fields: Any) -> dict[str, Any]:
-    answer = to.post("chat/completions", **{**REQUESTED, **fields})
+def whole(server: Serving, **fields: Any) -> dict[str, Any]:
+    answer = server.post("chat/completions", **{**REQUESTED, **fields})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
 
 
-def chunks(to: Serving, **fields: Any) -> list[dict[str, Any]]:
+def chunks(server: Serving, **fields: Any) -> list[dict[str, Any]]:
     """The choices of a stream."""
-    answer = to.post("chat/completions", **{**REQUESTED, "stream": True, **fields})
-    reported = events(iter(answer.text.split("\n")))
-    return [choice for one in reported for choice in one["choices"]]
+    answer = server.post("chat/completions", **{**REQUESTED, "stream": True, **fields})
+    chunk_list = events(iter(answer.text.split("\n")))
+    return [choice for chunk in chunk_list for choice in chunk["choices"]]
 
 
 def test_calls_in_one_piece(talker: Serving) -> None:
@@ -90,38 +90,40 @@ def test_an_answer_of_calls_only_has_no_content(talker: Serving) -> None:
 def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
     say(talker.llm, f"<think>Hm.</think>I call.\n{TWO}")
     request_fields = {**REQUESTED, "tools": [ADD, NOW]}
-    one = client.chat.completions.create(**request_fields).choices[0]
+    choice = client.chat.completions.create(**request_fields).choices[0]
     state = ChatCompletionStreamState[None](input_tools=[ADD, NOW])
     with client.chat.completions.create(**request_fields, stream=True) as stream:
         for chunk in stream:
             state.handle_chunk(chunk)
     two = state.get_final_completion().choices[0]
-    assert two.finish_reason == one.finish_reason == "tool_calls"
-    assert two.message.content == one.message.content == "I call."
-    found, wanted = two.message.tool_calls or [], one.message.tool_calls or []
-    assert len(found) == 2
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine.type == other.type == "function"
-        assert mine.function.name == other.function.name
-        assert mine.function.arguments == other.function.arguments
+    assert two.finish_reason == choice.finish_reason == "tool_calls"
+    assert two.message.content == choice.message.content == "I call."
+    streamed_calls, calls = two.message.tool_calls or [], choice.message.tool_calls or []
+    assert len(streamed_calls) == 2
+    for streamed_call, call in zip(streamed_calls, calls, strict=True):
+        assert streamed_call.type == call.type == "function"
+        assert streamed_call.function.name == call.function.name
+        assert streamed_call.function.arguments == call.function.arguments
 
 
 def test_deltas_of_a_call(talker: Serving) -> None:
     say(talker.llm, "x " + hermes(("add", {"a": 1})))
-    reported = chunks(talker, tools=[ADD])
-    deltas = [choice["delta"] for choice in reported]
+    choices = chunks(talker, tools=[ADD])
+    deltas = [choice["delta"] for choice in choices]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1] == {"content": "x"}
     (start,) = deltas[2]["tool_calls"]
     assert start.pop("id").startswith("call_")
     function = {"name": "add", "arguments": ""}
     assert start == {"index": 0, "type": "function", "function": function}
-    more = [call for delta in deltas[3:-1] for call in delta["tool_calls"]]
-    assert all(one.keys() == {"index", "function"} for one in more)
-    assert "".join(one["function"]["arguments"] for one in more) == '{"a": 1}'
+    fragments = [call for delta in deltas[3:-1] for call in delta["tool_calls"]]
+    assert all(fragment.keys() == {"index", "function"} for fragment in fragments)
+    assert (
+        "".join(fragment["function"]["arguments"] for fragment in fragments) == '{"a": 1}'
+    )
     assert deltas[-1] == {}
-    ends = [choice["finish_reason"] for choice in reported]
-    assert ends == [None] * (len(reported) - 1) + ["tool_calls"]
+    ends = [choice["finish_reason"] for choice in choices]
+    assert ends == [None] * (len(choices) - 1) + ["tool_calls"]
 
 
 @pytest.mark.long
@@ -131,10 +133,10 @@ def test_a_choice_of_none_shows_no_tools_and_looks_for_no_calls(talker: Serving)
     assert none["message"]["content"] == TWO
     assert none["finish_reason"] == "stop"
     counts = [
-        talker.post("chat/completions", **REQUESTED, **more).json()["usage"][
+        talker.post("chat/completions", **REQUESTED, **fields).json()["usage"][
             "prompt_tokens"
         ]
-        for more in ({}, {"tools": [ADD], "tool_choice": "none"}, {"tools": [ADD]})
+        for fields in ({}, {"tools": [ADD], "tool_choice": "none"}, {"tools": [ADD]})
     ]
     assert counts[0] == counts[1] < counts[2]
 
@@ -143,12 +145,12 @@ def test_one_call_at_most_if_so_wanted(talker: Serving) -> None:
     say(talker.llm, TWO)
     request_fields = {"tools": [ADD], "parallel_tool_calls": False}
     assert len(whole(talker, **request_fields)["message"]["tool_calls"]) == 1
-    reported = [
-        one
-        for each in chunks(talker, **request_fields)
-        for one in each["delta"].get("tool_calls", [])
+    calls = [
+        call
+        for choice in chunks(talker, **request_fields)
+        for call in choice["delta"].get("tool_calls", [])
     ]
-    assert {one["index"] for one in reported} == {0}
+    assert {call["index"] for call in calls} == {0}
 
 
 def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
@@ -157,9 +159,9 @@ def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     assert '"arguments": {"a": "lo' in choice["message"]["content"]
-    reported = chunks(talker, tools=[ADD], max_tokens=60)
-    assert reported[-1]["finish_reason"] == "length"
-    calls = [call for one in reported for call in one["delta"].get("tool_calls", [])]
+    choices = chunks(talker, tools=[ADD], max_tokens=60)
+    assert choices[-1]["finish_reason"] == "length"
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert arguments.startswith('{"a": "lo')
     say(talker.llm, "a <tool_call>\nno")
@@ -172,9 +174,9 @@ def test_reasoning_that_the_template_opened(talker: Serving) -> None:
     message = whole(talker, **thinks)["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
     deltas = [choice["delta"] for choice in chunks(talker, **thinks)]
-    thought = "".join(one.get("reasoning_content", "") for one in deltas)
-    assert thought == "".join(one.get("reasoning", "") for one in deltas) == "Hm."
-    assert "".join(one.get("content", "") for one in deltas) == "Yes."
+    thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    assert thought == "".join(delta.get("reasoning", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
     assert whole(talker)["message"]["content"] == "Hm.\n</think>\nYes."
 
 
@@ -198,7 +200,9 @@ def test_every_choice_has_its_own_calls(talker: Serving) -> None:
     say(talker.llm, TWO)
     answer = talker.post("chat/completions", **REQUESTED, tools=[ADD], n=2).json()
     ids = [
-        call["id"] for one in answer["choices"] for call in one["message"]["tool_calls"]
+        call["id"]
+        for choice in answer["choices"]
+        for call in choice["message"]["tool_calls"]
     ]
     assert len(set(ids)) == 4
 
@@ -232,14 +236,14 @@ def test_markers_that_are_special_tokens_are_seen_and_others_hidden(
     say(mistral.llm, 'Well<|other|>, [TOOL_CALLS]add[ARGS]{"a": "<|other|>1"}')
     if stream:
         deltas = [choice["delta"] for choice in chunks(mistral, tools=[ADD])]
-        content = "".join(one.get("content", "") for one in deltas)
-        calls = [call for one in deltas for call in one.get("tool_calls", [])]
-        emitted = "".join(call["function"]["arguments"] for call in calls)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
     else:
         message = whole(mistral, tools=[ADD])["message"]
         content, calls = message["content"], message["tool_calls"]
-        emitted = calls[0]["function"]["arguments"]
-    assert (content, emitted) == ("Well,", '{"a": "1"}')
+        arguments = calls[0]["function"]["arguments"]
+    assert (content, arguments) == ("Well,", '{"a": "1"}')
     assert len(calls[0]["id"]) == 9
 
 
@@ -247,9 +251,9 @@ def test_markers_that_are_special_tokens_are_written_where_a_call_must_be(
     mistral: Serving,
 ) -> None:
     say(mistral.llm, 'Well, [TOOL_CALLS]sub[ARGS]{"a": 1}')
-    done = whole(mistral, tools=[ADD], tool_choice="required", max_tokens=400)
-    assert done["message"]["content"] is None
-    first = done["message"]["tool_calls"][0]["function"]
+    choice = whole(mistral, tools=[ADD], tool_choice="required", max_tokens=400)
+    assert choice["message"]["content"] is None
+    first = choice["message"]["tool_calls"][0]["function"]
     assert (first["name"], first["arguments"][0]) == ("add", "{")
 
 

@@ -22,8 +22,8 @@ def tool(**fields: Any) -> list[Any]:
 def some(*tools: Any, mode: str = "auto") -> dict[str, Any]:
     """A choice of some tools."""
     named = [
-        {"type": "function", "function": {"name": one["function"]["name"]}}
-        for one in tools
+        {"type": "function", "function": {"name": offered["function"]["name"]}}
+        for offered in tools
     ]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
@@ -64,25 +64,25 @@ def test_what_makes_no_sense(fields: dict[str, Any], param: str, words: str) -> 
 
 
 def test_what_a_named_tool_may_be() -> None:
-    for choice, where in (
+    for choice, param in (
         ({"type": "custom"}, "tool_choice.type"),
         ({"type": "function", "function": {}}, "tool_choice.function.name"),
         (some(), "tool_choice.allowed_tools.tools"),
         (some(ADD, mode="none"), "tool_choice.allowed_tools.mode"),
     ):
         body = {"messages": HI, "tools": [ADD], "tool_choice": choice}
-        assert refused(ChatBody, json.dumps(body).encode()).param == where
+        assert refused(ChatBody, json.dumps(body).encode()).param == param
 
 
 def test_tools_as_templates_take_them() -> None:
     body = chat(tools=[ADD, NOW], tool_choice="auto", parallel_tool_calls=False)
-    assert [one.to_json() for one in body.offered] == [ADD, NOW]
+    assert [offered.to_json() for offered in body.offered] == [ADD, NOW]
     assert chat(tools=[ADD], tool_choice="none").offered == []
     assert chat().offered == []
 
 
 @pytest.mark.parametrize(
-    ("choice", "several", "wish"),
+    ("choice", "parallel", "wish"),
     [
         (None, True, CallRequirements()),
         ("auto", False, CallRequirements(parallel=False)),
@@ -102,9 +102,9 @@ def test_tools_as_templates_take_them() -> None:
         ),
     ],
 )
-def test_call_requirements(choice: Any, several: bool, wish: CallRequirements) -> None:
+def test_call_requirements(choice: Any, parallel: bool, wish: CallRequirements) -> None:
     body = chat(tools=[ADD, NOW], tool_choice=choice)
-    assert call_requirements(body.tool_choice, parallel=several) == wish
+    assert call_requirements(body.tool_choice, parallel=parallel) == wish
 
 
 def test_tools_as_they_are_offered() -> None:

@@ -24,15 +24,15 @@ def test_tokens_of_all_prompts_count_together() -> None:
 
 
 def test_what_did_not_come_to_be_is_null() -> None:
-    (one,) = served(3, 0, 1)
-    reported = timing_of(one)
-    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (None, None, None)
+    (prompt_usage,) = served(3, 0, 1)
+    timing = timing_of(prompt_usage)
+    assert (timing["ttft"], timing["tpot"], timing["latency"]) == (None, None, None)
     times = evolve(
-        one.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
+        prompt_usage.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
     )
-    reported = timing_of(evolve(one, metrics=times))
-    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (1.0, 0.5, 2.0)
-    assert (reported["preemptions"], reported["cached_tokens"]) == (0, 1)
+    timing = timing_of(evolve(prompt_usage, metrics=times))
+    assert (timing["ttft"], timing["tpot"], timing["latency"]) == (1.0, 0.5, 2.0)
+    assert (timing["preemptions"], timing["cached_tokens"]) == (0, 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -41,11 +41,11 @@ def test_timing_is_sent_only_if_requested(stream: bool) -> None:
     assert error.param == "timing"
     assert "true or false" in str(error)
     for body in (chat(stream=stream), completion(stream=stream)):
-        reported = read(writer_of(body).end(served(1, 1, 0)))
-        assert not any("timing" in one for one in reported)
+        events = read(writer_of(body).end(served(1, 1, 0)))
+        assert not any("timing" in event for event in events)
     for body in (
         chat(stream=stream, timing=True),
         completion(stream=stream, timing=True),
     ):
         first = read(writer_of(body).end([*served(1, 1, 0), *served(1, 1, 7)]))[0]
-        assert [one["cached_tokens"] for one in first["timing"]] == [0, 7]
+        assert [timing["cached_tokens"] for timing in first["timing"]] == [0, 7]

@@ -20,16 +20,16 @@ def test_whole_answers() -> None:
     writer = writer_of(chat())
     assert writer.write(1, delta("b", "stop")) == []
     assert writer.write(0, delta("a", "length")) == []
-    (found,) = read(writer.end(served(3, 2, 1)))
-    assert [c["message"]["content"] for c in found["choices"]] == ["a", "b"]
-    assert [c["finish_reason"] for c in found["choices"]] == ["length", "stop"]
-    assert found["object"] == "chat.completion"
+    (answer,) = read(writer.end(served(3, 2, 1)))
+    assert [c["message"]["content"] for c in answer["choices"]] == ["a", "b"]
+    assert [c["finish_reason"] for c in answer["choices"]] == ["length", "stop"]
+    assert answer["object"] == "chat.completion"
     writer = writer_of(completion())
     assert writer.write(0, delta("a", "stop")) == []
-    (found,) = read(writer.end(served(3, 2, 1)))
-    assert found["choices"][0]["text"] == "a"
-    assert found["usage"]["total_tokens"] == 5
-    assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    (answer,) = read(writer.end(served(3, 2, 1)))
+    assert answer["choices"][0]["text"] == "a"
+    assert answer["usage"]["total_tokens"] == 5
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
 HEAD = '"created": 5, "model": "m", '
@@ -54,8 +54,8 @@ def written_by(writer: AnswerWriter) -> list[str]:
 
 
 def test_a_completion_to_the_byte() -> None:
-    choice_json = written_by(writer_of(completion(timing=True), echo=["p"]))
-    assert choice_json == [
+    written = written_by(writer_of(completion(timing=True), echo=["p"]))
+    assert written == [
         '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}], '
         + USAGE
@@ -67,8 +67,8 @@ def test_a_completion_to_the_byte() -> None:
 
 def test_chunks_of_a_completion_to_the_byte() -> None:
     begin = '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": [{'
-    choice_json = written_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
-    assert choice_json == [
+    written = written_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
+    assert written == [
         begin + '"index": 0, "logprobs": null, "text": "p\\u00e9", '
         '"finish_reason": null}]}',
         begin + '"index": 0, "logprobs": {"tokens": ["token_id:7"], '
@@ -80,8 +80,8 @@ def test_chunks_of_a_completion_to_the_byte() -> None:
 
 
 def test_a_conversation_to_the_byte() -> None:
-    choice_json = written_by(writer_of(chat()))
-    assert choice_json == [
+    written = written_by(writer_of(chat()))
+    assert written == [
         '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
         '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + CHAT_USAGE + "}"
@@ -90,15 +90,16 @@ def test_a_conversation_to_the_byte() -> None:
 
 def test_chunks_of_a_conversation_to_the_byte() -> None:
     begin = '{"id": "an-id", "object": "chat.completion.chunk", ' + HEAD
-    one = begin + '"usage": null, "choices": [{"index": 0, "logprobs": '
+    before_scores = begin + '"usage": null, "choices": [{"index": 0, "logprobs": '
     end = '"finish_reason": null}]}'
     body = chat(stream=True, logprobs=True, stream_options={"include_usage": True})
     assert written_by(writer_of(body)) == [
-        one + 'null, "delta": {"role": "assistant", "content": ""}, ' + end,
-        one + 'null, "delta": {"content": "\\u00e9"}, ' + end,
-        one + '{"content": [{"token": "token_id:7", "logprob": -1.0, "bytes": null, '
+        before_scores + 'null, "delta": {"role": "assistant", "content": ""}, ' + end,
+        before_scores + 'null, "delta": {"content": "\\u00e9"}, ' + end,
+        before_scores
+        + '{"content": [{"token": "token_id:7", "logprob": -1.0, "bytes": null, '
         '"top_logprobs": []}], "refusal": null}, "delta": {"content": "b"}, ' + end,
-        one + 'null, "delta": {}, "finish_reason": "stop"}]}',
+        before_scores + 'null, "delta": {}, "finish_reason": "stop"}]}',
         begin + CHAT_USAGE + ', "choices": []}',
         "[DONE]",
     ]

@@ -11,11 +11,11 @@ from tests.effects.serving.page.visits import DRY
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as one:
-        yield one
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
 def dry() -> Iterator[Serving]:
-    with serving(names=("bundled",), step=0.004, **DRY) as made:
-        yield made
+    with serving(names=("bundled",), step=0.004, **DRY) as server:
+        yield server

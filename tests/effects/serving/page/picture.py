@@ -22,7 +22,7 @@ SEATS: Final = 12
 CLIENTS: Final = 17
 SECONDS: Final = 24.0  # in which all of them come
 WIDE, HIGH = 1440, 860
-EMITTED: Final = "Write a function that says whether a number is prime."
+PROMPT: Final = "Write a function that says whether a number is prime."
 BEGINNINGS: Final = ("import os\n", "class Queue:\n", "def read(path):\n", "try:\n")
 
 
@@ -58,17 +58,17 @@ def main(picture: Path = PICTURE) -> int:
             threading.Thread(target=client, args=(served, number, over))
             for number in range(CLIENTS)
         ]
-        for one in clients:
-            one.start()
+        for thread in clients:
+            thread.start()
         try:
             time.sleep(SECONDS)
-            write(page, EMITTED)
+            write(page, PROMPT)
             settled(page)
             picture.write_bytes(page.picture())
         finally:
             over.set()
-            for one in clients:
-                one.join()
+            for thread in clients:
+                thread.join()
     print(f"{picture}: {picture.stat().st_size / 1e3:.0f} KB")
     return 0
 

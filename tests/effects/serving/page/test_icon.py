@@ -26,6 +26,6 @@ def test_the_page_names_it() -> None:
 @pytest.mark.long
 def test_it_is_served_without_a_key() -> None:
     with serving(service={"api_key": "secret"}, **DRY) as served:
-        found = served.get(PATH)
-    assert (found.status_code, found.text) == (200, ICON)
-    assert found.headers["content-type"] == KIND
+        response = served.get(PATH)
+    assert (response.status_code, response.text) == (200, ICON)
+    assert response.headers["content-type"] == KIND

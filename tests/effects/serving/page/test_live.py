@@ -62,13 +62,17 @@ def test_replicas_are_shown_with_their_machines(
     last = f"{cards}.at(-1)"
     visit(chromium, dry, "live")
     chromium.wait(f"{last}?.hidden")
-    there = ReplicaState(
+    ready_replica = ReplicaState(
         name="0", machine="a", unready="", running=2, waiting=1, blocks=8, blocks_free=6
     )
-    gone = evolve(there, name="1", machine="", role="prefill", unready="loading")
+    loading_replica = evolve(
+        ready_replica, name="1", machine="", role="prefill", unready="loading"
+    )
     live, figures = dry.service.live, dry.service.live.figures
     monkeypatch.setattr(
-        live, "figures", lambda: evolve(figures(), replicas=(there, gone))
+        live,
+        "figures",
+        lambda: evolve(figures(), replicas=(ready_replica, loading_replica)),
     )
     chromium.wait(f"!{last}.hidden")
     assert text(chromium, ".card:last-child li") == [
@@ -118,7 +122,7 @@ def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) 
     go(chromium, dry.url)
     frames = [frame(10 + i / 2, 5 * i) for i in range(5)]
     rates = history_result(chromium, frames, "history.rates('generation_tokens')")
-    assert [round(one["value"], 9) for one in rates] == [10.0] * 4
+    assert [round(rate["value"], 9) for rate in rates] == [10.0] * 4
     restarted = [*frames, frame(20, 0)]
     assert history_result(chromium, restarted, "history.frames().length") == 1
     old = [frame(0, 0, (50, 0, 0)), frame(100, 0, (50, 0, 0)), frame(101, 0, (50, 4, 0))]
@@ -145,11 +149,11 @@ def test_a_window_is_as_long_as_the_view_listened(
 def test_a_few_values_have_no_last_hundredth(chromium: Browser, dry: Serving) -> None:
     go(chromium, dry.url)
     shares = f"[0.5, 0.9, 0.99].map((one) => history.percentile({SPREAD}, one) !== null)"
-    known = {
-        many: history_result(chromium, [frame(0, 0, (many, 0, 0))], shares)
-        for many in (0, 1, 9, 10, 99, 100)
+    has_percentile = {
+        num_values: history_result(chromium, [frame(0, 0, (num_values, 0, 0))], shares)
+        for num_values in (0, 1, 9, 10, 99, 100)
     }
-    assert known == {
+    assert has_percentile == {
         0: [False, False, False],
         1: [True, False, False],
         9: [True, False, False],
@@ -205,10 +209,10 @@ def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
 
 @pytest.mark.long
 def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
-    how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
+    spec_config = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {
         "num_gpu_blocks_override": 400,
-        "speculative_config": how,
+        "speculative_config": spec_config,
     }
     with serving(executor="oracle", **settings) as served:
         visit(chromium, served, "live")
@@ -221,6 +225,8 @@ def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
             )
         chromium.wait(f"{rows}.length === {before + 2}")
         totals = chromium.value(f"{rows}.map((d) => d.textContent)")
-        assert any(one.startswith("accepted drafts") and "%" in one for one in totals)
-        assert any(one.startswith("tokens a step with drafts") for one in totals)
+        assert any(
+            total.startswith("accepted drafts") and "%" in total for total in totals
+        )
+        assert any(total.startswith("tokens a step with drafts") for total in totals)
         assert chromium.complaints == []

@@ -47,11 +47,11 @@ def test_an_answer_streams_and_says_what_it_took(page: Browser, dry: Serving) ->
     write(page, "Hello?")
     page.wait("document.querySelector('#answer').textContent.length > 5")
     assert page.value("document.querySelector('#send').hidden")
-    part = text(page, "#answer")[0]
+    first_text = text(page, "#answer")[0]
     settled(page)
-    whole = text(page, "#answer")[0]
-    assert whole.startswith(part)
-    assert "start again with a model." in whole
+    whole_text = text(page, "#answer")[0]
+    assert whole_text.startswith(first_text)
+    assert "start again with a model." in whole_text
     assert text(page, "#took")[0].startswith(f"{spoken(dry)} tokens in ")
     assert page.value("document.activeElement.id") == "input"
 
@@ -100,8 +100,8 @@ def test_an_empty_prompt_or_a_number_out_of_range_is_not_sent(page: Browser) -> 
 
 def test_markup_that_a_model_writes_is_shown_as_text(page: Browser) -> None:
     delta = {"reasoning_content": "<i>Hm</i>", "content": "<b>&amp; <script>x()"}
-    emitted = [json.dumps({"choices": [{"index": 0, "delta": delta}]}), "[DONE]"]
-    body = "".join(f"data: {one}\n\n" for one in emitted)
+    event_data = [json.dumps({"choices": [{"index": 0, "delta": delta}]}), "[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in event_data)
     page.value(f"window.fetch = async () => new Response({json.dumps(body)}); 0")
     write(page, "Hello?")
     settled(page)
@@ -147,8 +147,8 @@ def test_a_server_that_stops_or_is_gone_is_reported(chromium: Browser) -> None:
         served.service.close()
         write(chromium, "Hello?")
         settled(chromium)
-        reported = "The server cannot serve this now: the server is shutting down."
-        assert text(chromium, "#error") == [reported]
+        message = "The server cannot serve this now: the server is shutting down."
+        assert text(chromium, "#error") == [message]
     press(chromium, "#send")
     chromium.wait("/reached/.test(document.querySelector('#error').textContent)")
 

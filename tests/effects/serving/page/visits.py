@@ -61,8 +61,8 @@ def press(chromium: Browser, selector: str) -> None:
 
 def text(chromium: Browser, selector: str) -> list[str]:
     """The text of all that a selector finds."""
-    every = f"[...document.querySelectorAll({json.dumps(selector)})]"
-    shown: list[str] = chromium.value(f"{every}.map((one) => one.textContent)")
+    elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    shown: list[str] = chromium.value(f"{elements}.map((one) => one.textContent)")
     return shown
 
 

@@ -26,9 +26,9 @@ class Score:
 
 def tried(case: Case, servers: Servers, score: Score) -> None:
     """Run a case, and say what is wrong with it."""
-    if why := case.lacks():
+    if reason := case.lacks():
         score.skipped += 1
-        print(f"  skipped: {case.says}: {why}")
+        print(f"  skipped: {case.says}: {reason}")
         return
     try:
         case.run(servers)
@@ -50,8 +50,8 @@ def main() -> int:
                 for case in table:
                     tried(case, servers, score)
                 run = score.passed + score.failed
-                more = f", {score.skipped} skipped" if score.skipped else ""
-                says = f"{score.passed} of {run} pass{more}"
+                skipped = f", {score.skipped} skipped" if score.skipped else ""
+                says = f"{score.passed} of {run} pass{skipped}"
                 print(f"{table.client} {table.version}: {says}")
                 failed += score.failed
         finally:

@@ -21,29 +21,29 @@ REQUESTED: Final[dict[str, Any]] = {
 _EXTRA: Final = ("temperature", "top_k", "top_p")
 
 
-def parameters(**more: Any) -> dict[str, Any]:
+def parameters(**overrides: Any) -> dict[str, Any]:
     """Arguments of a message, whichever of them the SDK's version has by name."""
-    fields = {**REQUESTED, **more}
+    fields = {**REQUESTED, **overrides}
     extra = {name: fields.pop(name) for name in _EXTRA if name in fields}
     return {**fields, "extra_body": extra}
 
 
-def to(servers: Servers, **more: Any) -> Any:
+def to(servers: Servers, **overrides: Any) -> Any:
     """A client of the bundled model."""
     import anthropic
 
     settings = {"base_url": servers.bundled.url, "api_key": "-", "max_retries": 0}
-    return servers.kept(anthropic.Anthropic(**{**settings, **more}))
+    return servers.kept(anthropic.Anthropic(**{**settings, **overrides}))
 
 
 @case("messages.create: a text block, why it ended, usage")
 def _(servers: Servers) -> None:
-    done = to(servers).messages.create(**parameters())
-    (block,) = done.content
-    assert (done.type, done.role, block.type) == ("message", "assistant", "text")
+    message = to(servers).messages.create(**parameters())
+    (block,) = message.content
+    assert (message.type, message.role, block.type) == ("message", "assistant", "text")
     assert block.text
-    assert done.stop_reason == "max_tokens"
-    assert (done.usage.output_tokens, done.usage.input_tokens > 0) == (8, True)
+    assert message.stop_reason == "max_tokens"
+    assert (message.usage.output_tokens, message.usage.input_tokens > 0) == (8, True)
 
 
 @case("messages.create: an answer handed back as the SDK made it, and a system")
@@ -61,11 +61,11 @@ def _(servers: Servers) -> None:
 @case("messages.create(stop_sequences=...): the text ends before it")
 def _(servers: Servers) -> None:
     client = to(servers)
-    whole = client.messages.create(**parameters()).content[0].text
-    stop = whole[4:6]
-    done = client.messages.create(**parameters(stop_sequences=[stop]))
-    assert (done.stop_reason, done.stop_sequence) == ("stop_sequence", stop)
-    assert done.content[0].text == whole[: whole.index(stop)]
+    text = client.messages.create(**parameters()).content[0].text
+    stop = text[4:6]
+    message = client.messages.create(**parameters(stop_sequences=[stop]))
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == text[: text.index(stop)]
 
 
 @case("messages.create(stream=True): events in Anthropic's order")
@@ -83,10 +83,10 @@ def _(servers: Servers) -> None:
     client = to(servers)
     with client.messages.stream(**parameters()) as stream:
         text = "".join(stream.text_stream)
-        done = stream.get_final_message()
-    assert text == done.content[0].text
+        message = stream.get_final_message()
+    assert text == message.content[0].text
     assert text == client.messages.create(**parameters()).content[0].text
-    assert done.usage.output_tokens == 8
+    assert message.usage.output_tokens == 8
 
 
 @case("messages.count_tokens: what the message then costs")
@@ -105,8 +105,11 @@ def _(servers: Servers) -> None:
     async def all_of_them() -> set[str]:
         settings: dict[str, Any] = {"base_url": servers.bundled.url, "api_key": "-"}
         async with anthropic.AsyncAnthropic(**settings) as client:
-            made = (client.messages.create(**parameters()) for _ in range(4))
-            return {str(done.content[0].text) for done in await asyncio.gather(*made)}
+            requests = (client.messages.create(**parameters()) for _ in range(4))
+            return {
+                str(message.content[0].text)
+                for message in await asyncio.gather(*requests)
+            }
 
     assert len(asyncio.run(all_of_them())) == 1
 
@@ -118,8 +121,8 @@ def _(servers: Servers) -> None:
     client = to(servers)
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**parameters(messages=[]))
-    reported: Any = caught.value.body
-    assert reported["error"]["type"] == "invalid_request_error"
+    body: Any = caught.value.body
+    assert body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**parameters(model="claude-9"))
 
@@ -158,12 +161,12 @@ def _(servers: Servers) -> None:
     thought, text, *calls = first.content
     assert (thought.type, thought.thinking) == ("thinking", "Hm.")
     assert (text.type, text.text) == ("text", "I add.")
-    assert [(one.name, one.input) for one in calls] == [
+    assert [(call.name, call.input) for call in calls] == [
         ("add", {"a": 1}),
         ("add", {"a": 2}),
     ]
     results = [
-        {"type": "tool_result", "tool_use_id": one.id, "content": "3"} for one in calls
+        {"type": "tool_result", "tool_use_id": call.id, "content": "3"} for call in calls
     ]
     say(servers.talker.llm, "3.")
     messages = [
@@ -189,9 +192,9 @@ def _(servers: Servers) -> None:
 
 @case("messages.create(tool_choice=...): a call that must be made, after reasoning")
 def _(servers: Servers) -> None:
-    one = hermes(("add", {"a": 1}))
+    call_text = hermes(("add", {"a": 1}))
     for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
-        client, fields = calling(servers, f"<think>Hm.</think>{one}")
+        client, fields = calling(servers, f"<think>Hm.</think>{call_text}")
         first = client.messages.create(**fields, tool_choice=choice)
         assert first.stop_reason == "tool_use"
         thought, call = first.content
@@ -201,12 +204,12 @@ def _(servers: Servers) -> None:
 @case("messages.count_tokens(tools=...): tools count")
 def _(servers: Servers) -> None:
     client, fields = calling(servers, "")
-    one = {"model": "tiny", "messages": fields["messages"]}
-    few, many = (
-        client.messages.count_tokens(**one, **more).input_tokens
-        for more in ({}, {"tools": [ADD]})
+    conversation = {"model": "tiny", "messages": fields["messages"]}
+    plain_count, tools_count = (
+        client.messages.count_tokens(**conversation, **extra).input_tokens
+        for extra in ({}, {"tools": [ADD]})
     )
-    assert many > few + 50
+    assert tools_count > plain_count + 50
 
 
 @case("models.list, models.retrieve: in Anthropic's shape")

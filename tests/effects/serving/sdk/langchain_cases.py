@@ -14,14 +14,14 @@ case: Final = TABLE
 REQUESTED: Final = "Write a Python function is_prime."
 
 
-def to(servers: Servers, **more: Any) -> Any:
+def to(servers: Servers, **overrides: Any) -> Any:
     """A chat model that is the bundled one."""
     from langchain_openai import ChatOpenAI
 
     settings = {"model": "bundled", "temperature": 0, "max_retries": 0, "api_key": "-"}
     url = f"{servers.bundled.url}/v1"
     limit = {"max_completion_tokens": 8, "base_url": url}
-    return ChatOpenAI(**{**settings, **limit, **more})
+    return ChatOpenAI(**{**settings, **limit, **overrides})
 
 
 @case("ChatOpenAI.invoke: a message with usage")
@@ -35,17 +35,17 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.stream: parts of what comes whole")
 def _(servers: Servers) -> None:
     model = to(servers)
-    parts = [part.content for part in model.stream(REQUESTED)]
-    assert len(parts) > 1
-    assert "".join(parts) == model.invoke(REQUESTED).content
+    texts = [message_part.content for message_part in model.stream(REQUESTED)]
+    assert len(texts) > 1
+    assert "".join(texts) == model.invoke(REQUESTED).content
 
 
 @case("ChatOpenAI.batch: answers in order")
 def _(servers: Servers) -> None:
     model = to(servers)
-    requested = [REQUESTED, "Write a Python function fibonacci.", REQUESTED]
-    one, two, three = (message.content for message in model.batch(requested))
-    assert one == three != two
+    prompts = [REQUESTED, "Write a Python function fibonacci.", REQUESTED]
+    first, second, third = (message.content for message in model.batch(prompts))
+    assert first == third != second
 
 
 @case("ChatOpenAI.ainvoke, astream: in an event loop")
@@ -53,11 +53,11 @@ def _(servers: Servers) -> None:
     model = to(servers)
 
     async def both() -> tuple[str, str]:
-        parts = [part.content async for part in model.astream(REQUESTED)]
-        return str((await model.ainvoke(REQUESTED)).content), "".join(parts)
+        texts = [message_part.content async for message_part in model.astream(REQUESTED)]
+        return str((await model.ainvoke(REQUESTED)).content), "".join(texts)
 
-    whole, streamed = asyncio.run(both())
-    assert whole == streamed
+    whole_text, streamed = asyncio.run(both())
+    assert whole_text == streamed
 
 
 @case("a chain: a template with a system and turns, a model, a parser; stop")
@@ -73,9 +73,9 @@ def _(servers: Servers) -> None:
     ]
     model = to(servers).bind(stop=["("])
     chain = ChatPromptTemplate.from_messages(turns) | model | StrOutputParser()
-    emitted = chain.invoke({"what": "is_prime"})
-    assert emitted
-    assert "(" not in emitted
+    text = chain.invoke({"what": "is_prime"})
+    assert text
+    assert "(" not in text
 
 
 @case("OpenAI.invoke, stream: completions")
@@ -96,7 +96,7 @@ def _(servers: Servers) -> None:
         to(servers, model="gpt-9").invoke(REQUESTED)
 
 
-def talking(servers: Servers, text: str, **listen_at: Any) -> Any:
+def talking(servers: Servers, text: str, **options: Any) -> Any:
     """A chat model with a tool, whose answers are a text."""
     add = {
         "name": "add",
@@ -106,7 +106,7 @@ def talking(servers: Servers, text: str, **listen_at: Any) -> Any:
     say(servers.talker.llm, text)
     url = f"{servers.talker.url}/v1"
     limit = {"max_completion_tokens": 400}
-    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **listen_at)
+    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **options)
 
 
 ADDED: Final = hermes(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
@@ -129,20 +129,20 @@ def _(servers: Servers) -> None:
 
 @case("ChatOpenAI.bind_tools, stream: fragments that add up")
 def _(servers: Servers) -> None:
-    parts = list(talking(servers, ADDED).stream("Add."))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole += part
-    assert [call["args"] for call in whole.tool_calls] == WANTED
-    assert len({call["id"] for call in whole.tool_calls}) == 2
-    assert whole.response_metadata["finish_reason"] == "tool_calls"
+    message_parts = list(talking(servers, ADDED).stream("Add."))
+    message = message_parts[0]
+    for message_part in message_parts[1:]:
+        message += message_part
+    assert [call["args"] for call in message.tool_calls] == WANTED
+    assert len({call["id"] for call in message.tool_calls}) == 2
+    assert message.response_metadata["finish_reason"] == "tool_calls"
 
 
 @case("ChatOpenAI.bind_tools(tool_choice=...): any, a name; strict")
 def _(servers: Servers) -> None:
-    one = hermes(("add", {"a": 1}))
-    for listen_at in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
-        message = talking(servers, one, **listen_at).invoke("Add.")
+    call_text = hermes(("add", {"a": 1}))
+    for options in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
+        message = talking(servers, call_text, **options).invoke("Add.")
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}]
 
 

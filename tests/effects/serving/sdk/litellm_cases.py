@@ -12,7 +12,7 @@ TABLE: Final = Table("litellm", ("litellm",))
 case: Final = TABLE
 
 
-def parameters(servers: Servers, **more: Any) -> dict[str, Any]:
+def parameters(servers: Servers, **overrides: Any) -> dict[str, Any]:
     """Arguments of a completion, for a server like vLLM's."""
     return {
         "model": "hosted_vllm/bundled",
@@ -21,7 +21,7 @@ def parameters(servers: Servers, **more: Any) -> dict[str, Any]:
         "max_tokens": 8,
         "temperature": 0,
         "num_retries": 0,
-        **more,
+        **overrides,
     }
 
 
@@ -29,28 +29,30 @@ def parameters(servers: Servers, **more: Any) -> dict[str, Any]:
 def _(servers: Servers) -> None:
     import litellm
 
-    done = litellm.completion(**parameters(servers))
-    assert done.choices[0].message.content
-    assert done.choices[0].finish_reason == "length"
-    assert done.usage.completion_tokens == 8
+    completion = litellm.completion(**parameters(servers))
+    assert completion.choices[0].message.content
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage.completion_tokens == 8
 
 
 @case("completion(stream=True): parts of what comes whole")
 def _(servers: Servers) -> None:
     import litellm
 
-    parts = litellm.completion(**parameters(servers, stream=True))
-    text = "".join(part.choices[0].delta.content or "" for part in parts)
-    whole = litellm.completion(**parameters(servers)).choices[0].message.content
-    assert text == whole
+    chunks = litellm.completion(**parameters(servers, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    whole_text = litellm.completion(**parameters(servers)).choices[0].message.content
+    assert text == whole_text
 
 
 @case("completion: as the provider `openai`")
 def _(servers: Servers) -> None:
     import litellm
 
-    done = litellm.completion(**parameters(servers, model="openai/bundled", api_key="-"))
-    assert done.choices[0].message.content
+    completion = litellm.completion(
+        **parameters(servers, model="openai/bundled", api_key="-")
+    )
+    assert completion.choices[0].message.content
 
 
 @case("acompletion: in an event loop, whole and streamed")
@@ -58,13 +60,13 @@ def _(servers: Servers) -> None:
     import litellm
 
     async def both() -> tuple[str, str]:
-        done = await litellm.acompletion(**parameters(servers))
+        completion = await litellm.acompletion(**parameters(servers))
         stream = await litellm.acompletion(**parameters(servers, stream=True))
-        parts = [part.choices[0].delta.content or "" async for part in stream]
-        return done.choices[0].message.content, "".join(parts)
+        texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return completion.choices[0].message.content, "".join(texts)
 
-    whole, streamed = asyncio.run(both())
-    assert whole == streamed
+    whole_text, streamed = asyncio.run(both())
+    assert whole_text == streamed
 
 
 @case("text_completion: a prompt is continued")
@@ -75,8 +77,8 @@ def _(servers: Servers) -> None:
         servers, prompt="import os\n", model="text-completion-openai/bundled"
     )
     del fields["messages"]
-    done = litellm.text_completion(**fields, api_key="-")
-    assert done.choices[0].text
+    completion = litellm.text_completion(**fields, api_key="-")
+    assert completion.choices[0].text
 
 
 @case("NotFoundError, BadRequestError: litellm's own classes")

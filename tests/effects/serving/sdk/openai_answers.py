@@ -27,13 +27,13 @@ def to(servers: Servers) -> OpenAI:
 
 @case("completions.create: text, why it ended, usage")
 def _(servers: Servers) -> None:
-    done = to(servers).completions.create(**TEXT)
-    assert done.object == "text_completion"
-    assert done.choices[0].text
-    assert done.choices[0].finish_reason == "length"
-    assert done.usage
-    assert done.usage.completion_tokens == 8
-    assert done.usage.total_tokens == done.usage.prompt_tokens + 8
+    completion = to(servers).completions.create(**TEXT)
+    assert completion.object == "text_completion"
+    assert completion.choices[0].text
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage
+    assert completion.usage.completion_tokens == 8
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + 8
 
 
 @case("completions.create: a list of prompts, answered in its order")
@@ -41,85 +41,88 @@ def _(servers: Servers) -> None:
     client = to(servers)
     prompts = ["import os\n", "def f(x", "class A"]
     together = client.completions.create(**{**TEXT, "prompt": prompts})
-    solo = [client.completions.create(**{**TEXT, "prompt": one}) for one in prompts]
-    assert [each.index for each in together.choices] == [0, 1, 2]
-    assert [each.text for each in together.choices] == [
-        one.choices[0].text for one in solo
+    solo = [client.completions.create(**{**TEXT, "prompt": prompt}) for prompt in prompts]
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    assert [choice.text for choice in together.choices] == [
+        completion.choices[0].text for completion in solo
     ]
 
 
 @case("completions.create: a prompt of token ids")
 def _(servers: Servers) -> None:
-    done = to(servers).completions.create(**{**TEXT, "prompt": [5, 6, 7]})
-    assert done.usage
-    assert done.usage.prompt_tokens == 3
+    completion = to(servers).completions.create(**{**TEXT, "prompt": [5, 6, 7]})
+    assert completion.usage
+    assert completion.usage.prompt_tokens == 3
 
 
 @case("completions.create(echo=True): the prompt comes before the text")
 def _(servers: Servers) -> None:
-    done = to(servers).completions.create(**TEXT, echo=True)
-    assert done.choices[0].text.startswith(PROMPT)
+    completion = to(servers).completions.create(**TEXT, echo=True)
+    assert completion.choices[0].text.startswith(PROMPT)
 
 
 @case("completions.create(stream=True): parts of what comes whole")
 def _(servers: Servers) -> None:
     client = to(servers)
-    parts = [
-        part.choices[0].text for part in client.completions.create(**TEXT, stream=True)
+    texts = [
+        chunk.choices[0].text for chunk in client.completions.create(**TEXT, stream=True)
     ]
-    assert len(parts) > 1
-    assert "".join(parts) == client.completions.create(**TEXT).choices[0].text
+    assert len(texts) > 1
+    assert "".join(texts) == client.completions.create(**TEXT).choices[0].text
 
 
 @case("completions.create(n=3, seed=...): three samples, the same a second time")
 def _(servers: Servers) -> None:
     client = to(servers)
     fields = {**TEXT, "temperature": 1, "n": 3, "seed": 5}
-    one, two = (client.completions.create(**fields) for _ in range(2))
-    texts = [each.text for each in one.choices]
+    first, second = (client.completions.create(**fields) for _ in range(2))
+    texts = [choice.text for choice in first.choices]
     assert len(set(texts)) > 1
-    assert texts == [each.text for each in two.choices]
+    assert texts == [choice.text for choice in second.choices]
 
 
 @case("completions.create(stop=...): the text ends before it")
 def _(servers: Servers) -> None:
     client = to(servers)
-    whole = client.completions.create(**TEXT).choices[0].text
-    stop = whole[5:7]
-    done = client.completions.create(**TEXT, stop=[stop]).choices[0]
-    assert (done.text, done.finish_reason) == (whole[: whole.index(stop)], "stop")
+    whole_text = client.completions.create(**TEXT).choices[0].text
+    stop = whole_text[5:7]
+    completion = client.completions.create(**TEXT, stop=[stop]).choices[0]
+    assert (completion.text, completion.finish_reason) == (
+        whole_text[: whole_text.index(stop)],
+        "stop",
+    )
 
 
 @case("completions.create(logprobs=2): tokens that spell the text, scored")
 def _(servers: Servers) -> None:
-    done = to(servers).completions.create(**TEXT, logprobs=2).choices[0]
-    scores = done.logprobs
+    completion = to(servers).completions.create(**TEXT, logprobs=2).choices[0]
+    scores = completion.logprobs
     assert scores
-    assert "".join(scores.tokens or []) == done.text
+    assert "".join(scores.tokens or []) == completion.text
     assert all(score <= 0 for score in scores.token_logprobs or [])
-    assert all(len(each) >= 2 for each in scores.top_logprobs or [])
+    assert all(len(candidates) >= 2 for candidates in scores.top_logprobs or [])
 
 
 @case("embeddings.create: a vector of length 1 for each input, usage")
 def _(servers: Servers) -> None:
     inputs = ["import os\n", "def f(x"]
-    done = to(servers).embeddings.create(model="bundled", input=inputs)
-    assert [one.index for one in done.data] == [0, 1]
-    for one in done.data:
-        assert abs(sum(x * x for x in one.embedding) - 1) < 1e-5
-    assert done.usage.total_tokens == done.usage.prompt_tokens > 2
+    embeddings = to(servers).embeddings.create(model="bundled", input=inputs)
+    assert [embedding.index for embedding in embeddings.data] == [0, 1]
+    for embedding in embeddings.data:
+        assert abs(sum(x * x for x in embedding.embedding) - 1) < 1e-5
+    assert embeddings.usage.total_tokens == embeddings.usage.prompt_tokens > 2
 
 
 @case("chat.completions.create: a message, why it ended, usage")
 def _(servers: Servers) -> None:
-    done = to(servers).chat.completions.create(**TALK)
-    assert done.object == "chat.completion"
-    message = done.choices[0].message
+    completion = to(servers).chat.completions.create(**TALK)
+    assert completion.object == "chat.completion"
+    message = completion.choices[0].message
     assert (message.role, message.refusal) == ("assistant", None)
     assert message.content
-    assert done.usage
-    assert done.usage.prompt_tokens_details
-    assert done.usage.completion_tokens == 8
+    assert completion.usage
+    assert completion.usage.prompt_tokens_details
+    assert completion.usage.completion_tokens == 8
 
 
 @case("chat.completions.create: an answer handed back as the SDK made it")
@@ -132,48 +135,51 @@ def _(servers: Servers) -> None:
 
 @case("chat.completions.create: developers, names, and content in parts")
 def _(servers: Servers) -> None:
-    parts = [{"type": "text", "text": "Return the size"}, {"type": "text", "text": "."}]
+    content_parts = [
+        {"type": "text", "text": "Return the size"},
+        {"type": "text", "text": "."},
+    ]
     messages = [
         {"role": "developer", "content": "You write Python."},
-        {"role": "user", "name": "me", "content": parts},
+        {"role": "user", "name": "me", "content": content_parts},
     ]
-    done = to(servers).chat.completions.create(**{**TALK, "messages": messages})
-    assert done.choices[0].message.content
+    completion = to(servers).chat.completions.create(**{**TALK, "messages": messages})
+    assert completion.choices[0].message.content
 
 
 @case("chat.completions.create(max_completion_tokens=...): as max_tokens")
 def _(servers: Servers) -> None:
-    requested = {name: value for name, value in TALK.items() if name != "max_tokens"}
-    done = to(servers).chat.completions.create(**requested, max_completion_tokens=3)
-    assert done.usage
-    assert done.usage.completion_tokens == 3
+    request = {name: value for name, value in TALK.items() if name != "max_tokens"}
+    completion = to(servers).chat.completions.create(**request, max_completion_tokens=3)
+    assert completion.usage
+    assert completion.usage.completion_tokens == 3
 
 
 @case("chat.completions.create(stream=True): the role, parts, why it ended")
 def _(servers: Servers) -> None:
     client = to(servers)
-    parts = list(client.chat.completions.create(**TALK, stream=True))
-    assert parts[0].choices[0].delta.role == "assistant"
-    assert parts[-1].choices[0].finish_reason == "length"
-    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    chunks = list(client.chat.completions.create(**TALK, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == client.chat.completions.create(**TALK).choices[0].message.content
-    assert len({part.id for part in parts}) == 1
+    assert len({chunk.id for chunk in chunks}) == 1
 
 
 @case("chat.completions.create(stream_options=...): usage in the last part")
 def _(servers: Servers) -> None:
     options = {"include_usage": True}
     fields = {**TALK, "stream": True, "stream_options": options}
-    *parts, last = to(servers).chat.completions.create(**fields)
-    assert all(part.usage is None for part in parts)
+    *chunks, last = to(servers).chat.completions.create(**fields)
+    assert all(chunk.usage is None for chunk in chunks)
     assert (last.choices, last.usage.completion_tokens) == ([], 8)
 
 
 @case("chat.completions.create(n=2, stream=True): parts of two samples")
 def _(servers: Servers) -> None:
     fields = {**TALK, "temperature": 1, "seed": 1, "n": 2, "stream": True}
-    parts = list(to(servers).chat.completions.create(**fields))
-    ended = [part.choices[0].index for part in parts if part.choices[0].finish_reason]
+    chunks = list(to(servers).chat.completions.create(**fields))
+    ended = [chunk.choices[0].index for chunk in chunks if chunk.choices[0].finish_reason]
     assert sorted(ended) == [0, 1]
 
 
@@ -183,10 +189,10 @@ def _(servers: Servers) -> None:
     fields = {**TALK, "stop": ["+"]}  # the SDK raises if the limit ends an answer
     with client.chat.completions.stream(**fields) as stream:
         kinds = {event.type for event in stream}
-        done = stream.get_final_completion()
+        completion = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
-    whole = client.chat.completions.create(**fields).choices[0].message.content
-    assert done.choices[0].message.content == whole
+    whole_text = client.chat.completions.create(**fields).choices[0].message.content
+    assert completion.choices[0].message.content == whole_text
 
 
 @case("chat.completions.create(logprobs=True, top_logprobs=2): each token's likeliest")
@@ -206,10 +212,10 @@ def _(servers: Servers) -> None:
     extra = {"top_k": 1, "min_p": 0.1, "ignore_eos": True, "timing": True}
     fields = {**TALK, "temperature": 1, "extra_body": extra}
     client = to(servers)
-    done = client.chat.completions.create(**fields)
+    completion = client.chat.completions.create(**fields)
     greedy = client.chat.completions.create(**TALK)
-    assert done.choices[0].message.content == greedy.choices[0].message.content
-    assert "timing" in (done.model_extra or {})
+    assert completion.choices[0].message.content == greedy.choices[0].message.content
+    assert "timing" in (completion.model_extra or {})
 
 
 @case("usage: a prompt that was seen before is found in the cache")
@@ -247,8 +253,8 @@ def _(servers: Servers) -> None:
     raw = client.completions.with_raw_response.create(**TEXT)
     assert raw.headers["x-request-id"]
     assert raw.parse()._request_id == raw.headers["x-request-id"]
-    mine = {"x-request-id": "mine"}
-    chosen = client.completions.with_raw_response.create(**TEXT, extra_headers=mine)
+    headers = {"x-request-id": "mine"}
+    chosen = client.completions.with_raw_response.create(**TEXT, extra_headers=headers)
     assert chosen.headers["x-request-id"] == "mine"
 
 
@@ -269,10 +275,10 @@ def _(servers: Servers) -> None:
 
             async def one(i: int) -> str:
                 if i % 2:
-                    done = await client.completions.create(**TEXT)
-                    return str(done.choices[0].text)
+                    completion = await client.completions.create(**TEXT)
+                    return str(completion.choices[0].text)
                 stream = await client.completions.create(**TEXT, stream=True)
-                return "".join([part.choices[0].text async for part in stream])
+                return "".join([chunk.choices[0].text async for chunk in stream])
 
             return list(await asyncio.gather(*map(one, range(6))))
 

@@ -22,9 +22,9 @@ EVER: Final = {"ignore_eos": True}
 LONG: Final[dict[str, Any]] = {**SHORT, "max_tokens": 90_000, "extra_body": EVER}
 
 
-def client_of(servers: Servers, served: Serving, **more: Any) -> OpenAI:
+def client_of(servers: Servers, served: Serving, **overrides: Any) -> OpenAI:
     """A client of one of them that gives up at once unless told otherwise."""
-    settings = {"api_key": "-", "max_retries": 0, **more}
+    settings = {"api_key": "-", "max_retries": 0, **overrides}
     return servers.kept(OpenAI(base_url=f"{served.url}/v1", **settings))
 
 
@@ -167,8 +167,8 @@ def _(servers: Servers) -> None:
 @case("APIError in the middle of a stream: the server ends")
 def _(servers: Servers) -> None:
     with servers.doomed() as served:
-        parts = iter(client_of(servers, served).completions.create(**LONG, stream=True))
-        next(parts)
+        chunks = iter(client_of(servers, served).completions.create(**LONG, stream=True))
+        next(chunks)
         served.service.close()
         with pytest.raises(openai.APIError, match="shutting down"):
-            list(parts)
+            list(chunks)

@@ -46,13 +46,13 @@ def _(servers: Servers) -> None:
     first = client.chat.completions.create(**REQUESTED, tools=[WEATHER]).choices[0]
     assert first.finish_reason == "tool_calls"
     calls: list[Any] = first.message.tool_calls or []
-    assert [json.loads(one.function.arguments) for one in calls] == CITIES
+    assert [json.loads(call.function.arguments) for call in calls] == CITIES
     answers = [
-        {"role": "tool", "tool_call_id": one.id, "content": "Rain."} for one in calls
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain."} for call in calls
     ]
-    emitted: Any = [*REQUESTED["messages"], first.message, *answers]
+    messages: Any = [*REQUESTED["messages"], first.message, *answers]
     say(servers.talker.llm, "It rains.")
-    fields = {**REQUESTED, "messages": emitted, "tools": [WEATHER]}
+    fields = {**REQUESTED, "messages": messages, "tools": [WEATHER]}
     second = client.chat.completions.create(**fields).choices[0]
     assert (second.message.content, second.finish_reason) == ("It rains.", "stop")
 
@@ -61,7 +61,7 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
-    found: dict[int, list[str]] = {}
+    fragments: dict[int, list[str]] = {}
     for chunk in client.chat.completions.create(
         **REQUESTED, tools=[WEATHER], stream=True
     ):
@@ -69,8 +69,8 @@ def _(servers: Servers) -> None:
             assert call.function
             if call.id:
                 assert (call.type, call.function.name) == ("function", "weather")
-            found.setdefault(call.index, []).append(call.function.arguments or "")
-    assert [json.loads("".join(found[at])) for at in (0, 1)] == CITIES
+            fragments.setdefault(call.index, []).append(call.function.arguments or "")
+    assert [json.loads("".join(fragments[index])) for index in (0, 1)] == CITIES
 
 
 @case("chat.completions.stream(tools=...): events, and the same message")
@@ -81,11 +81,11 @@ def _(servers: Servers) -> None:
     with client.chat.completions.stream(**REQUESTED, tools=[tool]) as stream:
         kinds = {event.type for event in stream}
         last = stream.get_final_completion().choices[0]
-    done = "tool_calls.function.arguments.done"
-    assert {"content.delta", done, "tool_calls.function.arguments.delta"} <= kinds
+    choice = "tool_calls.function.arguments.done"
+    assert {"content.delta", choice, "tool_calls.function.arguments.delta"} <= kinds
     assert (last.finish_reason, last.message.content) == ("tool_calls", "I look.")
     calls = last.message.tool_calls or []
-    assert [one.function.parsed_arguments for one in calls] == [
+    assert [call.function.parsed_arguments for call in calls] == [
         Weather(city="Zürich"),
         Weather(city="Bern"),
     ]
@@ -96,12 +96,12 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
     tool = pydantic_function_tool(Weather, name="weather")
-    done = client.chat.completions.parse(**REQUESTED, tools=[tool]).choices[0]
-    calls = done.message.tool_calls or []
+    choice = client.chat.completions.parse(**REQUESTED, tools=[tool]).choices[0]
+    calls = choice.message.tool_calls or []
     assert calls[0].function.parsed_arguments == Weather(city="Zürich")
-    again: Any = [*REQUESTED["messages"], done.message]
+    messages: Any = [*REQUESTED["messages"], choice.message]
     say(servers.talker.llm, "Hm.")
-    fields = {**REQUESTED, "messages": again, "tools": [WEATHER]}
+    fields = {**REQUESTED, "messages": messages, "tools": [WEATHER]}
     assert client.chat.completions.create(**fields).choices[0].message.content == "Hm."
 
 
@@ -109,8 +109,8 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, f"<think>\nHm.\n</think>\n\n{TWO}")
-    done = client.chat.completions.create(**REQUESTED, tools=[WEATHER], n=2)
-    for choice in done.choices:
+    completion = client.chat.completions.create(**REQUESTED, tools=[WEATHER], n=2)
+    for choice in completion.choices:
         extra = choice.message.model_extra or {}
         assert extra["reasoning_content"] == extra["reasoning"] == "Hm."
         assert len(choice.message.tool_calls or []) == 2
@@ -123,9 +123,9 @@ def _(servers: Servers) -> None:
     say(servers.talker.llm, hermes(("weather", {"city": "Bern"})))
     for choice in ("required", named):
         fields = {**REQUESTED, "tools": [WEATHER], "tool_choice": choice}
-        done = client.chat.completions.create(**fields).choices[0]
-        assert done.finish_reason == "tool_calls"
-        (call,) = done.message.tool_calls or []
+        first_choice = client.chat.completions.create(**fields).choices[0]
+        assert first_choice.finish_reason == "tool_calls"
+        (call,) = first_choice.message.tool_calls or []
         assert call.type == "function"
         assert json.loads(call.function.arguments) == {"city": "Bern"}
 
@@ -157,16 +157,16 @@ def _(servers: Servers) -> None:
     first = client.responses.create(**INPUT)
     kinds = [item.type for item in first.output]
     assert kinds == ["reasoning", "message", "function_call", "function_call"]
-    calls: list[Any] = [one for one in first.output if one.type == "function_call"]
-    assert [json.loads(one.arguments) for one in calls] == CITIES
+    calls: list[Any] = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == CITIES
     outputs = [
-        {"type": "function_call_output", "call_id": one.call_id, "output": "Rain."}
-        for one in calls
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+        for call in calls
     ]
     question = {"role": "user", "content": INPUT["input"]}
     say(servers.talker.llm, "It rains.")
-    again: Any = {**INPUT, "input": [question, *first.output, *outputs]}
-    assert client.responses.create(**again).output_text == "It rains."
+    request: Any = {**INPUT, "input": [question, *first.output, *outputs]}
+    assert client.responses.create(**request).output_text == "It rains."
 
 
 @case("responses.stream(tools=...): the same response")
@@ -178,6 +178,6 @@ def _(servers: Servers) -> None:
         last = stream.get_final_response()
     assert "response.function_call_arguments.delta" in kinds
     assert last.output_text == "I look."
-    calls: list[Any] = [one for one in last.output if one.type == "function_call"]
-    assert [json.loads(one.arguments) for one in calls] == CITIES
+    calls: list[Any] = [item for item in last.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == CITIES
     assert [tool.type for tool in last.tools] == ["function"]

@@ -13,9 +13,9 @@ CASES = [case for table in TABLES for case in table]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    made = Servers(tmp_path_factory.mktemp("sdk"))
-    yield made
-    made.close()
+    servers = Servers(tmp_path_factory.mktemp("sdk"))
+    yield servers
+    servers.close()
 
 
 # Warnings of clients, and of what they leave to the garbage collector, are not ours.
@@ -23,8 +23,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case(case: Case, servers: Servers) -> None:
-    if why := case.lacks():
-        pytest.skip(why)
+    if reason := case.lacks():
+        pytest.skip(reason)
     case.run(servers)
 
 

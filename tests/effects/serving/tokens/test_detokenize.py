@@ -8,8 +8,8 @@ from tests.effects.served import Serving
 
 
 def ask(bundled: Serving, **body: Any) -> tuple[int, Any]:
-    found = bundled.http.post(f"{bundled.url}/detokenize", json=body)
-    return found.status_code, found.json()
+    response = bundled.http.post(f"{bundled.url}/detokenize", json=body)
+    return response.status_code, response.json()
 
 
 @pytest.mark.parametrize("text", ["", "def f(x):\n    é", "<|endoftext|>"])
@@ -30,13 +30,13 @@ def test_there_and_back(bundled: Serving, text: str) -> None:
     ],
 )
 def test_what_is_no_token(bundled: Serving, tokens: Any, param: str, words: str) -> None:
-    status, reported = ask(bundled, tokens=tokens)
-    assert (status, reported["error"]["param"]) == (400, param)
-    assert words in reported["error"]["message"]
+    status, answer = ask(bundled, tokens=tokens)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert words in answer["error"]["message"]
 
 
 def test_without_a_tokenizer(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled.llm, "tokenizer", None)
-    status, reported = ask(bundled, tokens=[1])
-    assert (status, reported["error"]["param"]) == (400, "tokens")
-    assert "skip_tokenizer_init" in reported["error"]["message"]
+    status, answer = ask(bundled, tokens=[1])
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+    assert "skip_tokenizer_init" in answer["error"]["message"]

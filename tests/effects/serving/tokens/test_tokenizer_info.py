@@ -11,15 +11,15 @@ from tests.effects.serving.scripted_model import agent_server
 def test_it_is_what_the_files_say(tmp_path: Path) -> None:
     bounds = ServerBounds(tokenizer_info=True)
     with agent_server(tmp_path / "m", "a template", bounds=bounds) as server:
-        found = server.get("/tokenizer_info").json()
+        info = server.get("/tokenizer_info").json()
     path = tmp_path / "m" / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
-    assert found["chat_template"] == "a template"
-    assert config.items() <= found.items()
+    assert info["chat_template"] == "a template"
+    assert config.items() <= info.items()
 
 
 def test_without_the_option_there_is_none(bundled: Serving) -> None:
-    found = bundled.get("/tokenizer_info")
-    assert found.status_code == 404
-    message = found.json()["error"]["message"]
+    response = bundled.get("/tokenizer_info")
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
     assert "--enable-tokenizer-info-endpoint" in message

@@ -26,32 +26,38 @@ CODED = {
 }
 
 
-def decoded(coding: str, *parts: bytes) -> bytes:
+def decoded(coding: str, *chunks: bytes) -> bytes:
     decoder = Decoder(coding)
-    decode = [decoded for part in parts for decoded in decoder.decode(part)]
-    assert all(len(decoded) <= MAX_DECODED_BYTES for decoded in decode)
+    pieces = [decoded for chunk in chunks for decoded in decoder.decode(chunk)]
+    assert all(len(decoded) <= MAX_DECODED_BYTES for decoded in pieces)
     decoder.end()
-    return b"".join(decode)
+    return b"".join(pieces)
 
 
 def test_many_empty_gzip_members_take_time_in_proportion_to_their_bytes() -> None:
     data = gzip.compress(b"") * 200_000  # 4 MB
-    begun = time.process_time()
+    begin = time.process_time()
     assert decoded("gzip", data) == b""
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begin < 3
 
 
 @pytest.mark.parametrize("coding", CODED)
 def test_a_body_is_decoded_however_it_is_cut(coding: str) -> None:
     data = CODED[coding]
     assert decoded(coding, data) == BODY
-    assert decoded(coding, *[data[at : at + 1] for at in range(len(data))]) == BODY
+    assert decoded(coding, *[data[i : i + 1] for i in range(len(data))]) == BODY
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_body_that_is_not_what_it_says_is_refused(coding: str) -> None:
-    whole = CODED[coding]
-    for data in (BODY, whole[:-1], whole[:5], whole + b"more", b"\x00" * 9):
+    whole_body = CODED[coding]
+    for data in (
+        BODY,
+        whole_body[:-1],
+        whole_body[:5],
+        whole_body + b"more",
+        b"\x00" * 9,
+    ):
         with pytest.raises(ApiError, match=f"the body is not {coding}"):
             decoded(coding, data)
 
@@ -79,7 +85,7 @@ def test_over_a_socket(bundled: Serving) -> None:
         url = f"{bundled.url}/v1/completions"
         assert bundled.http.post(url, content=data, headers=headers).status_code == 200
     for coding, data, status in (("gzip", BODY, 400), ("br", BODY, 415)):
-        more = f"Content-Encoding: {coding}\r\n"
-        assert raw(bundled, data, more=more)[0] == status
+        header = f"Content-Encoding: {coding}\r\n"
+        assert raw(bundled, data, headers=header)[0] == status
     twice = "Content-Encoding: gzip\r\n" * 2
-    assert raw(bundled, gzip.compress(gzip.compress(BODY)), more=twice)[0] == 415
+    assert raw(bundled, gzip.compress(gzip.compress(BODY)), headers=twice)[0] == 415

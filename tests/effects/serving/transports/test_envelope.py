@@ -74,9 +74,9 @@ NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("emitted", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
-def test_invalid_messages(emitted: Any, name: str | None, words: str) -> None:
-    message = open_message(json.dumps(emitted))
+@pytest.mark.parametrize(("content", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
+def test_invalid_messages(content: Any, name: str | None, words: str) -> None:
+    message = open_message(json.dumps(content))
     assert message.name == name
     with pytest.raises(ApiError, match=words) as caught:
         message.parse()
@@ -89,13 +89,13 @@ def test_a_long_name_of_a_field_is_cut() -> None:
     assert len(str(caught.value)) < 2 * MAX_MESSAGE_ID_CHARS
 
 
-def quickest(what: Callable[[], object]) -> float:
+def quickest(action: Callable[[], object]) -> float:
     """Seconds, at best."""
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
-        what()
-        times.append(time.perf_counter() - begun)
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
     return min(times)
 
 

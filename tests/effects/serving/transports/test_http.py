@@ -32,14 +32,14 @@ def sent_by(
 
 
 @pytest.mark.parametrize(
-    ("kind", "media", "part"),
+    ("kind", "media", "body"),
     [
         (PlainBody, b"application/json", b"{}"),
         (EventStream, b"text/event-stream", b"data: {}\n\n"),
     ],
 )
 def test_the_head_goes_out_once_and_the_last_part_ends_it(
-    kind: type[HttpTransport], media: bytes, part: bytes
+    kind: type[HttpTransport], media: bytes, body: bytes
 ) -> None:
     async def twice(transport: HttpTransport) -> None:
         await transport.write([StreamEvent("{}")], last=False)
@@ -53,8 +53,8 @@ def test_the_head_goes_out_once_and_the_last_part_ends_it(
     ]
     assert sent_by(kind, twice) == [
         {"type": "http.response.start", "status": 200, "headers": head},
-        {"type": "http.response.body", "body": part, "more_body": True},
-        {"type": "http.response.body", "body": part, "more_body": False},
+        {"type": "http.response.body", "body": body, "more_body": True},
+        {"type": "http.response.body", "body": body, "more_body": False},
     ]
 
 

@@ -14,11 +14,11 @@ from tests.effects.served import Serving, events
 from tests.effects.serving.raw_requests import HEAD, NEIGHBOUR, exchange
 
 
-async def come(*parts: bytes, **headers: str) -> bytes:
+async def come(*chunks: bytes, **headers: str) -> bytes:
     """What is read of a body that comes in these parts, of which 10 bytes are allowed."""
     messages = [
-        {"type": "http.request", "body": part, "more_body": i < len(parts)}
-        for i, part in enumerate(parts, 1)
+        {"type": "http.request", "body": chunk, "more_body": i < len(chunks)}
+        for i, chunk in enumerate(chunks, 1)
     ]
     named = {"content_type": "application/json", **headers}.items()
     raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in named]
@@ -41,7 +41,7 @@ def test_a_body_comes_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "headers", "status", "words"),
+    ("chunks", "headers", "status", "words"),
     [
         ([b"{}"], {"content_type": "text/plain"}, 415, "application/json"),
         ([b"{}"], {"content_type": ""}, 415, "application/json"),
@@ -50,10 +50,10 @@ def test_a_body_comes_in_parts() -> None:
     ],
 )
 def test_a_body_that_is_not_taken(
-    parts: list[bytes], headers: dict[str, str], status: int, words: str
+    chunks: list[bytes], headers: dict[str, str], status: int, words: str
 ) -> None:
     with pytest.raises(ApiError, match=words) as caught:
-        asyncio.run(come(*parts, **headers))
+        asyncio.run(come(*chunks, **headers))
     assert caught.value.status == status
 
 
@@ -95,15 +95,15 @@ def test_a_body_of_100_megabytes(slow: Serving, quiet: list[str], chunked: bool)
     size = 100_000_000
     piece = b"a" * 1_000_000
     if chunked:
-        parts = [HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
-        parts += [b"%x\r\n%b\r\n" % (len(piece), piece)] * 100 + [b"0\r\n\r\n"]
+        chunks = [HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
+        chunks += [b"%x\r\n%b\r\n" % (len(piece), piece)] * 100 + [b"0\r\n\r\n"]
     else:
-        parts = [HEAD + b"Content-Length: %d\r\n\r\n" % size, *[piece] * 100]
+        chunks = [HEAD + b"Content-Length: %d\r\n\r\n" % size, *[piece] * 100]
     with slow.http.stream("POST", f"{slow.url}/v1/completions", json=NEIGHBOUR) as beside:
         stream = events(beside.iter_lines())
-        got = [next(stream)["choices"][0]["text"]]
-        found, emitted = exchange(slow, b"".join(parts))
-        got += [event["choices"][0]["text"] for event in stream]
-    assert found == 413
-    assert "more than 4194304 bytes" in emitted["error"]["message"]
-    assert "".join(got) == "".join(quiet)
+        texts = [next(stream)["choices"][0]["text"]]
+        status, reply = exchange(slow, b"".join(chunks))
+        texts += [event["choices"][0]["text"] for event in stream]
+    assert status == 413
+    assert "more than 4194304 bytes" in reply["error"]["message"]
+    assert "".join(texts) == "".join(quiet)

@@ -30,8 +30,8 @@ HANDSHAKE = (
 
 
 class Timer:
-    def __init__(self, due: float, call: Callable[[], None]) -> None:
-        self.due = due
+    def __init__(self, due_time: float, call: Callable[[], None]) -> None:
+        self.due = due_time
         self.call = call
         self.cancelled = False
 
@@ -56,9 +56,9 @@ class Clock:
 
     def pass_(self, seconds: float) -> None:
         self.now += seconds
-        due = [one for one in self.timers if one.due <= self.now]
-        self.timers = [one for one in self.timers if one.due > self.now]
-        for timer in due:
+        due_timers = [timer for timer in self.timers if timer.due <= self.now]
+        self.timers = [timer for timer in self.timers if timer.due > self.now]
+        for timer in due_timers:
             if not timer.cancelled:
                 timer.call()
 
@@ -104,16 +104,16 @@ class Wire(asyncio.Transport):
         self.reading = True
 
     def write(self, data: Any) -> None:
-        was = len(self.unsent)
+        size_before = len(self.unsent)
         (self.sent if self.takes else self.unsent).extend(data)
-        if was <= self.high < len(self.unsent):
+        if size_before <= self.high < len(self.unsent):
             self.protocol.pause_writing()
 
-    def take(self, most: int | None = None) -> None:
+    def take(self, max_bytes: int | None = None) -> None:
         """The peer takes bytes that wait; all, and from now on: if no number is given."""
-        self.takes = most is None
-        self.sent += self.unsent[:most]
-        del self.unsent[:most]
+        self.takes = max_bytes is None
+        self.sent += self.unsent[:max_bytes]
+        del self.unsent[:max_bytes]
         if not self.unsent:
             self.protocol.resume_writing()
 
@@ -163,15 +163,15 @@ class Peer:
         reader = ServerProtocol()
         reader.state = State.OPEN
         unmasked = Frame.parse(reader.reader.read_exact, mask=False)
-        found = list[Frame]()
+        frames = list[Frame]()
         reader.reader.feed_data(data)
         while reader.reader.buffer:
             try:
                 next(unmasked)
-            except StopIteration as done:
-                found.append(done.value)
+            except StopIteration as end:
+                frames.append(end.value)
                 unmasked = Frame.parse(reader.reader.read_exact, mask=False)
-        return found
+        return frames
 
 
 async def size(connection: Connection) -> None:
@@ -230,14 +230,14 @@ def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
     async def conversation() -> None:
         async with open_socket() as peer:
             peer.wire.takes = False
-            rest = await peer.send(flood * count)
+            unread = await peer.send(flood * count)
             assert peer.fed <= 2 * READ_BYTES
             assert len(peer.wire.unsent) <= 2 * READ_BYTES
             assert len(peer.protocol.tasks) <= 2
             peer.wire.take()
             for _ in range(100):
-                rest = await peer.send(rest)
-            assert not rest
+                unread = await peer.send(unread)
+            assert not unread
             while len(peer.receive()) < answers * count:
                 await asyncio.sleep(0)
             assert len(peer.receive()) == answers * count
@@ -284,8 +284,8 @@ def test_nothing_is_read_from_a_connection_that_is_closing(takes: bool) -> None:
 
 def test_a_message_in_many_frames_is_kept_as_its_bytes() -> None:
     body = BODY.replace(b"{}", b'{"x": "' + b"y" * 2000 + b'"}')
-    parts = [frame(Opcode.CONT, bytes([one]), fin=False) for one in body]
-    data = b"".join([frame(Opcode.TEXT, fin=False), *parts])
+    frames = [frame(Opcode.CONT, bytes([byte]), fin=False) for byte in body]
+    data = b"".join([frame(Opcode.TEXT, fin=False), *frames])
 
     async def conversation() -> None:
         async with open_socket() as peer:
@@ -331,7 +331,7 @@ def test_a_client_that_reads_nothing_is_disconnected(progress: int) -> None:
             for _ in range(3):
                 assert not peer.wire.aborted
                 peer.clock.pass_(0.9 * peer.protocol.stall)
-                peer.wire.take(most=progress)
+                peer.wire.take(max_bytes=progress)
                 peer.clock.pass_(0.2 * peer.protocol.stall)
                 assert peer.wire.aborted == (progress == 0)
                 if not progress:
@@ -341,7 +341,7 @@ def test_a_client_that_reads_nothing_is_disconnected(progress: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "more", "end"),
+    ("begin", "progress", "end"),
     [
         (frame(Opcode.TEXT, b"{", fin=False), frame(Opcode.CONT, fin=False), b"}"),
         (b"\x81\xfe\x10\x00\0\0\0\0{", b" ", None),
@@ -349,7 +349,7 @@ def test_a_client_that_reads_nothing_is_disconnected(progress: int) -> None:
     ids=["a message in frames", "a frame"],
 )
 def test_a_message_that_does_not_end_is_refused(
-    begin: bytes, more: bytes, end: bytes | None
+    begin: bytes, progress: bytes, end: bytes | None
 ) -> None:
     async def conversation() -> None:
         async with open_socket() as peer:
@@ -362,7 +362,7 @@ def test_a_message_that_does_not_end_is_refused(
                 peer.clock.pass_(0.9 * stall)
             await peer.send(begin)
             peer.clock.pass_(0.5 * stall)
-            await peer.send(more)
+            await peer.send(progress)
             assert not peer.wire.is_closing()
             peer.clock.pass_(0.6 * stall)
             assert peer.wire.is_closing()

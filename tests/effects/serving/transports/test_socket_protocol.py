@@ -15,29 +15,29 @@ KEY = {"x-api-key": "right"}
 
 
 def refused(url: str, headers: dict[str, str]) -> InvalidStatus:
-    with pytest.raises(InvalidStatus) as found, connect(url, additional_headers=headers):
+    with pytest.raises(InvalidStatus) as caught, connect(url, additional_headers=headers):
         pass
-    return found.value
+    return caught.value
 
 
-def closed(link: ClientConnection, data: bytes, *, parts: int) -> int:
-    """The code with which a text is answered that comes in so many frames."""
-    size = len(data) // parts
-    for at in range(parts):
-        kind = Opcode.CONT if at else Opcode.TEXT
-        part = data[at * size : (at + 1) * size]
-        frame = Frame(kind, part, fin=at == parts - 1)
+def closed(link: ClientConnection, data: bytes, *, num_frames: int) -> int:
+    """The code with which a text in `num_frames` frames is answered."""
+    size = len(data) // num_frames
+    for i in range(num_frames):
+        kind = Opcode.CONT if i else Opcode.TEXT
+        payload = data[i * size : (i + 1) * size]
+        frame = Frame(kind, payload, fin=i == num_frames - 1)
         link.socket.sendall(frame.serialize(mask=True))
-    with pytest.raises(ConnectionClosed) as found:
+    with pytest.raises(ConnectionClosed) as caught:
         link.recv(10)
-    assert found.value.rcvd is not None
-    return found.value.rcvd.code
+    assert caught.value.rcvd is not None
+    return caught.value.rcvd.code
 
 
-@pytest.mark.parametrize("fronts", [*long([0]), *claimed([1])])
-def test_no_client_has_error_lines_written(fronts: int) -> None:
+@pytest.mark.parametrize("api_servers", [*long([0]), *claimed([1])])
+def test_no_client_has_error_lines_written(api_servers: int) -> None:
     options = ("--dry-run", "--api-key=right", "--access-log=text")
-    with process(*options, f"--api-processes={fronts}") as (running, url):
+    with process(*options, f"--api-processes={api_servers}") as (running, url):
         base = url.replace("http", "ws", 1)
         for path in ("/v1/stream", "/v1/models", "/nothing"):
             for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer x"}):
@@ -48,9 +48,11 @@ def test_no_client_has_error_lines_written(fronts: int) -> None:
                 refused(base + path, {**KEY, "origin": "http://x"}).response.status_code
                 == 403
             )
-        for parts in (1, 2):
+        for num_frames in (1, 2):
             with connect(f"{base}/v1/stream", additional_headers=KEY) as link:
-                assert closed(link, b"\xff\xfe" * parts, parts=parts) == 1007
+                assert (
+                    closed(link, b"\xff\xfe" * num_frames, num_frames=num_frames) == 1007
+                )
         with contextlib.suppress(httpx.HTTPError):
             httpx.get(f"{url}/v1/models")
         running.terminate()

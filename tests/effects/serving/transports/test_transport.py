@@ -32,17 +32,17 @@ class Socket:
     def chosen_id(self) -> str:
         return ""
 
-    def announced_size(self, most: int) -> int:
-        return most
+    def announced_size(self, max_bytes: int) -> int:
+        return max_bytes
 
-    async def read(self, most: int, see: Watcher) -> bytes:
+    async def read(self, max_bytes: int, see: Watcher) -> bytes:
         assert (await self.receive())["type"] == "websocket.connect"
         await self.send({"type": "websocket.accept"})
         message = await self.receive()
         if message["type"] == "websocket.disconnect":
             raise ClientDisconnect
         data: bytes = message["text"].encode()
-        assert len(data) <= most
+        assert len(data) <= max_bytes
         see(data)
         return data
 
@@ -103,7 +103,7 @@ def talk(
     key: str = "key",
     leave_after: int = 10**6,
 ) -> list[Any]:
-    """All messages of one connection; the client leaves after so many, or at once."""
+    """All messages of one connection; the client leaves after `leave_after` of them."""
     header = (b"authorization", f"Bearer {key}".encode())
     scope: Scope = {"type": "websocket", "path": path, "headers": [header]}
     inbox: list[Any] = [{"type": "websocket.connect"}]
@@ -112,17 +112,17 @@ def talk(
     sent: list[Any] = []
 
     async def conversation() -> None:
-        gone = asyncio.Event()
+        left = asyncio.Event()
 
         async def receive() -> Any:
             if not inbox and body is not None:
-                await gone.wait()
+                await left.wait()
             return inbox.pop(0) if inbox else {"type": "websocket.disconnect"}
 
         async def send(message: Any) -> None:
             sent.append(message)
             if len(sent) > leave_after:
-                gone.set()
+                left.set()
 
         await app({**scope, "root_path": "", "query_string": b""}, receive, send)
 
@@ -146,18 +146,18 @@ def test_every_endpoint_is_reached_over_it(
     accepted, *frames, closed = talk(app, path, body)
     assert accepted["type"] == "websocket.accept"
     assert closed == {"type": "websocket.close", "code": 1000}
-    *emitted, done = [frame["text"] for frame in frames]
-    assert done == "[DONE]"
-    choices = [json.loads(one)["choices"][0] for one in emitted]
+    *emitted, last = [frame["text"] for frame in frames]
+    assert last == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in emitted]
     assert choices[-1]["finish_reason"] == "length"
-    deltas = [one.get("delta", one) for one in choices]
-    text = "".join(one.get("text", one.get("content", "")) for one in deltas)
+    deltas = [choice.get("delta", choice) for choice in choices]
+    text = "".join(delta.get("text", delta.get("content", "")) for delta in deltas)
     assert len(text) > 9
 
 
 def test_failures_are_sent_over_it(app: Application) -> None:
-    other = {"prompt": "x", "model": "other"}
-    for body, code in (({"prompt": 5}, None), (other, "model_not_found")):
+    other_model = {"prompt": "x", "model": "other"}
+    for body, code in (({"prompt": 5}, None), (other_model, "model_not_found")):
         _, frame, closed = talk(app, "/v1/completions", body)
         assert json.loads(frame["text"])["error"]["code"] == code
         assert closed == {"type": "websocket.close", "code": 1011}

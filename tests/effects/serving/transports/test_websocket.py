@@ -23,8 +23,8 @@ ENDLESS = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": Tr
 @contextlib.contextmanager
 def socket(served: Serving, **headers: str) -> Iterator[ClientConnection]:
     url = served.url.replace("http", "ws") + "/v1/stream"
-    with connect(url, additional_headers=headers, max_size=None) as made:
-        yield made
+    with connect(url, additional_headers=headers, max_size=None) as link:
+        yield link
 
 
 def ask(link: ClientConnection, name: str, endpoint: str, **body: Any) -> None:
@@ -32,40 +32,42 @@ def ask(link: ClientConnection, name: str, endpoint: str, **body: Any) -> None:
 
 
 def receive(link: ClientConnection) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(link.recv(timeout=20))
-    return found
+    message: dict[str, Any] = json.loads(link.recv(timeout=20))
+    return message
 
 
 def until_ended(link: ClientConnection, *names: str) -> dict[str, list[Any]]:
     """What is said of requests until all of them have ended, by id."""
-    emitted: dict[str, list[Any]] = {name: [] for name in names}
+    by_id: dict[str, list[Any]] = {name: [] for name in names}
     left = set(names)
     while left:
         message = receive(link)
-        emitted[message["id"]].append(message)
+        by_id[message["id"]].append(message)
         if "event" not in message:
             left.remove(message["id"])
-    return emitted
+    return by_id
 
 
-def text_of(emitted: list[Any]) -> str:
+def text_of(messages: list[Any]) -> str:
     return "".join(
-        one["event"]["choices"][0]["text"] for one in emitted if "event" in one
+        message["event"]["choices"][0]["text"]
+        for message in messages
+        if "event" in message
     )
 
 
 @pytest.mark.long
 def test_an_answer_is_that_of_a_post(bundled: Serving) -> None:
     body = {"prompt": "def f(", "max_tokens": 9, "temperature": 0}
-    whole = bundled.post("completions", **body).json()["choices"][0]
+    choice = bundled.post("completions", **body).json()["choices"][0]
     with socket(bundled) as link:
         ask(link, "a", "completions", **body, stream=True)
         *events, last = until_ended(link, "a")["a"]
         assert last == {"id": "a", "done": True}
-        assert text_of(events) == whole["text"]
+        assert text_of(events) == choice["text"]
         ask(link, "a", "completions", **body)  # in one piece, under an id that is free
-        (one, last) = until_ended(link, "a")["a"]
-    assert one["event"]["choices"][0] == whole
+        (answer, last) = until_ended(link, "a")["a"]
+    assert answer["event"]["choices"][0] == choice
     assert last == {"id": "a", "done": True}
 
 
@@ -85,8 +87,8 @@ def test_every_endpoint_is_reached(
 ) -> None:
     with socket(bundled) as link:
         ask(link, "1", endpoint, **body, stream=True)
-        *events, done = until_ended(link, "1")["1"]
-    assert done == {"id": "1", "done": True}
+        *events, end = until_ended(link, "1")["1"]
+    assert end == {"id": "1", "done": True}
     event = events[-1]["event"]
     assert event.get("type", event.get("object")) == last
 
@@ -150,12 +152,12 @@ NONSENSE: dict[str, tuple[str | bytes, str | None, str]] = {
 
 def test_nonsense_gets_an_error_and_the_socket_stays(bundled: Serving) -> None:
     with socket(bundled) as link:
-        for emitted, name, words in NONSENSE.values():
-            link.send(emitted)
-            found = receive(link)
-            assert found["id"] == name, emitted
-            assert words in found["error"]["message"]
-            assert found["status"] in (400, 404)
+        for nonsense, name, words in NONSENSE.values():
+            link.send(nonsense)
+            message = receive(link)
+            assert message["id"] == name, nonsense
+            assert words in message["error"]["message"]
+            assert message["status"] in (400, 404)
         ask(link, "a", "completions", prompt="x", max_tokens=1)
         assert until_ended(link, "a")["a"][-1] == {"id": "a", "done": True}
 
@@ -177,9 +179,9 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
         ask(link, "other", "completions", **NEIGHBOUR)
         link.send('{"cancel": "nobody"}')  # which may have ended already
         link.send('{"cancel": "endless"}')
-        emitted = until_ended(link, "endless", "other")
-    assert emitted["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
-    assert text_of(emitted["other"]) == "".join(quiet)
+        by_id = until_ended(link, "endless", "other")
+    assert by_id["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
+    assert text_of(by_id["other"]) == "".join(quiet)
     slow.idle()
     assert slow.available() == 4000
 
@@ -214,9 +216,9 @@ def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> 
     with socket(slow) as link:
         for name in "abc":
             ask(link, name, "completions", **{**ENDLESS, "stream": False})
-        found = receive(link)
-        assert (found["id"], found["status"]) == ("c", 429)
-        assert found["error"]["code"] == "too_many_requests"
+        message = receive(link)
+        assert (message["id"], message["status"]) == ("c", 429)
+        assert message["error"]["code"] == "too_many_requests"
         link.send('{"cancel": "a"}')
         assert receive(link) == {"id": "a", "done": True, "cancelled": True}
         ask(link, "c", "completions", prompt="x", max_tokens=1)
@@ -229,20 +231,20 @@ def test_a_key_is_required_and_foreign_pages_are_refused(folder: str) -> None:
     service = {"api_key": "secret", "max_body": 1000}
     with serving(
         folder, service=service, executor="oracle", num_gpu_blocks_override=4000
-    ) as it:
+    ) as served:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
-            with pytest.raises(InvalidStatus, match="401"), socket(it, **headers):
+            with pytest.raises(InvalidStatus, match="401"), socket(served, **headers):
                 pass
-        mine = {"authorization": "Bearer secret"}
-        evil = {**mine, "origin": "https://evil.example"}
-        with pytest.raises(InvalidStatus, match="403"), socket(it, **evil):
+        key = {"authorization": "Bearer secret"}
+        evil = {**key, "origin": "https://evil.example"}
+        with pytest.raises(InvalidStatus, match="403"), socket(served, **evil):
             pass
-        with socket(it, **mine, **{"x-request-id": "abc"}) as link:
+        with socket(served, **key, **{"x-request-id": "abc"}) as link:
             assert link.response is not None
             assert link.response.headers["x-request-id"] == "abc"
             ask(link, "a", "completions", prompt="x" * 1000)
-            found = receive(link)
-            assert (found["id"], found["status"]) == ("a", 413)
+            message = receive(link)
+            assert (message["id"], message["status"]) == ("a", 413)
             ask(link, "b", "completions", prompt="x", max_tokens=1)
             assert until_ended(link, "b")["b"][-1] == {"id": "b", "done": True}
 
@@ -280,9 +282,9 @@ class Client:
         self.there = False
         self.says.put_nowait({"type": "websocket.disconnect"})
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
-            while not true():
+            while not condition():
                 await asyncio.sleep(0.001)
 
 
@@ -336,7 +338,7 @@ def test_a_handler_that_breaks_affects_no_other() -> None:
             client.say(id="a", endpoint="echo", body={"break": 1})
             client.say(id="b", endpoint="echo", body={})
             await client.until(lambda: len(client.messages) == 5)
-        (broke,) = [one for one in client.messages if one["id"] == "a"]
+        (broke,) = [message for message in client.messages if message["id"] == "a"]
         assert (broke["status"], broke["error"]["message"]) == (500, "internal error")
         assert client.messages[-1] == {"id": "b", "done": True}
 

@@ -39,10 +39,10 @@ def compiler() -> LlguidanceCompiler:
 def _byte_of() -> dict[int, int]:
     """The byte of each token, as GPT-2 shows them."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in shown]
+    unshown_bytes = [byte for byte in range(256) if byte not in shown]
     written = {chr(byte): byte for byte in shown}
-    written |= {chr(256 + at): byte for at, byte in enumerate(others)}
-    return {at: written[one] for at, one in enumerate(sorted(written))}
+    written |= {chr(256 + place): byte for place, byte in enumerate(unshown_bytes)}
+    return {place: written[text] for place, text in enumerate(sorted(written))}
 
 
 @cache
@@ -74,11 +74,11 @@ class _Allowed:
 def allowed_bytes(mask: bytes) -> _Allowed:
     """The bytes that a mask allows."""
     bits = int.from_bytes(mask, "little")
-    every = [byte for token, byte in _byte_of().items() if bits >> token & 1]
-    close = [byte for byte in every if byte in _CLOSING]
-    plain = [byte for byte in every if byte < 128 and byte != ord("\\")]
+    all_allowed = [byte for token, byte in _byte_of().items() if bits >> token & 1]
+    close = [byte for byte in all_allowed if byte in _CLOSING]
+    plain = [byte for byte in all_allowed if byte < 128 and byte != ord("\\")]
     short = [byte for byte in plain if byte not in _OPENING]
-    return _Allowed(*map(tuple, (every, close, plain, short or plain)))
+    return _Allowed(*map(tuple, (all_allowed, close, plain, short or plain)))
 
 
 @define

@@ -16,21 +16,21 @@ def matcher(grammar: str) -> Matcher:
 
 
 def draw(
-    walk: Matcher, random: Random, *, most: int = 40, closing: bytes = b'"*\\'
+    walk: Matcher, random: Random, *, min_bytes: int = 40, closing: bytes = b'"*\\'
 ) -> bytes:
-    """A text that a matcher allows: of little more than `most` bytes, if those that are
-    `closing` lead to its end.
+    """A text that a matcher allows: of little more than `min_bytes` bytes, if those
+    that are `closing` lead to its end.
     """
     walk.restart()
     text = bytearray()
     while not walk.must_end:
-        if walk.may_end and (len(text) > most or random.random() < 0.2):
+        if walk.may_end and (len(text) > min_bytes or random.random() < 0.2):
             break
         allowed = [byte for byte in allowed_bytes(walk.mask()).every if byte < 128]
         marks = [byte for byte in allowed if byte in MARKS]
         last = b"n" if text.endswith(b"\\") else closing  # a line break ends most words
         ends = [byte for byte in allowed if byte in last]
-        if ends and len(text) > most and random.random() < 0.6:
+        if ends and len(text) > min_bytes and random.random() < 0.6:
             byte = random.choice(ends)
         else:
             byte = random.choice(marks if marks and random.random() < 0.5 else allowed)

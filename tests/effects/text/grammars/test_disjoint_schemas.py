@@ -11,10 +11,10 @@ TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
 
 
-def kind(*values: Any, **more: Any) -> Any:
+def kind(*values: Any, **keywords: Any) -> Any:
     """An object that says what it is."""
-    said = {"kind": {"enum": [*values]}}
-    return {"type": "object", "properties": said, "required": ["kind"], **more}
+    properties = {"kind": {"enum": [*values]}}
+    return {"type": "object", "properties": properties, "required": ["kind"], **keywords}
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_which_schemas_are_disjoint(schemas: list[Any], disjoint: bool) -> None:
 
 
 def test_many_are_compared_soon() -> None:
-    many = [kind(str(at), items={"const": at}) for at in range(500)]
+    schemas = [kind(str(number), items={"const": number}) for number in range(500)]
     with at_most(2):
-        assert all_disjoint(many, {})
-        assert not all_disjoint([*many, kind("7")], {})
+        assert all_disjoint(schemas, {})
+        assert not all_disjoint([*schemas, kind("7")], {})
 
 
 def test_many_alternatives_are_compared_soon() -> None:
@@ -73,6 +73,6 @@ def test_many_alternatives_are_compared_soon() -> None:
 
 
 def test_many_values_are_compared_soon() -> None:
-    lists = [{"enum": [*range(at, at + 100)]} for at in range(0, 6000, 100)]
+    lists = [{"enum": [*range(start, start + 100)]} for start in range(0, 6000, 100)]
     with at_most(0.5):
         assert all_disjoint(lists, {})

@@ -35,9 +35,9 @@ def test_it_is_refused(definitions: dict[str, Any]) -> None:
     for lenient in (False, True):
         with pytest.raises(
             GrammarError, match="json: has no value, as each would"
-        ) as one:
+        ) as raised:
             check_schema(schema, "json", lenient=lenient)
-        assert one.value.param == "json"
+        assert raised.value.param == "json"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,6 @@ def test_a_reference_by_name_is_none() -> None:
 
 
 def test_a_long_chain_is_none() -> None:
-    chain = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(2000)}
+    chain = {str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(2000)}
     schema = {"$defs": {**chain, "2000": {"const": 1}}, "$ref": "#/$defs/0"}
     assert check_schema(json.dumps(schema), "json")

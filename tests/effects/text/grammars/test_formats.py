@@ -64,8 +64,8 @@ def test_a_format_allows_what_is_one(name: str) -> None:
 
 
 def test_every_format_has_an_example() -> None:
-    others = {f"uuid{version}" for version in range(1, 9)}
-    assert {*STANDARD_PATTERNS, *LIBRARY_PATTERNS} - others == EXAMPLES.keys() - others
+    formats = {f"uuid{version}" for version in range(1, 9)}
+    assert {*STANDARD_PATTERNS, *LIBRARY_PATTERNS} - formats == EXAMPLES.keys() - formats
 
 
 def test_every_day_of_the_calendar_is_a_date_and_no_other() -> None:

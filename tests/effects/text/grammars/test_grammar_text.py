@@ -40,11 +40,11 @@ def test_a_choice_may_be_one_of_thousands() -> None:
 
 def test_a_choice_may_begin_another_one() -> None:
     walk = matcher(choice=["ab", "a", "abc"])
-    seen = []
+    texts = []
     for token in (ids("a")[0], ids("b")[0], ids("c")[0]):
         walk.advance([token])
-        seen.append((walk.may_end, walk.must_end))
-    assert seen == [(True, False), (True, False), (True, True)]
+        texts.append((walk.may_end, walk.must_end))
+    assert texts == [(True, False), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_a_regular_expression_does_not_end_within_an_escape() -> None:
 
 
 def test_what_cannot_be_enforced_in_a_regular_expression_is_refused_by_name() -> None:
-    for regex, what in ((r"a\b", r"the escape '\\b'"), ("a{2}{3}", "repetition")):
+    for regex, construct in ((r"a\b", r"the escape '\\b'"), ("a{2}{3}", "repetition")):
         reported = str(refusal(regex=regex))
         assert reported.startswith("structured_outputs.regex: ")
-        assert what in reported
+        assert construct in reported
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_tags_begin_within_free_text_and_go_on_as_their_schemas_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"triggers": ["<tool"]}, "begins with none of the triggers"),
         ({"triggers": []}, "begins with none of the triggers"),
@@ -130,10 +130,12 @@ def test_tags_begin_within_free_text_and_go_on_as_their_schemas_say() -> None:
         ),
     ],
 )
-def test_what_is_no_structural_tag_is_refused(change: dict[str, Any], why: str) -> None:
+def test_what_is_no_structural_tag_is_refused(
+    change: dict[str, Any], reason: str
+) -> None:
     error = refusal(structural_tag={**TAGS, **change})
     assert error.param == "structured_outputs.structural_tag"
-    assert why in str(error)
+    assert reason in str(error)
 
 
 @pytest.mark.parametrize(

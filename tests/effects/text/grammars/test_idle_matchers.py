@@ -20,9 +20,9 @@ from tests.effects.text.grammars.bundled import compiler
 REQUESTED = StructuredOutputs(regex="any")
 
 
-def made(**how: Any) -> Any:
+def made(**sizes: Any) -> Any:
     """A matcher, as far as one is needed here."""
-    return Walker(**how)
+    return Walker(**sizes)
 
 
 def requested(name: str) -> StructuredOutputs:
@@ -34,9 +34,9 @@ def test_who_takes_one_gets_it_at_its_beginning() -> None:
     walker.advance([5, 6])
     idle.put(REQUESTED, walker, 2)
     assert len(idle) == 1
-    again: Any = idle.take(REQUESTED)
-    assert again is walker
-    assert (again.served, again.taken) == (2, [])
+    reused: Any = idle.take(REQUESTED)
+    assert reused is walker
+    assert (reused.served, reused.taken) == (2, [])
     assert idle.take(REQUESTED) is None
 
 
@@ -58,8 +58,8 @@ def test_a_matcher_is_dropped_after_many_tokens() -> None:
     idle, walker = IdleMatchers(), made()
     for tokens in (MAX_SERVED_TOKENS, 0):
         idle.put(REQUESTED, walker, tokens)
-        again: Any = idle.take(REQUESTED)
-        assert again is walker
+        reused: Any = idle.take(REQUESTED)
+        assert reused is walker
     idle.put(REQUESTED, walker, 1)
     assert idle.take(REQUESTED) is None
 
@@ -67,8 +67,8 @@ def test_a_matcher_is_dropped_after_many_tokens() -> None:
 def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
     idle = IdleMatchers()
     first, second, third = map(requested, "abc")
-    for one in (first, first, second):
-        idle.put(one, made(), 1)
+    for constraint in (first, first, second):
+        idle.put(constraint, made(), 1)
     assert idle.take(first) is not None  # one is left, and was not asked for
     for _ in range(MAX_TOTAL_WEIGHT - 1):
         idle.put(third, made(), 1)

@@ -16,24 +16,24 @@ SECONDS = 0.2  # of a job
 
 def test_as_many_at_once_as_there_are_threads_and_in_order() -> None:
     threads, gate = JobThreads(2, "test"), threading.Event()
-    begun = list[int]()
+    started = list[int]()
 
     def work(number: int) -> int:
-        begun.append(number)
+        started.append(number)
         assert gate.wait(5)
         return number * number
 
     jobs: list[Future[int]] = [threads.submit(work, number) for number in range(6)]
     end = time.monotonic() + 30
-    while len(begun) < 2:
+    while len(started) < 2:
         assert time.monotonic() < end
         time.sleep(0.001)
-    assert sorted(begun) == [0, 1]
+    assert sorted(started) == [0, 1]
     assert jobs[3].cancel()
     gate.set()
     wait(jobs, 5)
     assert [job.result() for job in jobs if not job.cancelled()] == [0, 1, 4, 16, 25]
-    assert 3 not in begun
+    assert 3 not in started
     threads.close()
 
 
@@ -70,14 +70,14 @@ def test_who_closes_cancels_what_has_not_begun() -> None:
 
 def ends(program: str) -> tuple[float, str]:
     """Seconds from a program's last line to its end, and what it said till then."""
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", f"{program}\nprint(time.time())"],
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    *emitted, last = done.stdout.splitlines()
+    *emitted, last = finished.stdout.splitlines()
     return time.time() - float(last), "\n".join(emitted)
 
 
@@ -112,6 +112,6 @@ def test_a_waiter_whose_turn_never_comes_is_cancelled() -> None:
 
 
 def test_the_kind_of_future_is_one_that_others_can_wait_for() -> None:
-    done = JobThreads(1, "test").submit(int)
-    assert isinstance(done, Future)
-    assert wait([done], 5).done == {done}
+    future = JobThreads(1, "test").submit(int)
+    assert isinstance(future, Future)
+    assert wait([future], 5).done == {future}

@@ -34,10 +34,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 def test_many_patterns_of_one_text_are_refused(name: str) -> None:
     schema = dict(SCHEMAS[name])
     definitions = schema.pop("$defs", {})
-    whole = {"type": "object", "properties": {"p": schema}, "$defs": definitions}
+    document = {"type": "object", "properties": {"p": schema}, "$defs": definitions}
     with pytest.raises(GrammarError, match="patterns must match one text"):
-        check_schema(json.dumps(whole), "schema")
-    lenient = json.loads(check_schema(json.dumps(whole), "schema", lenient=True))
+        check_schema(json.dumps(document), "schema")
+    lenient = json.loads(check_schema(json.dumps(document), "schema", lenient=True))
     assert "p" in lenient["properties"]
 
 

@@ -77,7 +77,7 @@ def test_brackets_beside_each_other_are_not_deep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "why"),
+    ("schema", "reason"),
     [
         ('{"const": -9223372036854775808}', "too large"),
         ('{"not": {"const": 1}}', "'not' cannot be enforced"),
@@ -86,8 +86,8 @@ def test_brackets_beside_each_other_are_not_deep() -> None:
         ("", "not valid JSON"),
     ],
 )
-def test_schemas_in_a_grammar_are_checked_as_others_are(schema: str, why: str) -> None:
-    assert why in refused(f'start: "a" | %json {schema}')
+def test_schemas_in_a_grammar_are_checked_as_others_are(schema: str, reason: str) -> None:
+    assert reason in refused(f'start: "a" | %json {schema}')
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_markers_are_referred_to_by_name() -> None:
     walk = matcher(grammar=grammar)
     walk.advance([*ids("<think>"), *ids("a"), *ids("</think>")])
     assert walk.must_end
-    found = to_compiled_lark(grammar, {"<think>": 7, "</think>": 8}, "grammar")
-    assert found.startswith('start: "<think>" | <[7]> "a" <[8]>  # <none>\n%')
+    compiled = to_compiled_lark(grammar, {"<think>": 7, "</think>": 8}, "grammar")
+    assert compiled.startswith('start: "<think>" | <[7]> "a" <[8]>  # <none>\n%')
     assert "no marker '<thin>'" in str(refusal(grammar="start: <thin>"))
     assert to_compiled_lark("start: <[7]> <[^3-5]>", {}, "").startswith(
         "start: <[7]> <[^3-5]>\n"

@@ -156,11 +156,11 @@ def test_both_forms_allow_the_same(name: str) -> None:
     random, spoilt = Random(2), 0
     for text in texts(grammar):
         assert takes(bare, f"{text}</x>".encode())
-        at = random.randrange(len(text) + 1)
-        other = text[:at] + random.choice('"\\\n\t\x01aé*+ ') + text[at + 1 :]
-        as_json = json.dumps({"input": other}, ensure_ascii=False)
-        fits = takes(bare, f"{other}</x>".encode())
-        assert takes(escaped, as_json.encode()) == fits, other
+        place = random.randrange(len(text) + 1)
+        edited = text[:place] + random.choice('"\\\n\t\x01aé*+ ') + text[place + 1 :]
+        as_json = json.dumps({"input": edited}, ensure_ascii=False)
+        fits = takes(bare, f"{edited}</x>".encode())
+        assert takes(escaped, as_json.encode()) == fits, edited
         spoilt += not fits
     assert spoilt
 
@@ -173,15 +173,15 @@ def test_a_patch_is_taken_and_a_spoilt_one_refused() -> None:
         '*** Begin Patch\n*** Update File: a "b".py\n@@ def f():\n-x\n+"\\n\té"\n \n'
         "*** Delete File: c\n*** End Patch\n"
     )
-    for at in range(len(patch)):
-        other = patch[:at] + patch[at + 1 :]
+    for place in range(len(patch)):
+        spoilt = patch[:place] + patch[place + 1 :]
         try:
-            parser.parse(other)
+            parser.parse(spoilt)
             fits = True
         except UnexpectedInput:
             fits = False
-        text = json.dumps({"input": other}, ensure_ascii=False)
-        assert takes(walk, text.encode()) == fits, other
+        text = json.dumps({"input": spoilt}, ensure_ascii=False)
+        assert takes(walk, text.encode()) == fits, spoilt
     assert takes(walk, json.dumps({"input": patch}, ensure_ascii=False).encode())
 
 
@@ -206,7 +206,7 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("definition", "why"),
+    ("definition", "reason"),
     [
         ("start: a\na: b\nb: a? /./", "contains itself"),
         ('start: "(" start ")" | /"/', "'start' contains itself"),
@@ -234,8 +234,8 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
         ('start: "a"\nNOTE: " "+ "#"\n%ignore NOTE', "other than white space"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(definition: str, why: str) -> None:
-    with pytest.raises(GrammarError, match=re.escape(why)):
+def test_what_cannot_be_enforced_is_refused(definition: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=re.escape(reason)):
         TextGrammar("lark", definition).check()
 
 

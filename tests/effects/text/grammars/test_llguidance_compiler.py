@@ -47,11 +47,11 @@ def test_a_matcher_walks_forward_and_back() -> None:
 
 def test_matchers_of_one_grammar_do_not_share_where_they_are() -> None:
     grammar = compiler().compile(StructuredOutputs(choice=["x", "y"]))
-    one, other = grammar.matcher(), grammar.matcher()
-    one.advance(ids("x"))
-    assert one.must_end
-    assert not other.must_end
-    other.advance(ids("y"))
+    first, second = grammar.matcher(), grammar.matcher()
+    first.advance(ids("x"))
+    assert first.must_end
+    assert not second.must_end
+    second.advance(ids("y"))
 
 
 def test_what_is_not_allowed_stops_the_matcher_for_good() -> None:
@@ -120,7 +120,7 @@ def one_of_ten(i: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("requested", "why"),
+    ("requested", "reason"),
     [
         ({"regex": "("}, "unclosed group"),
         ({"json": False}, "there is no text that false allows"),
@@ -144,13 +144,13 @@ def one_of_ten(i: int) -> dict[str, object]:
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_its_field(
-    requested: dict[str, object], why: str
+    requested: dict[str, object], reason: str
 ) -> None:
     (kind,) = requested
     error = refusal(**requested)
     assert error.param == f"structured_outputs.{kind}"
     assert str(error).startswith(f"structured_outputs.{kind}: ")
-    assert why in str(error)
+    assert reason in str(error)
     assert len(str(error)) < 400
 
 

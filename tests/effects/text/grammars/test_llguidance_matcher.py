@@ -101,37 +101,39 @@ def test_the_time_of_other_threads_does_not_count(
 class Emitted:
     """A library's matcher in error, which says why."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, error_text: str) -> None:
+        self.error_text = error_text
 
     def is_error(self) -> bool:
-        return bool(self.why)
+        return bool(self.error_text)
 
     def get_error(self) -> str:
-        return self.why
+        return self.error_text
 
     def is_stopped(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize(
-    ("why", "reported"),
+    ("error_text", "reported"),
     [
         ("NoExtensionBias", "there is no text that it allows"),
         ("too many items <non-verbose/>", "too many items"),
         ("x" * 1000, "x" * (MAX_ERROR_CHARS - 3) + "..."),
     ],
 )
-def test_what_the_library_says_is_handed_on_in_short(why: str, reported: str) -> None:
+def test_what_the_library_says_is_handed_on_in_short(
+    error_text: str, reported: str
+) -> None:
     with pytest.raises(GrammarError) as caught:
-        raise_if_failed(Emitted(why))  # type: ignore[arg-type]  # stands in for one
+        raise_if_failed(Emitted(error_text))  # type: ignore[arg-type]  # stands in for one
     assert str(caught.value) == reported
-    assert len(shorten_error(why)) <= MAX_ERROR_CHARS
+    assert len(shorten_error(error_text)) <= MAX_ERROR_CHARS
 
 
 def test_who_is_stopped_by_an_error_need_not_end() -> None:
     raise_if_failed(Emitted(""))  # type: ignore[arg-type]  # stands in for one
-    for why in ("", "broken"):
+    for error_text in ("", "broken"):
         companions = Companions(lambda: Emitted(""))  # type: ignore[arg-type, return-value]  # stands in
-        walk = LlguidanceMatcher(Emitted(why), companions)  # type: ignore[arg-type]  # likewise
-        assert walk.must_end == (not why)
+        walk = LlguidanceMatcher(Emitted(error_text), companions)  # type: ignore[arg-type]  # likewise
+        assert walk.must_end == (not error_text)

@@ -42,13 +42,15 @@ def texts(count: int, alphabet: str = "aPT01WYMS.,x9+-") -> list[str]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_same_texts_match(pattern: str) -> None:
-    several = without_lookaheads(pattern)
-    one = as_one_pattern(pattern)
-    assert not any("(?=" in made or "(?!" in made for made in (*several, one))
+    patterns = without_lookaheads(pattern)
+    joined = as_one_pattern(pattern)
+    assert not any(
+        "(?=" in translated or "(?!" in translated for translated in (*patterns, joined)
+    )
     for text in texts(3000):
         right = re.search(pattern, text) is not None
-        assert all(re.search(made, text) for made in several) == right
-        assert bool(re.search(one, text)) == right
+        assert all(re.search(translated, text) for translated in patterns) == right
+        assert bool(re.search(joined, text)) == right
 
 
 def test_a_translation_is_the_same_in_each_process() -> None:
@@ -58,10 +60,10 @@ def test_a_translation_is_the_same_in_each_process() -> None:
 
 
 def test_several_patterns_become_one() -> None:
-    one = as_one_pattern("^[a-z]+", "[0-9]$", "^(?s:.{2,3})$")
+    joined = as_one_pattern("^[a-z]+", "[0-9]$", "^(?s:.{2,3})$")
     for text in texts(3000, "ab1é"):
         right = re.match("[a-z]", text) and text[-1:] in "1" and 2 <= len(text) <= 3
-        assert bool(re.search(one, text)) == bool(right)
+        assert bool(re.search(joined, text)) == bool(right)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +81,8 @@ def test_matching_takes_no_exponential_time() -> None:
 
 def test_characters_that_are_not_of_ascii() -> None:
     assert takes_value({"pattern": "^(?!a)é$", "type": "string"}, "é")
-    (one,) = without_lookaheads("^(?=.{1,2}$)[^a]+$")[:1]
-    assert re.search(one, "éé")
+    (translated,) = without_lookaheads("^(?=.{1,2}$)[^a]+$")[:1]
+    assert re.search(translated, "éé")
     for text, right in (("é1", True), ("a", False), ("ééé", False)):
         assert takes_value({"pattern": "^(?=.{1,2}$)[^a]+$", "type": "string"}, text) == (
             right
@@ -88,7 +90,7 @@ def test_characters_that_are_not_of_ascii() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
+    ("pattern", "reason"),
     [
         ("^(?:a(?=b))*$", "repetition"),
         ("a(?=^b)", "anchor"),
@@ -108,8 +110,8 @@ def test_characters_that_are_not_of_ascii() -> None:
         ("^x(?=b)a$", "matches nothing"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(pattern: str, why: str) -> None:
-    with pytest.raises(GrammarError, match=why):
+def test_what_cannot_be_translated_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
         without_lookaheads(pattern)
 
 

@@ -52,39 +52,41 @@ def written(rng: Random, requested: dict[str, Any], start: str = "") -> str | No
     tokens = tokenizer().encode(start, add_special_tokens=False)
     walk.advance(tokens)
     for count in range(4 * LONGEST):
-        there = allowed(walk.mask())
-        if there & ENDS and (there <= ENDS or count > LONGEST or rng.random() < 0.2):
+        allowed_tokens = allowed(walk.mask())
+        if allowed_tokens & ENDS and (
+            allowed_tokens <= ENDS or count > LONGEST or rng.random() < 0.2
+        ):
             return tokenizer().decode(tokens, skip_special_tokens=False)
-        may = sorted(there - ENDS)
-        wanted = [one for one in may if one in tempting()] or may
+        may = sorted(allowed_tokens - ENDS)
+        candidates = [token for token in may if token in tempting()] or may
         if count > LONGEST:
-            closing = [one for one in may if texts()[one][:1] in '"}]>']
-            wanted = closing or may
-        tokens.append(rng.choice(wanted if rng.random() < 0.8 else may))
+            closing = [token for token in may if texts()[token][:1] in '"}]>']
+            candidates = closing or may
+        tokens.append(rng.choice(candidates if rng.random() < 0.8 else may))
         walk.advance(tokens[-1:])
     return None
 
 
 def any_set(rng: Random) -> str:
     """A set of characters, in one of the ways in which sets are written."""
-    few = rng.random() < 0.5
-    there = rng.sample(range(128), rng.randint(1, 6) if few else rng.randint(90, 127))
+    small = rng.random() < 0.5
+    codes = rng.sample(range(128), rng.randint(1, 6) if small else rng.randint(90, 127))
     if rng.random() < 0.5:  # all controls, or nearly
-        there = [*{*there, *range(32)} - {*rng.sample(range(32), rng.randint(0, 2))}]
+        codes = [*{*codes, *range(32)} - {*rng.sample(range(32), rng.randint(0, 2))}]
     if rng.random() < 0.3:
-        there = [*{*there} - {34, 92, rng.randrange(128)}]
-    parts = [one_of(rng, number) for number in there or [97]]
-    parts += rng.sample(BEYOND, rng.randint(0, 3))
-    parts += rng.sample([r"\d", r"\w", r"\s", r"\W", r"\S", r"\D"], rng.random() < 0.3)
+        codes = [*{*codes} - {34, 92, rng.randrange(128)}]
+    members = [one_of(rng, number) for number in codes or [97]]
+    members += rng.sample(BEYOND, rng.randint(0, 3))
+    members += rng.sample([r"\d", r"\w", r"\s", r"\W", r"\S", r"\D"], rng.random() < 0.3)
     if rng.random() < 0.5:
         low, high = sorted(rng.sample(range(128), 2))
-        parts.append(f"\\x{low:02x}-\\x{high:02x}")
-    rng.shuffle(parts)
+        members.append(f"\\x{low:02x}-\\x{high:02x}")
+    rng.shuffle(members)
     if rng.random() < 0.2:
-        parts.insert(0, "]")
+        members.insert(0, "]")
     if rng.random() < 0.2:
-        parts.append(rng.choice(["&&a", "--b", "~~c", "[", "[:alpha:", "-"]))
-    return f"[{'^' if rng.random() < 0.6 else ''}{''.join(parts)}]"
+        members.append(rng.choice(["&&a", "--b", "~~c", "[", "[:alpha:", "-"]))
+    return f"[{'^' if rng.random() < 0.6 else ''}{''.join(members)}]"
 
 
 def one_of(rng: Random, number: int) -> str:
@@ -109,7 +111,7 @@ def maybe_pattern(rng: Random) -> str:
         any_set(rng) if rng.random() < 0.8 else rng.choice(OUTSIDE)
         for _ in range(rng.randint(1, 3))
     ]
-    atoms = [one + rng.choice(["", "", "+", "*", "?", "{1,3}", "+?"]) for one in atoms]
+    atoms = [atom + rng.choice(["", "", "+", "*", "?", "{1,3}", "+?"]) for atom in atoms]
     body = "".join(atoms)
     if rng.random() < 0.3:
         body = f"({body}|{any_set(rng)})"
@@ -122,11 +124,11 @@ def value_of(pattern: str) -> Any:
     return {"type": "string", "pattern": pattern}
 
 
-def object_of(pattern: str, others: Any) -> Any:
+def object_of(pattern: str, other_properties: Any) -> Any:
     return {
         "type": "object",
         "patternProperties": {pattern: {"type": "integer"}},
-        "additionalProperties": others,
+        "additionalProperties": other_properties,
     }
 
 
@@ -168,8 +170,8 @@ def as_argument(rng: Random, pattern: str) -> bool:
     text = written(rng, {"grammar": grammar(calling)}, start)
     if text is not None:
         body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-        found = json.loads(body)["arguments"]
-        check(found["a"], value_of(pattern), pattern)
+        arguments = json.loads(body)["arguments"]
+        check(arguments["a"], value_of(pattern), pattern)
     return text is not None
 
 
@@ -246,7 +248,7 @@ def test_a_pattern_means_what_it_says(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
+    ("pattern", "reason"),
     [
         (r"\bx", r"the escape '\\b'"),
         (r"^\Ax\Z", r"the escape '\\A'"),
@@ -261,17 +263,17 @@ def test_a_pattern_means_what_it_says(
         ("a\\", "single backslash"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name(pattern: str, why: str) -> None:
-    for schema in (value_of(pattern), object_of(pattern, others=False)):
+def test_what_cannot_be_enforced_is_refused_by_name(pattern: str, reason: str) -> None:
+    for schema in (value_of(pattern), object_of(pattern, other_properties=False)):
         error = refusal(json={"items": schema})
-        assert why in str(error)
+        assert reason in str(error)
         assert "(at /items)" in str(error)
 
 
 def test_patterns_that_references_lead_to_are_rewritten() -> None:
     for place in ("$defs", "default", "x-parts"):
-        there = {"a/b": value_of('^[^"]$')}
-        schema = {"$ref": f"#/{place}/a~1b", place: there}
+        definitions = {"a/b": value_of('^[^"]$')}
+        schema = {"$ref": f"#/{place}/a~1b", place: definitions}
         assert takes_value(schema, "x")
         assert not takes_value(schema, '"')
     loops = {"type": "array", "items": {"$ref": "#"}}
@@ -286,7 +288,7 @@ def test_a_name_has_one_spelling_where_patterns_decide_about_names() -> None:
     for odd in ("a\x01", "[\x01]b", "[\x02-\x04]b", "\x7f"):
         error = refusal(json=object_of(odd, {"type": "string"}))
         assert "beside patternProperties" in str(error)
-        assert refusal_or_none(object_of(odd, others=False)) is None
+        assert refusal_or_none(object_of(odd, other_properties=False)) is None
     texts: Any
     for texts in ({"const": "\x01"}, {"enum": [{"a\x7f": 1}]}, {"required": ["\x00"]}):
         assert "U+00" in str(refusal(json={**schema, "items": texts}))

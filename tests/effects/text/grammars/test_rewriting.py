@@ -86,8 +86,8 @@ def test_values_are_those_of_the_standard(schema: Any, right: Any, wrong: Any) -
     reference = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.FormatChecker()
     )
-    made = checked(schema)
-    assert checked(made) == made
+    checked_schema = checked(schema)
+    assert checked(checked_schema) == checked_schema
     if right is not ...:
         reference.validate(right)
         assert takes_value(schema, right)
@@ -125,7 +125,7 @@ def test_comments_are_dropped_unless_something_refers_to_them() -> None:
 
 
 def test_one_schema_for_many_names_is_there_once() -> None:
-    names = [f"name{at}" for at in range(40)]
+    names = [f"name{number}" for number in range(40)]
     schema: Any = {"type": "string", "pattern": "a" * 40}
     for _ in range(6):
         schema = {"propertyNames": {"enum": names}, "additionalProperties": schema}
@@ -181,13 +181,13 @@ def test_a_refusal_names_the_keyword_the_path_and_the_remedy(
     ],
 )
 def test_a_lenient_check_drops_what_cannot_be_enforced(schema: Any) -> None:
-    whole = {"properties": {"a": schema, "b": {"const": 1}}, "required": ["b"]}
-    made = checked(whole, lenient=True)
-    assert checked(made) == made  # which is not lenient
+    document = {"properties": {"a": schema, "b": {"const": 1}}, "required": ["b"]}
+    checked_schema = checked(document, lenient=True)
+    assert checked(checked_schema) == checked_schema  # which is not lenient
     for value in (1, 2.5, "word", [1, 1], {"b": 1}, None):
         if jsonschema.Draft202012Validator(schema).is_valid(value):
-            assert takes_value(made, {"a": value, "b": 1})
-    assert not takes_value(made, {"b": 2})
+            assert takes_value(checked_schema, {"a": value, "b": 1})
+    assert not takes_value(checked_schema, {"b": 2})
 
 
 def test_a_lenient_check_refuses_what_is_no_schema() -> None:
@@ -207,8 +207,8 @@ def test_names_behind_many_references_are_read_soon() -> None:
         "propertyNames": {"$ref": "#/$defs/level0"},
     }
     with at_most(0.5):
-        made = json.loads(check_schema(json.dumps(schema), "json"))
-    assert made["properties"] == {"a": True}
+        checked_schema = json.loads(check_schema(json.dumps(schema), "json"))
+    assert checked_schema["properties"] == {"a": True}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def refused(schema: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("schema", "word", "where"),
+    ("schema", "word", "place"),
     [
         ({"uniqueItems": True}, "uniqueItems", ""),
         ({"properties": {"a": {"not": {"type": "null"}}}}, "not", "/properties/a"),
@@ -34,11 +34,11 @@ def refused(schema: Any) -> str:
     ],
 )
 def test_a_keyword_that_would_not_be_enforced_is_refused(
-    schema: Any, word: str, where: str
+    schema: Any, word: str, place: str
 ) -> None:
     emitted = refused(schema)
     assert f"the keyword {word!r} cannot be enforced; " in emitted
-    assert emitted.endswith(f" (at {where})") == bool(where)
+    assert emitted.endswith(f" (at {place})") == bool(place)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_multiples_that_would_take_minutes_are_refused(schema: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [86400, 1e6, 0.01, 2**10, 1e-5, 97, 0.35, 10_000])
 def test_multiples_that_are_easy_to_tell(step: float) -> None:
-    parts: list[Any] = [{"multipleOf": 6}, {"multipleOf": 1000}, {"multipleOf": step}]
+    schemas: list[Any] = [{"multipleOf": 6}, {"multipleOf": 1000}, {"multipleOf": step}]
     assert takes_value({}, 1)  # the tokenizer is read now
     with at_most(4):  # 86,400 takes 1 s, the others 0.1 s
-        assert takes_value({"prefixItems": parts}, [12, 5000])
-        assert not takes_value({"prefixItems": parts}, [12, 5001])
+        assert takes_value({"prefixItems": schemas}, [12, 5000])
+        assert not takes_value({"prefixItems": schemas}, [12, 5001])
 
 
 def test_large_numbers_that_are_kept_are_taken() -> None:
@@ -242,10 +242,14 @@ WRONG_VALUES: tuple[Any, ...] = (
 def test_values_of_a_wrong_type_raise_nothing_else(word: str) -> None:
     """Each keyword with values of each type: the schema is refused by name, or taken."""
     for value in WRONG_VALUES:
-        part = {word: value}
-        within = [{**part, "type": kind} for kind in ("object", "string", "integer")]
-        choices = [{way: [part, {"type": "null"}]} for way in ("anyOf", "allOf", "oneOf")]
-        for schema in (part, *within, *choices, {"properties": {"a": part}}):
+        keyword = {word: value}
+        typed_schemas = [
+            {**keyword, "type": kind} for kind in ("object", "string", "integer")
+        ]
+        choices = [
+            {way: [keyword, {"type": "null"}]} for way in ("anyOf", "allOf", "oneOf")
+        ]
+        for schema in (keyword, *typed_schemas, *choices, {"properties": {"a": keyword}}):
             for lenient in (True, False):
                 with suppress(GrammarError):
                     check_schema(json.dumps(schema), "json", lenient=lenient)

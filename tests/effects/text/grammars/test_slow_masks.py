@@ -22,7 +22,7 @@ def late(count: int, steps: list[list[int]]) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "expected"),
     [
         ([], set()),
         ([[]], set()),  # they may have been begun just now
@@ -33,14 +33,14 @@ def late(count: int, steps: list[list[int]]) -> set[int]:
     ],
 )
 def test_masks_are_late_that_take_longer_than_the_bound(
-    monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
+    monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], expected: set[int]
 ) -> None:
     monkeypatch.setattr(watching, "MASK_THREADS", 4)
-    assert late(4, steps) == found
+    assert late(4, steps) == expected
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "expected"),
     [
         ([[], [0, 1, 2, 3]], set()),  # the last two may have waited for processors
         ([[], [0, 1, 2, 3], [5]], {4}),  # one of them was being made all the time
@@ -49,10 +49,10 @@ def test_masks_are_late_that_take_longer_than_the_bound(
     ],
 )
 def test_masks_that_wait_for_a_processor_are_not_late(
-    monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
+    monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], expected: set[int]
 ) -> None:
     monkeypatch.setattr(watching, "MASK_THREADS", 2)
-    assert late(6, steps) == found
+    assert late(6, steps) == expected
 
 
 @pytest.mark.long

@@ -51,8 +51,8 @@ def requested(text: str) -> StructuredOutputs:
 def test_a_constraint_is_compiled_once() -> None:
     compiler = Compiler()
     store = Grammars(lambda: compiler)
-    found: list[Any] = [store.get(requested(one)) for one in ("a", "b", "a")]
-    assert found == ["A", "B", "A"]
+    grammars: list[Any] = [store.get(requested(name)) for name in ("a", "b", "a")]
+    assert grammars == ["A", "B", "A"]
     assert compiler.requested == ["a", "b"]
 
 
@@ -60,11 +60,15 @@ def test_who_begins_does_not_wait() -> None:
     compiler = Compiler()
     compiler.go.clear()
     store = Grammars(lambda: compiler)
-    begun: Future[Grammar] = store.begin(requested("a"))
-    assert not begun.done()
-    again = store.begin(requested("a"))
+    future: Future[Grammar] = store.begin(requested("a"))
+    assert not future.done()
+    second_future = store.begin(requested("a"))
     compiler.go.set()
-    assert begun.result(5) is again.result(5) is store.begin(requested("a")).result(0)
+    assert (
+        future.result(5)
+        is second_future.result(5)
+        is store.begin(requested("a")).result(0)
+    )
     assert compiler.requested == ["a"]
 
 
@@ -94,13 +98,13 @@ def test_who_needs_one_that_is_not_kept_waits_for_no_others() -> None:
     compiler = Compiler()
     compiler.go.clear()
     store = Grammars(lambda: compiler)
-    begun = [store.begin(requested(f"slow{i}")) for i in range(20)]
+    slow = [store.begin(requested(f"slow{i}")) for i in range(20)]
     assert store.pending == 20
     assert store.get(requested("quick")) is not None  # while all threads are busy
-    assert not any(one.done() for one in begun)
+    assert not any(future.done() for future in slow)
     compiler.go.set()
-    for one in begun:
-        assert one.result(5) is not None
+    for future in slow:
+        assert future.result(5) is not None
     assert store.pending == 0
     store.close()
 
@@ -125,20 +129,20 @@ def ended(compiler: Compiler, waits: list[Future[Grammar]]) -> list[str]:
     compiler.go.set()
     for wait in waits:
         wait.result(5)
-    return [one for one in compiler.requested if not one.startswith("busy")]
+    return [name for name in compiler.requested if not name.startswith("busy")]
 
 
 def test_a_constraint_without_waiters_is_not_compiled(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
-    gone, shared = store.begin(requested("a")), store.begin(requested("b"))
-    other = store.begin(requested("b"), "another client")
-    assert gone.cancel()
+    dropped, shared = store.begin(requested("a")), store.begin(requested("b"))
+    other_client = store.begin(requested("b"), "another client")
+    assert dropped.cancel()
     assert shared.cancel()
     assert store.pending == COMPILE_THREADS + 1
-    found = ended(compiler, [other, store.begin(requested("c"))])
-    assert sorted(found) == ["b", "c"]
+    order = ended(compiler, [other_client, store.begin(requested("c"))])
+    assert sorted(order) == ["b", "c"]
 
 
 def test_a_cancelled_compilation_that_runs_is_kept_for_the_next_request(
@@ -161,8 +165,8 @@ def test_clients_take_turns() -> None:
             time.sleep(0.001)
         waits += [store.begin(requested(f"x{i}"), "greedy") for i in range(3)]
         waits += [store.begin(requested(f"long {i}"), "other") for i in range(2)]
-        found = ended(compiler, waits)
-    assert found == ["first", "x0", "long 0", "x1", "long 1", "x2"]
+        order = ended(compiler, waits)
+    assert order == ["first", "x0", "long 0", "x1", "long 1", "x2"]
     store.close()
 
 
@@ -180,13 +184,13 @@ def test_a_client_may_have_its_share_of_the_line(
 ) -> None:
     _, store = busy
     share = MAX_WAITING // CLIENT_SHARE
-    mine = [store.begin(requested(f"x{i}"), "me") for i in range(share)]
+    futures = [store.begin(requested(f"x{i}"), "me") for i in range(share)]
     assert store.is_full_for("me")
     assert not store.is_full_for("other")
     for i in range(MAX_WAITING - share):
         store.begin(requested(f"y{i}"), f"client {i}")
     assert store.is_full_for("other")
-    mine[0].cancel()
+    futures[0].cancel()
     assert not store.is_full_for("other")
     assert not store.is_full_for("me")
 
@@ -216,8 +220,8 @@ def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
     walker: Any = Walker()
     store.release_matcher(requested("a"), walker, 3)
     assert store.take_idle_matcher(requested("b")) is None
-    again: Any = store.take_idle_matcher(requested("a"))
-    assert again is walker
+    reused: Any = store.take_idle_matcher(requested("a"))
+    assert reused is walker
     store.release_matcher(requested("a"), walker, 3)
     store.close()
     assert store.take_idle_matcher(requested("a")) is None

@@ -13,14 +13,16 @@ MARKERS = ["</tool_call>", "a<|im_end|>", "<|endoftext|>", "ab <think> cd"]
 
 def written(**requested: Any) -> str:
     """What comes of always taking the longest token."""
-    walk, made = matcher(**requested), bytearray()
+    walk, text = matcher(**requested), bytearray()
     while not walk.may_end:
-        there = {one: tokenizer().token_bytes(one) for one in allowed(walk.mask())}
-        token = max(there, key=lambda one: len(there[one]))
+        token_texts = {
+            token: tokenizer().token_bytes(token) for token in allowed(walk.mask())
+        }
+        token = max(token_texts, key=lambda one: len(token_texts[one]))
         assert token not in ENDS
         walk.advance([token])
-        made += there[token]
-    return made.decode()
+        text += token_texts[token]
+    return text.decode()
 
 
 @pytest.mark.parametrize("text", MARKERS)
@@ -38,13 +40,17 @@ def test_markers_that_the_model_knows_are_renamed_there_too(words: Any) -> None:
         {"id": 2, "content": "<b>", "special": False},
     ]
     model = {"vocab": words, "unk_token": "<s>"}
-    found = without_markers(json.dumps({"added_tokens": added, "model": model}))
-    assert found.ids == {"<s>": 0, "<b>": 2}
-    record = json.loads(found.text)
-    names = [one["content"] for one in record["added_tokens"]]
+    renamed = without_markers(json.dumps({"added_tokens": added, "model": model}))
+    assert renamed.ids == {"<s>": 0, "<b>": 2}
+    record = json.loads(renamed.text)
+    names = [token["content"] for token in record["added_tokens"]]
     assert names[1] == "a"
     assert not {"<s>", "<b>"} & {*names}
-    known = record["model"]["vocab"]
-    known = {*known} if isinstance(known, dict) else {one for one, _ in known}
-    assert known == {names[0], "a"}
+    vocabulary = record["model"]["vocab"]
+    vocabulary = (
+        {*vocabulary}
+        if isinstance(vocabulary, dict)
+        else {token for token, _ in vocabulary}
+    )
+    assert vocabulary == {names[0], "a"}
     assert record["model"]["unk_token"] == names[0]

@@ -54,17 +54,19 @@ def parser(
     return Parser(form, OFFERED, thinking, opened=opened, streaming=streaming)
 
 
-def fed(one: Parser, pieces: Iterable[str]) -> list[Delta]:
+def fed(reader: Parser, pieces: Iterable[str]) -> list[Delta]:
     """What a parser tells of pieces, as few deltas as it can be, and ids left out."""
     deltas: list[Delta] = []
     ids = set()
-    for delta in [d for p in pieces for d in one.push(p)] + one.push("", final=True):
+    for delta in [d for p in pieces for d in reader.push(p)] + reader.push(
+        "", final=True
+    ):
         if isinstance(delta, CallStart):
             assert delta.id not in ids
             ids.add(delta.id)
             deltas.append(CallStart(delta.index, "", delta.name))
-        elif deltas and (both := merge(deltas[-1], delta)) is not None:
-            deltas[-1] = both
+        elif deltas and (merged := merge(deltas[-1], delta)) is not None:
+            deltas[-1] = merged
         else:
             deltas.append(delta)
     return deltas
@@ -74,23 +76,27 @@ def cuts(text: str, rolls: int = 8) -> Iterable[Sequence[str]]:
     """The text in one piece, in two at every border, in characters, and by chance."""
     yield [text]
     yield list(text)
-    for at in range(1, len(text)):
-        yield [text[:at], text[at:]]
+    for cut in range(1, len(text)):
+        yield [text[:cut], text[cut:]]
     for seed in range(rolls):
         draw = random.Random(seed)
-        at, pieces = 0, []
-        while at < len(text):
+        cut, pieces = 0, []
+        while cut < len(text):
             size = draw.choice((0, 1, 1, 2, 3, 5, 8, 20))
-            pieces.append(text[at : at + size])
-            at += size
+            pieces.append(text[cut : cut + size])
+            cut += size
         yield pieces
 
 
-def found(text: str, tools: str | None, *more: str, opened: bool = False) -> Found:
+def found(
+    text: str, tools: str | None, *reasoning_format: str, opened: bool = False
+) -> Found:
     """What is found in an answer, however it is cut."""
-    first = fed(parser(tools, *more, opened=opened), [text])
+    first = fed(parser(tools, *reasoning_format, opened=opened), [text])
     for pieces in cuts(text):
-        assert fed(parser(tools, *more, opened=opened), pieces) == first, pieces
+        assert fed(parser(tools, *reasoning_format, opened=opened), pieces) == first, (
+            pieces
+        )
     return reported(first)
 
 

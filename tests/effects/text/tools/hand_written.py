@@ -159,5 +159,5 @@ HAND_WRITTEN: Final[Mapping[str, HandWritten]] = {
 
 def names(form: str, calls: list[tuple[str, Any]]) -> list[str]:
     """The names of calls, without that of the frame around them."""
-    found = [name for name, _ in calls]
-    return found[:-1] if form in ("pythonic", "json") and found else found
+    names = [name for name, _ in calls]
+    return names[:-1] if form in ("pythonic", "json") and names else names

@@ -16,7 +16,9 @@ Call = tuple[str, Mapping[str, Any]]
 WRITTEN: Final = tuple(name for name in ROWS if ROWS[name].written is not None)
 # Texts with what formats are made of, and other values, by their types in a schema.
 MARKERS: Final = " ".join(
-    dict.fromkeys(one for form in ROWS.values() for one in (*form.opens, *form.markers))
+    dict.fromkeys(
+        marker for form in ROWS.values() for marker in (*form.opens, *form.markers)
+    )
 )
 NASTY: Final[Mapping[str, Any]] = {
     "markup": 'a <b> & "c" {d} [e] \\ \' (f), g=1: </h>',
@@ -104,7 +106,7 @@ def arguments_of(
                 for key, value in arguments.items()
             )
         case PythonCalls():
-            return ", ".join(f"{key}={one!r}" for key, one in arguments.items())
+            return ", ".join(f"{key}={argument!r}" for key, argument in arguments.items())
         case GemmaCalls(quote=quote):
             return _gemma(arguments, quote)
     return json.dumps(arguments, ensure_ascii=False)
@@ -117,10 +119,10 @@ def _nested(value: Any, mark: str) -> str:
         case dict():
             pairs = [*value.items()]
         case list():
-            pairs = [("item", one) for one in value]
+            pairs = [("item", item) for item in value]
         case _:
             return json.dumps(value)
-    tags = (f"{mark}<{key}>{_nested(one, mark)}{mark}</{key}>" for key, one in pairs)
+    tags = (f"{mark}<{key}>{_nested(item, mark)}{mark}</{key}>" for key, item in pairs)
     return "".join(tags)
 
 
@@ -129,8 +131,8 @@ def _gemma(value: Any, quote: str) -> str:
         case str():
             return f"{quote}{value}{quote}"
         case dict():
-            pairs = (f"{key}:{_gemma(one, quote)}" for key, one in value.items())
+            pairs = (f"{key}:{_gemma(item, quote)}" for key, item in value.items())
             return f"{{{','.join(pairs)}}}"
         case list():
-            return f"[{','.join(_gemma(one, quote) for one in value)}]"
+            return f"[{','.join(_gemma(item, quote) for item in value)}]"
     return json.dumps(value)

@@ -12,9 +12,9 @@ NOW = '{"name": "now", "parameters": {}}'
     "text", [f"{ADD}\n{NOW}", f"[{ADD}, {NOW}]", f" [ {ADD},{NOW} ]\n"]
 )
 def test_calls(text: str) -> None:
-    one = found(text, "json")
-    assert one.parsed == [("add", {"a": 1}), ("now", {})]
-    assert one.content == ""
+    parsed = found(text, "json")
+    assert parsed.parsed == [("add", {"a": 1}), ("now", {})]
+    assert parsed.content == ""
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_calls(text: str) -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    one = found(text, "json")
-    assert (one.content, one.calls) == (text, [])
+    parsed = found(text, "json")
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 def test_content_behind_calls() -> None:
-    one = found(f"[{ADD}, 5]", "json")
-    assert (one.content, len(one.calls)) == (", 5]", 1)
-    one = found(f"{ADD}\nDone. {NOW}", "json")
-    assert (one.content, len(one.calls)) == (f"Done. {NOW}", 1)
+    parsed = found(f"[{ADD}, 5]", "json")
+    assert (parsed.content, len(parsed.calls)) == (", 5]", 1)
+    parsed = found(f"{ADD}\nDone. {NOW}", "json")
+    assert (parsed.content, len(parsed.calls)) == (f"Done. {NOW}", 1)

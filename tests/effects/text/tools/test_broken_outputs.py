@@ -14,7 +14,9 @@ from tests.effects.text.tools.broken_outputs import BROKEN, Broken
 from tests.effects.text.tools.cuts import Found, fed, parser, reported
 
 each = pytest.mark.parametrize(
-    "broken", BROKEN, ids=lambda one: f"{one.kind}-{one.format}".replace(" ", "_")
+    "broken",
+    BROKEN,
+    ids=lambda broken: f"{broken.kind}-{broken.format}".replace(" ", "_"),
 )
 
 
@@ -28,7 +30,7 @@ def read(broken: Broken, *, streaming: bool) -> Found:
     first = fed(made(broken, streaming=streaming), [broken.text])
     step = 1 + len(broken.text) // 300
     halves = (
-        [broken.text[:at], broken.text[at:]] for at in range(1, len(broken.text), step)
+        [broken.text[:cut], broken.text[cut:]] for cut in range(1, len(broken.text), step)
     )
     for pieces in ([*broken.text], *halves):
         assert fed(made(broken, streaming=streaming), pieces) == first, pieces
@@ -53,23 +55,25 @@ def test_whole_calls_are_those_of_the_output(broken: Broken) -> None:
     streamed, at_once = read(broken, streaming=True), read(broken, streaming=False)
     assert at_once.parsed == [*broken.calls]
     assert all(at_once.whole)
-    whole = [
+    whole_calls = [
         (name, json.loads(text))
         for (name, text), ok in zip(streamed.calls, streamed.whole, strict=True)
         if ok
     ]
-    assert whole == at_once.parsed
+    assert whole_calls == at_once.parsed
 
 
 @each
 def test_no_text_is_lost(broken: Broken) -> None:
     for streaming in (True, False):
-        got = reported(fed(made(broken, streaming=streaming), [broken.text]))
-        emitted = [got.reasoning, got.content, *map("".join, got.calls)]
+        parsed = reported(fed(made(broken, streaming=streaming), [broken.text]))
+        emitted = [parsed.reasoning, parsed.content, *map("".join, parsed.calls)]
         assert sorted(words(" ".join(emitted))) == sorted(words(broken.text))
-        if not got.calls and broken.format != HARMONY:
-            kept = letters(broken, got.reasoning) + letters(broken, got.content)
-            assert kept == letters(broken, broken.text)
+        if not parsed.calls and broken.format != HARMONY:
+            kept_letters = letters(broken, parsed.reasoning) + letters(
+                broken, parsed.content
+            )
+            assert kept_letters == letters(broken, broken.text)
 
 
 SIZE = 200_000
@@ -96,8 +100,8 @@ def seconds(name: str, text: str, *, streaming: bool, size: int) -> float:
     thinking = "think" if text.startswith("<think>") else None
     reader = parser(name, thinking, streaming=streaming)
     start = time.process_time()
-    for at in range(0, len(text), size):
-        reader.push(text[at : at + size])
+    for offset in range(0, len(text), size):
+        reader.push(text[offset : offset + size])
     reader.push("", final=True)
     return time.process_time() - start
 

@@ -79,12 +79,14 @@ def call(index: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def rendered(template: str, *calls: Mapping[str, Any]) -> str | None:
     """What comes after a question: the calls, as the template has them."""
     message = {"role": "assistant", "content": "", "tool_calls": calls}
-    chat = [read_message(one) for one in ({"role": "user", "content": QUESTION}, message)]
+    chat = [
+        read_message(turn) for turn in ({"role": "user", "content": QUESTION}, message)
+    ]
     values = {"tools": [TOOL], "add_generation_prompt": False}
     for form in message_forms(chat):
-        for more in ({}, {"functions": json.dumps([TOOL])}):
+        for variables in ({}, {"functions": json.dumps([TOOL])}):
             try:
-                text = render_template(template, form, TOKENS, {**values, **more})
+                text = render_template(template, form, TOKENS, {**values, **variables})
             except ChatTemplateError:
                 continue
             return text.rpartition(QUESTION)[2]
@@ -105,9 +107,9 @@ def begins(answer: str, parsers: Parsers) -> str:
     form = TOOLS[parsers.tools]
     if form.begins_with_marker or form.written is None:
         return answer
-    at = answer.find("get_it")
+    start = answer.find("get_it")
     first = form.written.begins or form.written.call.partition("{name}")[0]
-    return answer[answer.rfind(first[:1], 0, at) if first else at :]
+    return answer[answer.rfind(first[:1], 0, start) if first else start :]
 
 
 @pytest.mark.long
@@ -119,8 +121,8 @@ def test_what_a_public_template_renders_is_read_back(name: str) -> None:
     answer = rendered(template, call(0, ARGUMENTS))
     if parsers.unknown_tools or answer is None or "get_it" not in answer:
         return
-    got = read(Parsers(parsers.tools, "none"), begins(answer, parsers))
-    assert got.parsed == [("get_it", ARGUMENTS)]
+    parsed = read(Parsers(parsers.tools, "none"), begins(answer, parsers))
+    assert parsed.parsed == [("get_it", ARGUMENTS)]
 
 
 CHATML: Final = (
@@ -155,8 +157,8 @@ def test_a_sign_counts_if_the_rendered_call_is_read(call: str, tools: str) -> No
 
 def test_a_template_of_its_own_for_conversations_with_tools() -> None:
     with_tools = CHATML.replace("CALL", f"<tool_call>{OBJECT}</tool_call>")
-    found = Parsers().resolve("x", tokens=TOKENS, with_tools=with_tools)
-    assert found.tools == "hermes"
+    parsers = Parsers().resolve("x", tokens=TOKENS, with_tools=with_tools)
+    assert parsers.tools == "hermes"
 
 
 def test_names_are_those_of_vllm() -> None:
@@ -181,8 +183,8 @@ def test_names_are_those_of_vllm() -> None:
 def main(folder: str) -> None:
     """Print what is chosen for the templates of a folder."""
     for path in sorted(Path(folder).glob("*.jinja")):
-        found = Parsers().resolve(path.read_text("utf-8"), tokens=TOKENS)
-        print(f"{path.stem}: {found.tools}, {found.reasoning}")
+        parsers = Parsers().resolve(path.read_text("utf-8"), tokens=TOKENS)
+        print(f"{path.stem}: {parsers.tools}, {parsers.reasoning}")
 
 
 if __name__ == "__main__":

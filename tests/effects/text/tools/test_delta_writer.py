@@ -51,7 +51,7 @@ def test_no_white_space_is_left_around_calls() -> None:
     out.start("f")
     out.content("\n")
     out.close()
-    kinds = [one for one in out.take() if isinstance(one, ContentDelta)]
+    kinds = [contents for contents in out.take() if isinstance(contents, ContentDelta)]
     assert kinds == [ContentDelta("x")]
 
 

@@ -65,13 +65,15 @@ def test_none_is_what_the_user_chose_and_unknown_is_not() -> None:
 def test_what_is_looked_for() -> None:
     assert Parsers("hermes", NONE).parsing({}, "") is None
     assert Parsers(NONE, NONE).parsing({"f": None}, "") is None
-    one = Parsers("hermes", "think").parsing({}, "<think>\n")
-    assert one == Parsing(reasoning="think", opened=True)
-    one = Parsers("hermes", "think").parsing({"f": None}, "\n", parallel=False)
-    assert one == Parsing(tools="hermes", reasoning="think", names=("f",), parallel=False)
+    parsing = Parsers("hermes", "think").parsing({}, "<think>\n")
+    assert parsing == Parsing(reasoning="think", opened=True)
+    parsing = Parsers("hermes", "think").parsing({"f": None}, "\n", parallel=False)
+    assert parsing == Parsing(
+        tools="hermes", reasoning="think", names=("f",), parallel=False
+    )
     schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
-    one = Parsers("qwen3_coder", NONE).parsing({"f": schema, "g": None}, "")
-    assert one == Parsing(tools="qwen3_coder", names=("f", "g"), typed=(("f", "a"),))
+    parsing = Parsers("qwen3_coder", NONE).parsing({"f": schema, "g": None}, "")
+    assert parsing == Parsing(tools="qwen3_coder", names=("f", "g"), typed=(("f", "a"),))
     assert Parsers("openai", NONE).parsing({}, "") == Parsing(tools="openai")
 
 

@@ -64,17 +64,19 @@ class Vocabulary:
     """
 
     def __init__(self, *, marked: bool, markers: tuple[str, ...] = ()) -> None:
-        own = tokenizer().as_json()
-        self.tokens = Tokenizer.from_str(own if marked else _unmarked(own))
+        json_form = tokenizer().as_json()
+        self.tokens = Tokenizer.from_str(json_form if marked else _unmarked(json_form))
         self.added: dict[str, int] = {}
         if marked:
-            self.tokens.add_special_tokens([AddedToken(one) for one in SPECIAL])
+            self.tokens.add_special_tokens([AddedToken(marker) for marker in SPECIAL])
             added = [*ADDED, *markers]
-            self.tokens.add_tokens([AddedToken(one, special=False) for one in added])
-            for one in markers or (*SPECIAL, *ADDED):
-                token = self.tokens.token_to_id(one)
+            self.tokens.add_tokens(
+                [AddedToken(marker, special=False) for marker in added]
+            )
+            for marker in markers or (*SPECIAL, *ADDED):
+                token = self.tokens.token_to_id(marker)
                 assert token is not None
-                self.added[one] = token
+                self.added[marker] = token
         size = self.tokens.get_vocab_size()
         self.compiler = LlguidanceCompiler(self.tokens.to_str(), size, ENDS)
 
@@ -84,17 +86,19 @@ class Vocabulary:
             grammar=grammar(evolve(calling, token=self.added.get))
         )
         walk = self.compiler.compile(constraint).matcher()
-        for one in self.tokens.encode(text, add_special_tokens=False).ids:
-            if one not in allowed(walk.mask()):
+        for token in self.tokens.encode(text, add_special_tokens=False).ids:
+            if token not in allowed(walk.mask()):
                 return False
-            walk.advance([one])
+            walk.advance([token])
         return walk.may_end
 
 
 def _unmarked(written: str) -> str:
     """A tokenizer's JSON in which the markers are no tokens: others have their ids."""
-    for one in ADDED:
-        written = written.replace(json.dumps(one), json.dumps(f"<|no {one[1:-1]}|>"))
+    for marker in ADDED:
+        written = written.replace(
+            json.dumps(marker), json.dumps(f"<|no {marker[1:-1]}|>")
+        )
     return written
 
 
@@ -103,8 +107,8 @@ def vocabulary(*, marked: bool, markers: tuple[str, ...] = ()) -> Vocabulary:
     return Vocabulary(marked=marked, markers=markers)
 
 
-def calling(form: str, *, must: bool = True, **more: Any) -> Calling:
-    shown: dict[str, Any] = {"callees": (ADD, NOW), "token": lambda _: None, **more}
+def calling(form: str, *, must: bool = True, **settings: Any) -> Calling:
+    shown: dict[str, Any] = {"callees": (ADD, NOW), "token": lambda _: None, **settings}
     return Calling(format=form, must=must, **shown)
 
 
@@ -113,11 +117,11 @@ def call(name: str, arguments: object, key: str = "arguments") -> str:
 
 
 def hermes(*calls: str) -> str:
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
+    return "\n".join(f"<tool_call>\n{call_json}\n</tool_call>" for call_json in calls)
 
 
-def deep(form: str, *each: tuple[str, str]) -> str:
-    return calls(form, *(called(form, name, emitted) for name, emitted in each))
+def deep(form: str, *named_calls: tuple[str, str]) -> str:
+    return calls(form, *(called(form, name, emitted) for name, emitted in named_calls))
 
 
 def message(name: str, arguments: str) -> str:
@@ -177,12 +181,19 @@ def answers(form: str, *, marked: bool) -> tuple[str, str, str]:
 @each
 def test_calls_that_must_be_made_are_made_and_fit(form: str, marked: bool) -> None:
     takes = vocabulary(marked=marked).takes
-    one, two, bad = answers(form, marked=marked)
-    assert takes(one, calling(form))
+    one_call, two, bad = answers(form, marked=marked)
+    assert takes(one_call, calling(form))
     assert takes(two, calling(form))
-    assert takes(one, calling(form, several=False))
+    assert takes(one_call, calling(form, several=False))
     assert not takes(two, calling(form, several=False))
-    for wrong in (bad, one.replace("add", "sub"), "Well. " + one, one + " x", "", "Hi."):
+    for wrong in (
+        bad,
+        one_call.replace("add", "sub"),
+        "Well. " + one_call,
+        one_call + " x",
+        "",
+        "Hi.",
+    ):
         assert not takes(wrong, calling(form))
 
 
@@ -190,8 +201,8 @@ def test_calls_that_must_be_made_are_made_and_fit(form: str, marked: bool) -> No
 @each
 @both
 def test_what_must_be_written_is_read(form: str, marked: bool) -> None:
-    one, two, _ = answers(form, marked=marked)
-    assert found(one, form).parsed == [("add", {"a": 1})]
+    one_call, two, _ = answers(form, marked=marked)
+    assert found(one_call, form).parsed == [("add", {"a": 1})]
     assert found(two, form).parsed == [("add", {"a": 1}), ("now", {})]
 
 
@@ -200,12 +211,12 @@ def test_what_must_be_written_is_read(form: str, marked: bool) -> None:
 @each
 def test_calls_that_may_be_made_fit_and_text_is_free(form: str, marked: bool) -> None:
     takes = vocabulary(marked=marked).takes
-    one, two, bad = answers(form, marked=marked)
+    one_call, two, bad = answers(form, marked=marked)
     free = calling(form, must=False)
-    for right in (one, two, "", "Hi.\n\n{1: 2}", " Well, <tool"):
+    for right in (one_call, two, "", "Hi.\n\n{1: 2}", " Well, <tool"):
         assert takes(right, free)
     assert not takes(bad, free)
-    assert not takes(one.replace("add", "sub"), free)
+    assert not takes(one_call.replace("add", "sub"), free)
     if TOOLS[form].markers and form not in ("llama3_json", "openai"):
         assert takes(f"I look.\n{two}", free)
         assert not takes(f"I look.\n{bad}", free)
@@ -229,11 +240,16 @@ def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> N
     }
     rule = json_rule(json.dumps(schema))
     bound = calling(form, must=False, answer=rule)
-    one, two, bad = answers(form, marked=marked)
+    one_call, two, bad = answers(form, marked=marked)
     head = "<|channel|>final<|message|>" if form == "openai" else ""
-    for right in (one, two, head + '{"ok": true}', head + '{"name": "now"}'):
+    for right in (one_call, two, head + '{"ok": true}', head + '{"name": "now"}'):
         assert takes(right, bound)
-    for wrong in (head + "Hi.", bad, head + '{"ok": 1}', head + '{"ok": true}' + one):
+    for wrong in (
+        head + "Hi.",
+        bad,
+        head + '{"ok": 1}',
+        head + '{"ok": true}' + one_call,
+    ):
         assert not takes(wrong, bound)
 
 
@@ -243,17 +259,17 @@ def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> N
 @pytest.mark.parametrize("thinking", [THINK, BRACKETS])
 def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
     takes = vocabulary(marked=marked).takes
-    one, _, bad = answers(form, marked=marked)
+    one_call, _, bad = answers(form, marked=marked)
     thought = f"\nHm: {{.\n{thinking.closes}"
     for must in (True, False):
         for opened in (True, False):
             bound = calling(form, must=must, thinking=thinking, opened=opened)
-            begun = thought if opened else thinking.opens + thought
-            assert takes(begun + one, bound)
-            assert takes(f"{begun}\n\n{one}", bound)
-            assert not takes(f"{begun}\n\n{bad}", bound)
-            assert takes(one, bound) is not opened
-            assert takes(f"{begun}\n\nHi.", bound) is not must
+            reasoning = thought if opened else thinking.opens + thought
+            assert takes(reasoning + one_call, bound)
+            assert takes(f"{reasoning}\n\n{one_call}", bound)
+            assert not takes(f"{reasoning}\n\n{bad}", bound)
+            assert takes(one_call, bound) is not opened
+            assert takes(f"{reasoning}\n\nHi.", bound) is not must
 
 
 TEXTS: Final = (  # of a grammar: one that it allows, and one that it does not
@@ -266,9 +282,9 @@ def called_with(form: str, text: str, *, marked: bool) -> str:
     """A call with this text."""
     if form == "qwen3_coder":
         return tagged("add", ("input", text))
-    one, _, _ = answers(form, marked=marked)
+    one_call, _, _ = answers(form, marked=marked)
     arguments = json.dumps({"input": text}, ensure_ascii=False)
-    return one.replace('{"a": 1}', arguments)
+    return one_call.replace('{"a": 1}', arguments)
 
 
 @pytest.mark.long

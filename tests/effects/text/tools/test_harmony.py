@@ -15,16 +15,16 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>It rains.<|return|>"
 
 
 def test_channels() -> None:
-    one = found(THOUGHT + FINAL, "openai")
-    assert (one.reasoning, one.content) == ("User asks.\nCall it.", "It rains.")
-    assert one.calls == []
+    parsed = found(THOUGHT + FINAL, "openai")
+    assert (parsed.reasoning, parsed.content) == ("User asks.\nCall it.", "It rains.")
+    assert parsed.calls == []
 
 
 @pytest.mark.parametrize("end", ["", "<|call|>"])
 def test_a_call(end: str) -> None:
-    one = found(THOUGHT + CALL.removesuffix("<|call|>") + end, "openai")
-    assert one.parsed == [("get_weather", {"city": "Zürich", "days": [1]})]
-    assert (one.reasoning, one.content) == ("User asks.\nCall it.", "")
+    parsed = found(THOUGHT + CALL.removesuffix("<|call|>") + end, "openai")
+    assert parsed.parsed == [("get_weather", {"city": "Zürich", "days": [1]})]
+    assert (parsed.reasoning, parsed.content) == ("User asks.\nCall it.", "")
 
 
 @pytest.mark.parametrize(
@@ -41,36 +41,36 @@ def test_a_call(end: str) -> None:
     ],
 )
 def test_where_a_recipient_may_be(header: str) -> None:
-    one = found(header + ' {"a": "<|end|>"} ', "openai")
-    assert one.calls == [("add", '{"a": "<|end|>"}')]
-    assert (one.reasoning, one.content) == ("", "")
+    parsed = found(header + ' {"a": "<|end|>"} ', "openai")
+    assert parsed.calls == [("add", '{"a": "<|end|>"}')]
+    assert (parsed.reasoning, parsed.content) == ("", "")
 
 
 @pytest.mark.long
 def test_parts_are_separate() -> None:
     preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-    again = "<|start|>assistant" + THOUGHT
-    one = found(THOUGHT + preamble + again + CALL + CALL + FINAL, "openai")
-    assert one.reasoning == "User asks.\nCall it.\n\nUser asks.\nCall it."
-    assert one.content == "I look.\n\nIt rains."
-    assert len(one.calls) == 2
+    next_message = "<|start|>assistant" + THOUGHT
+    parsed = found(THOUGHT + preamble + next_message + CALL + CALL + FINAL, "openai")
+    assert parsed.reasoning == "User asks.\nCall it.\n\nUser asks.\nCall it."
+    assert parsed.content == "I look.\n\nIt rains."
+    assert len(parsed.calls) == 2
 
 
 def test_a_call_without_arguments() -> None:
-    one = found("<|channel|>commentary to=functions.now<|message|><|call|>", "openai")
-    assert one.calls == [("now", "{}")]
+    parsed = found("<|channel|>commentary to=functions.now<|message|><|call|>", "openai")
+    assert parsed.calls == [("now", "{}")]
 
 
 def test_an_answer_that_breaks_off() -> None:
     tokens = re.split(r"(<\|\w+\|>| )", THOUGHT + CALL + FINAL)
     for count in range(len(tokens)):
-        one = reported(fed(parser("openai"), tokens[:count]))
+        parsed = reported(fed(parser("openai"), tokens[:count]))
         header = "<|start|>assistant<|channel|>commentary to=functions.get_weather"
         named = "".join(tokens[:count]).rpartition("<|end|>")[2].startswith(header)
         cut = named and "<|message|>" not in "".join(tokens[:count]).rpartition(header)[2]
-        assert one.content.startswith(header) if cut else one.content in "It rains."
-    one = found(THOUGHT + CALL[:-12], "openai")
-    assert (one.whole, one.content) == ([False], "")
+        assert parsed.content.startswith(header) if cut else parsed.content in "It rains."
+    parsed = found(THOUGHT + CALL[:-12], "openai")
+    assert (parsed.whole, parsed.content) == ([False], "")
 
 
 @pytest.mark.parametrize(
@@ -94,31 +94,35 @@ def test_an_answer_that_breaks_off() -> None:
 def test_words_of_a_header_that_are_not_its_own_are_text(
     text: str, content: str | None, reasoning: str
 ) -> None:
-    one = found(text, "openai")
-    assert one.content == (text if content is None else content)
-    assert (one.calls, one.reasoning) == ([], reasoning)
+    parsed = found(text, "openai")
+    assert parsed.content == (text if content is None else content)
+    assert (parsed.calls, parsed.reasoning) == ([], reasoning)
 
 
 @pytest.mark.parametrize("arguments", ["{}", "oops"])
 def test_words_beside_a_recipient_come_once(arguments: str) -> None:
     text = "<|channel|>commentary w0w to=functions.add w1w<|message|>" + arguments
-    for one in (found(text, "openai"), in_one_piece(text, "openai")):
-        whole = arguments == "{}"
-        assert one.content == ("w0w w1w" if whole else text)
-        assert one.calls == ([("add", "{}")] if whole else [])
+    for parsed in (found(text, "openai"), in_one_piece(text, "openai")):
+        is_whole = arguments == "{}"
+        assert parsed.content == ("w0w w1w" if is_whole else text)
+        assert parsed.calls == ([("add", "{}")] if is_whole else [])
 
 
 def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed() -> None:
     bad = CALL.replace("[1]", "[1, oops]").removesuffix("<|call|>")
-    one = in_one_piece(THOUGHT + bad, "openai")
-    assert (one.content, one.calls, one.reasoning) == (bad, [], "User asks.\nCall it.")
+    parsed = in_one_piece(THOUGHT + bad, "openai")
+    assert (parsed.content, parsed.calls, parsed.reasoning) == (
+        bad,
+        [],
+        "User asks.\nCall it.",
+    )
 
 
 def test_end_marks_that_were_left_out() -> None:
-    one = found(
+    parsed = found(
         "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "openai"
     )
-    assert (one.reasoning, one.content) == ("Hm.", "Hi")
+    assert (parsed.reasoning, parsed.content) == ("Hm.", "Hi")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +130,8 @@ def test_end_marks_that_were_left_out() -> None:
     ["", "Hello\n\n", " to be", " to=me {x}", " to=me", "a < b <|end", "{}", "a to=b"],
 )
 def test_text_without_channels_is_content(text: str) -> None:
-    one = found(text, "openai")
-    assert (one.content, one.calls, one.reasoning) == (text, [], "")
+    parsed = found(text, "openai")
+    assert (parsed.content, parsed.calls, parsed.reasoning) == (text, [], "")
 
 
 @pytest.mark.parametrize(
@@ -139,8 +143,8 @@ def test_text_without_channels_is_content(text: str) -> None:
     ],
 )
 def test_headers_and_calls_that_are_none(text: str) -> None:
-    one = found(text, "openai")
-    assert (one.content, one.calls) == (text, [])
+    parsed = found(text, "openai")
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 @pytest.mark.long
@@ -162,15 +166,15 @@ def test_an_answer_in_json_may_say_in_a_string_what_marks_are(
 ) -> None:
     for end in ("", "<|return|>"):
         text = f"<|channel|>final{header}<|message|>{answer}"
-        one = found(THOUGHT + "<|start|>assistant" + text + end, "openai")
-        assert (one.content, one.calls) == (answer, [])
-    one = found(f"{text}<|end|>" + CALL, "openai")
-    assert (one.content, len(one.calls)) == (answer, 1)
+        parsed = found(THOUGHT + "<|start|>assistant" + text + end, "openai")
+        assert (parsed.content, parsed.calls) == (answer, [])
+    parsed = found(f"{text}<|end|>" + CALL, "openai")
+    assert (parsed.content, len(parsed.calls)) == (answer, 1)
 
 
 @pytest.mark.long
 def test_marks_that_are_in_no_string_end_an_answer() -> None:
     for answer in ("{<|end|>", "[1, <|end|>", '"a <|end|>', "a {<|end|>"):
-        one = found(f"<|channel|>final<|message|>{answer}" + CALL, "openai")
-        assert one.content == answer.removesuffix("<|end|>").rstrip()
-        assert len(one.calls) == 1
+        parsed = found(f"<|channel|>final<|message|>{answer}" + CALL, "openai")
+        assert parsed.content == answer.removesuffix("<|end|>").rstrip()
+        assert len(parsed.calls) == 1

@@ -41,14 +41,14 @@ def test_a_call_that_must_be_made_comes_only_behind_reasoning(
     text: str, marked: bool
 ) -> None:
     takes = vocabulary(marked=marked).takes
-    for several in (True, False):
-        must = calling("openai", several=several)
+    for parallel in (True, False):
+        must = calling("openai", several=parallel)
         assert takes(text, must)
-        assert takes(text + CALL * (CALL not in text) + BETWEEN + ADD, must) is several
-    one = found(text, "openai")
-    assert one.parsed == [("add", {"a": 1})]
-    assert one.content == ""
-    assert ("Hm" in one.reasoning) == (THOUGHT in text)
+        assert takes(text + CALL * (CALL not in text) + BETWEEN + ADD, must) is parallel
+    parsed = found(text, "openai")
+    assert parsed.parsed == [("add", {"a": 1})]
+    assert parsed.content == ""
+    assert ("Hm" in parsed.reasoning) == (THOUGHT in text)
 
 
 @both
@@ -81,8 +81,8 @@ def test_where_calls_may_be_made_messages_are_free(
     text: str, content: str, calls: int, marked: bool
 ) -> None:
     assert vocabulary(marked=marked).takes(text, calling("openai", must=False))
-    one = found(text, "openai")
-    assert (one.content, len(one.calls)) == (content, calls)
+    parsed = found(text, "openai")
+    assert (parsed.content, len(parsed.calls)) == (content, calls)
 
 
 @both
@@ -119,10 +119,10 @@ def test_an_answer_with_a_schema_is_a_final_message(marked: bool) -> None:
         assert not takes(final + '{"ok": 1}', bound)
     assert not takes(right, bound)
     assert not takes(PREAMBLE + "<|channel|>final<|message|>" + right, bound)
-    one = found(
+    parsed = found(
         THOUGHT + "<|channel|>final <|constrain|>json<|message|>" + right, "openai"
     )
-    assert one.content == right
+    assert parsed.content == right
 
 
 def test_a_call_may_end_the_sequence() -> None:
@@ -132,8 +132,8 @@ def test_a_call_may_end_the_sequence() -> None:
     size = words.tokens.get_vocab_size()
     compiler = LlguidanceCompiler(words.tokens.to_str(), size, [*ENDS, end])
     requested: Any = calling("openai", token=words.added.get)
-    for several in (True, False):
-        text = grammar(evolve(requested, several=several))
+    for parallel in (True, False):
+        text = grammar(evolve(requested, several=parallel))
         walk = compiler.compile(StructuredOutputs(grammar=text)).matcher()
         for token in words.tokens.encode(THOUGHT + ADD, add_special_tokens=False).ids:
             assert not walk.may_end

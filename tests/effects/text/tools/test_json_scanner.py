@@ -46,22 +46,22 @@ WRONG = [
 
 def scanned(text: str, size: int = 10**6) -> tuple[JsonScanner, int]:
     scanner = JsonScanner()
-    at = 0
-    while at < len(text) and not (scanner.done or scanner.broken):
-        at += scanner.feed(text[at : at + size])
-    return scanner, at
+    end = 0
+    while end < len(text) and not (scanner.done or scanner.broken):
+        end += scanner.feed(text[end : end + size])
+    return scanner, end
 
 
 @pytest.mark.parametrize("text", VALUES)
 @pytest.mark.parametrize("size", [1, 2, 10**6])
 def test_values(text: str, size: int) -> None:
-    scanner, at = scanned(text + " ,", size)
-    assert (scanner.done, scanner.broken, at) == (True, False, len(text))
+    scanner, end = scanned(text + " ,", size)
+    assert (scanner.done, scanner.broken, end) == (True, False, len(text))
     assert scanner.take_accepted() == text
     assert scanner.take_accepted() == ""
 
 
-@pytest.mark.parametrize("text", [one[:-1] for one in VALUES])
+@pytest.mark.parametrize("text", [value[:-1] for value in VALUES])
 def test_a_value_that_breaks_off(text: str) -> None:
     scanner, _ = scanned(text)
     assert not scanner.done
@@ -72,13 +72,13 @@ def test_a_value_that_breaks_off(text: str) -> None:
 @pytest.mark.parametrize("text", WRONG)
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_what_is_no_json(text: str, size: int) -> None:
-    scanner, at = scanned(text, size)
+    scanner, end = scanned(text, size)
     assert (scanner.done, scanner.broken) == (False, True)
-    assert at < len(text)
+    assert end < len(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "begun"),
+    ("text", "beginning"),
     [
         ("[celsius]", "["),
         ('{"a": oops}', '{"a": '),
@@ -92,16 +92,16 @@ def test_what_is_no_json(text: str, size: int) -> None:
 )
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_no_more_is_let_through_than_begins_json(
-    text: str, begun: str, size: int
+    text: str, beginning: str, size: int
 ) -> None:
-    scanner, at = scanned(text, size)
-    assert (scanner.take_accepted(), text[:at]) == (begun, begun)
+    scanner, end = scanned(text, size)
+    assert (scanner.take_accepted(), text[:end]) == (beginning, beginning)
 
 
 @pytest.mark.parametrize("text", ["1", "-0.5e9", "true", "null"])
 def test_words_end_with_what_follows_or_with_the_text(text: str) -> None:
-    scanner, at = scanned(text + "}")
-    assert (scanner.done, at) == (True, len(text))
+    scanner, end = scanned(text + "}")
+    assert (scanner.done, end) == (True, len(text))
     scanner, _ = scanned(text)
     assert not scanner.done
     scanner.end()
@@ -118,9 +118,11 @@ def test_it_agrees_with_the_json_module() -> None:
     draw = random.Random(5)
     for _ in range(3000):
         text = draw.choice(VALUES).strip()
-        at = draw.randrange(len(text))
+        place = draw.randrange(len(text))
         text = (
-            text[:at] + draw.choice('{}[]",:\\ 1ae-') * draw.randrange(2) + text[at + 1 :]
+            text[:place]
+            + draw.choice('{}[]",:\\ 1ae-') * draw.randrange(2)
+            + text[place + 1 :]
         )
         scanner, end = scanned(text)
         scanner.end()

@@ -19,22 +19,22 @@ OTHER = '{"name": "search.web", "parameters": {"q": "<|python_tag|>"}}'
     ],
 )
 def test_a_call(text: str) -> None:
-    one = found(text, "llama3_json")
-    assert one.parsed == [("add", {"a": "1;2", "b": [{}]})]
-    assert one.content == ""
+    parsed = found(text, "llama3_json")
+    assert parsed.parsed == [("add", {"a": "1;2", "b": [{}]})]
+    assert parsed.content == ""
 
 
 @pytest.mark.parametrize("between", ["; ", ";", "\n", ", ", "", "<|python_tag|>"])
 def test_several(between: str) -> None:
-    one = found(ADD + between + NOW, "llama3_json")
-    assert [name for name, _ in one.calls] == ["add", "now"]
-    assert one.content == ""
+    parsed = found(ADD + between + NOW, "llama3_json")
+    assert [name for name, _ in parsed.calls] == ["add", "now"]
+    assert parsed.content == ""
 
 
 def test_the_tag_behind_text_and_a_name_that_was_not_offered() -> None:
-    one = found(f"Let me see. <|python_tag|>{OTHER}", "llama3_json")
-    assert one.content == "Let me see."
-    assert one.parsed == [("search.web", {"q": "<|python_tag|>"})]
+    parsed = found(f"Let me see. <|python_tag|>{OTHER}", "llama3_json")
+    assert parsed.content == "Let me see."
+    assert parsed.parsed == [("search.web", {"q": "<|python_tag|>"})]
 
 
 @pytest.mark.parametrize(
@@ -54,22 +54,22 @@ def test_the_tag_behind_text_and_a_name_that_was_not_offered() -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    one = found(text, "llama3_json")
-    assert (one.content, one.calls) == (text, [])
+    parsed = found(text, "llama3_json")
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 def test_text_behind_a_call() -> None:
-    one = found(f"{ADD} ; and more", "llama3_json")
-    assert (one.content, len(one.calls)) == ("; and more", 1)
+    parsed = found(f"{ADD} ; and more", "llama3_json")
+    assert (parsed.content, len(parsed.calls)) == ("; and more", 1)
 
 
 def test_an_answer_that_breaks_off() -> None:
-    one = found(ADD[:-10], "llama3_json")
-    assert (one.content, one.whole) == ("", [False])
+    parsed = found(ADD[:-10], "llama3_json")
+    assert (parsed.content, parsed.whole) == ("", [False])
 
 
 def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed() -> None:
     for tag in ("", "<|python_tag|>"):
         bad = tag + '{"name": "add", "parameters": {"a": oops}}'
-        one = in_one_piece(bad, "llama3_json")
-        assert (one.content, one.calls) == (bad, [])
+        parsed = in_one_piece(bad, "llama3_json")
+        assert (parsed.content, parsed.calls) == (bad, [])

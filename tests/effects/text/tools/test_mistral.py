@@ -27,14 +27,14 @@ WHOLE = [("add", {"a": "[ARGS]", "b": 2}), ("now", {})]
     ],
 )
 def test_calls(text: str) -> None:
-    one = found(text, "mistral")
-    assert one.parsed == WHOLE
-    assert one.content == ""
+    parsed = found(text, "mistral")
+    assert parsed.parsed == WHOLE
+    assert parsed.content == ""
 
 
 def test_text_before_calls() -> None:
-    one = found('Sure [1].\n[TOOL_CALLS]add[ARGS]{"a": 1}', "mistral")
-    assert (one.content, one.parsed) == ("Sure [1].", [("add", {"a": 1})])
+    parsed = found('Sure [1].\n[TOOL_CALLS]add[ARGS]{"a": 1}', "mistral")
+    assert (parsed.content, parsed.parsed) == ("Sure [1].", [("add", {"a": 1})])
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_text_before_calls() -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    one = found(text, "mistral")
-    assert (one.content, one.calls) == (text, [])
+    parsed = found(text, "mistral")
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 def test_an_answer_that_breaks_off() -> None:
-    one = found('[TOOL_CALLS] [{"name": "add", "arguments": {"a": "x', "mistral")
-    assert (one.calls, one.whole) == ([("add", '{"a": "x')], [False])
-    one = found('[TOOL_CALLS] [{"name": "add", "arguments": {}}, {"na', "mistral")
-    assert (one.calls, one.content) == ([("add", "{}")], ', {"na')
+    parsed = found('[TOOL_CALLS] [{"name": "add", "arguments": {"a": "x', "mistral")
+    assert (parsed.calls, parsed.whole) == ([("add", '{"a": "x')], [False])
+    parsed = found('[TOOL_CALLS] [{"name": "add", "arguments": {}}, {"na', "mistral")
+    assert (parsed.calls, parsed.content) == ([("add", "{}")], ', {"na')
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_an_answer_that_breaks_off() -> None:
     ],
 )
 def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -> None:
-    one = in_one_piece(f"[TOOL_CALLS]add[ARGS]{{}}{bad}", "mistral")
-    assert (one.content, one.calls) == (bad, [("add", "{}")])
+    parsed = in_one_piece(f"[TOOL_CALLS]add[ARGS]{{}}{bad}", "mistral")
+    assert (parsed.content, parsed.calls) == (bad, [("add", "{}")])
 
 
 @pytest.mark.parametrize("odd", ["]", "}]", "\n]]"])
@@ -87,6 +87,6 @@ def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -
     ],
 )
 def test_brackets_too_many_and_too_few_are_no_content(call: str, odd: str) -> None:
-    one = found(f"{call}{odd}Done. [1]{call}", "mistral")
-    assert one.parsed == [("add", {"a": 1})] * 2
-    assert one.content == "Done. [1]"
+    parsed = found(f"{call}{odd}Done. [1]{call}", "mistral")
+    assert parsed.parsed == [("add", {"a": 1})] * 2
+    assert parsed.content == "Done. [1]"

@@ -42,30 +42,30 @@ CALL: Final = answer(FORM, [("f", ARGUMENTS)])
 
 
 def parsing() -> Parsing:
-    made = Parsers(FORM, "none").parsing({"f": SCHEMA, "g": None}, "")
-    assert made is not None
-    return made
+    parsing = Parsers(FORM, "none").parsing({"f": SCHEMA, "g": None}, "")
+    assert parsing is not None
+    return parsing
 
 
 def read(text: str) -> Found:
-    how = parsing()
-    first = fed(how.parser(), [text])
+    chosen = parsing()
+    first = fed(chosen.parser(), [text])
     for pieces in cuts(text, 4):
-        assert fed(how.parser(), pieces) == first, pieces
+        assert fed(chosen.parser(), pieces) == first, pieces
     return reported(first)
 
 
 @pytest.mark.long
 def test_calls_and_text_around_them() -> None:
-    got = read(f"I look.\n{answer(FORM, [('f', ARGUMENTS), ('g', {})])}\nDone.")
-    assert got.parsed == [("f", ARGUMENTS), ("g", {})]
-    assert got.content == "I look.\n\nDone."
-    assert got.whole == [True, True]
+    parsed = read(f"I look.\n{answer(FORM, [('f', ARGUMENTS), ('g', {})])}\nDone.")
+    assert parsed.parsed == [("f", ARGUMENTS), ("g", {})]
+    assert parsed.content == "I look.\n\nDone."
+    assert parsed.whole == [True, True]
 
 
 def test_types_of_what_is_in_objects_and_lists() -> None:
-    found = {path for _, path in typed_paths({"f": SCHEMA, "g": None})}
-    assert found == {"days", "sure", "none", "where", "where/at", "where/at/item"}
+    paths = {path for _, path in typed_paths({"f": SCHEMA, "g": None})}
+    assert paths == {"days", "sure", "none", "where", "where/at", "where/at/item"}
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_types_of_what_is_in_objects_and_lists() -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    got = read(text)
-    assert (got.content, got.calls) == (text, [])
+    parsed = read(text)
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 @pytest.mark.long
 def test_answers_that_break_off() -> None:
-    how = parsing()
+    chosen = parsing()
     for end in range(0, len(CALL), 3):
-        streamed = reported(fed(how.parser(), [CALL[:end]]))
+        streamed = reported(fed(chosen.parser(), [CALL[:end]]))
         assert (True in streamed.whole) is (f"{MARK}</invoke>" in CALL[:end])
-        once = reported(fed(how.parser(streaming=False), [CALL[:end]]))
+        once = reported(fed(chosen.parser(streaming=False), [CALL[:end]]))
         assert once.calls or once.content == CALL[:end]
 
 
 def test_a_good_call_behind_a_bad_one() -> None:
     bad = f'{MARK}<tool_call>{MARK}<invoke name="f">{MARK}<days>3{MARK}</days>oops'
-    got = read(bad + answer(FORM, [("g", {})]))
-    assert [name for name, _ in got.calls] == ["f", "g"]
-    assert (got.whole, got.content) == ([False, True], "oops")
+    parsed = read(bad + answer(FORM, [("g", {})]))
+    assert [name for name, _ in parsed.calls] == ["f", "g"]
+    assert (parsed.whole, parsed.content) == ([False, True], "oops")

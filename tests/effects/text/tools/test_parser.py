@@ -137,25 +137,25 @@ def pieces(text: str, draw: random.Random) -> list[str]:
 def test_chance_texts(name: str | None) -> None:
     """Nothing raises, cuts change nothing, and no word is lost."""
     form = ROWS.get(name or "")
-    own = (
+    own_markers = (
         [*form.opens, *form.markers, *getattr(form.dialect, "literals", ())]
         if form
         else []
     )
     for seed in range(300 if name is None or name in OWN else 100):
         draw = random.Random(seed)
-        markers = OWN.get(name or "hermes") or [*own, *OTHERS]
-        there = [draw.choice(markers) for _ in range(draw.randrange(1, 14))]
+        markers = OWN.get(name or "hermes") or [*own_markers, *OTHERS]
+        words = [draw.choice(markers) for _ in range(draw.randrange(1, 14))]
         for word in range(draw.randrange(4)):
-            there.insert(draw.randrange(len(there) + 1), f"w{word}w")
-        text = "".join(there)
+            words.insert(draw.randrange(len(words) + 1), f"w{word}w")
+        text = "".join(words)
         reasoning = None if name == "openai" or draw.random() < 0.5 else "think"
         opened = draw.random() < 0.5
         first = fed(parser(name, reasoning, opened=opened), [text])
         for cut in (list(text), pieces(text, draw), pieces(text, draw)):
             assert fed(parser(name, reasoning, opened=opened), cut) == first, text
-        one = reported(first)
-        emitted = one.content + one.reasoning + "".join(map("".join, one.calls))
+        parsed = reported(first)
+        emitted = parsed.content + parsed.reasoning + "".join(map("".join, parsed.calls))
         for word in re.findall(r"w\dw", text if name != "openai" else ""):
             assert word in emitted, text
 
@@ -183,8 +183,8 @@ def test_a_marker_that_is_repeated_counts_once(name: str, between: str) -> None:
     assert plain.calls
     assert not plain.content
     for mark in re.finditer(markers, answer):
-        more = answer[: mark.end()] + between + answer[mark.start() :]
-        assert found(more, name) == plain, more
+        repeated = answer[: mark.end()] + between + answer[mark.start() :]
+        assert found(repeated, name) == plain, repeated
 
 
 # Beginnings of texts that do not end, in the formats of `OWN`.
@@ -213,24 +213,26 @@ def test_cost_is_linear(name: str) -> None:
     """Four times the text takes about four times as long, one character at a time."""
 
     def seconds(size: int) -> float:
-        one = parser(name)
+        reader = parser(name)
         start = time.process_time()
-        one.push(BEGINS[name] if name in BEGINS else written_begins(name))
+        reader.push(BEGINS[name] if name in BEGINS else written_begins(name))
         for _ in range(size):
-            one.push("x ")
-        one.push("", final=True)
+            reader.push("x ")
+        reader.push("", final=True)
         return time.process_time() - start
 
-    few, many = (min(seconds(size) for _ in range(3)) for size in (4_000, 32_000))
-    assert many < 30 * few
+    few_seconds, many_seconds = (
+        min(seconds(size) for _ in range(3)) for size in (4_000, 32_000)
+    )
+    assert many_seconds < 30 * few_seconds
 
 
 def test_ids() -> None:
     text = "[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]add[ARGS]{}"
     first, second = (
-        one.id
-        for one in Parser(TOOLS["mistral"], OFFERED).push(text, final=True)
-        if isinstance(one, CallStart)
+        delta.id
+        for delta in Parser(TOOLS["mistral"], OFFERED).push(text, final=True)
+        if isinstance(delta, CallStart)
     )
     assert first != second
     assert re.fullmatch("[a-zA-Z0-9]{9}", first)
@@ -238,6 +240,6 @@ def test_ids() -> None:
 
 
 def test_nothing_comes_after_the_end() -> None:
-    one = parser("hermes")
-    one.push("x", final=True)
-    assert one.push("y", final=True) == []
+    reader = parser("hermes")
+    reader.push("x", final=True)
+    assert reader.push("y", final=True) == []

@@ -15,20 +15,6 @@ def call(name: str, *values: tuple[str, str]) -> str:
     return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
 
 
-def test_a_call() -> None:
-    one = found(call("get_weather", ("city", "Zürich"), ("days", "[1, 2]")), FORM)
-    assert one.calls == [("get_weather", '{"city": "Zürich", "days": [1, 2]}')]
-    assert (one.content, one.reasoning, one.whole) == ("", "", [True])
-
-
-def test_several_calls_and_text_around_them() -> None:
-    calls = f"{call('now')}\n{call('add', ('a', '1'), ('b', '2.5'))}"
-    one = found(f"Let me look.\n\n{calls}\nThat is all.\n", FORM)
-    assert one.parsed == [("now", {}), ("add", {"a": 1, "b": 2.5})]
-    assert one.content == "Let me look.\n\nThat is all.\n"
-    assert one.whole == [True, True]
-
-
 @pytest.mark.long
 def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
     for text in (
@@ -42,8 +28,8 @@ def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
         "</parameter",
         "</p>",
     ):
-        one = found(call("get_weather", ("city", text)), FORM)
-        assert one.parsed == [("get_weather", {"city": text})]
+        parsed = found(call("get_weather", ("city", text)), FORM)
+        assert parsed.parsed == [("get_weather", {"city": text})]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +70,8 @@ def test_what_is_no_text_is_json_if_it_can_be(text: str, value: Any) -> None:
 
 def test_tags_without_breaks() -> None:
     text = "<tool_call><function=add><parameter=a>1</parameter><parameter=c>x</parameter>"
-    one = found(f"{text}</function></tool_call>", FORM)
-    assert one.parsed == [("add", {"a": 1, "c": "x"})]
+    parsed = found(f"{text}</function></tool_call>", FORM)
+    assert parsed.parsed == [("add", {"a": 1, "c": "x"})]
 
 
 def test_tags_that_were_left_out() -> None:
@@ -97,9 +83,9 @@ def test_tags_that_were_left_out() -> None:
         f"<tool_call>\n<function=add>\n{value}</tool_call>",
         "<tool_call>\n<function=add>\n<parameter=c>\nx\n</function>\n</tool_call>",
     ):
-        one = found(f"Hi.\n{text}\n", FORM)
-        assert (one.parsed, one.whole) == ([("add", {"c": "x"})], [True])
-        assert one.content == "Hi."
+        parsed = found(f"Hi.\n{text}\n", FORM)
+        assert (parsed.parsed, parsed.whole) == ([("add", {"c": "x"})], [True])
+        assert parsed.content == "Hi."
     text = "<function=add>\n<parameter=a>\n1\n<parameter=c>\nx\n</parameter></function>"
     assert found(text, FORM).parsed == [("add", {"a": 1, "c": "x"})]
 
@@ -119,49 +105,52 @@ def test_tags_that_were_left_out() -> None:
     ],
 )
 def test_what_is_no_call_is_content(text: str) -> None:
-    one = found(text, FORM)
-    assert (one.content, one.calls) == (text, [])
+    parsed = found(text, FORM)
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
-@pytest.mark.parametrize("at", range(len("<tool_call>\n<function=add>"), 80, 3))
-def test_an_answer_that_breaks_off(at: int) -> None:
-    text = call("add", ("a", "12"), ("c", "long text"))[:at]
-    one = found(text, FORM)
-    assert (one.whole, one.content) == ([False], "")
-    assert '{"a": 12, "c": "long text"}'.startswith(one.calls[0][1])
+@pytest.mark.parametrize("cut", range(len("<tool_call>\n<function=add>"), 80, 3))
+def test_an_answer_that_breaks_off(cut: int) -> None:
+    text = call("add", ("a", "12"), ("c", "long text"))[:cut]
+    parsed = found(text, FORM)
+    assert (parsed.whole, parsed.content) == ([False], "")
+    assert '{"a": 12, "c": "long text"}'.startswith(parsed.calls[0][1])
 
 
 @pytest.mark.parametrize(
-    ("value", "begun"), [("[1, 2", "[1, 2"), ("some text", '"some text'), ("1.", "1.")]
+    ("value", "beginning"),
+    [("[1, 2", "[1, 2"), ("some text", '"some text'), ("1.", "1.")],
 )
-def test_a_value_that_breaks_off_is_a_beginning_of_json(value: str, begun: str) -> None:
-    one = found(f"<tool_call><function=add><parameter=a>{value}", FORM)
-    assert (one.calls, one.whole) == ([("add", f'{{"a": {begun}')], [False])
+def test_a_value_that_breaks_off_is_a_beginning_of_json(
+    value: str, beginning: str
+) -> None:
+    parsed = found(f"<tool_call><function=add><parameter=a>{value}", FORM)
+    assert (parsed.calls, parsed.whole) == ([("add", f'{{"a": {beginning}')], [False])
 
 
 def test_a_call_that_breaks_off_stays_text_where_nothing_is_streamed() -> None:
     bad = call("add", ("a", "12"), ("c", "long text"))[:60]
-    one = in_one_piece(f"{call('now')} {bad}", FORM)
-    assert (one.content, one.calls) == (bad, [("now", "{}")])
+    parsed = in_one_piece(f"{call('now')} {bad}", FORM)
+    assert (parsed.content, parsed.calls) == (bad, [("now", "{}")])
 
 
 def test_what_stands_between_parameters_is_content_behind_the_call() -> None:
     text = call("add", ("a", "1"), ("c", "x")).replace(
         "<parameter=c", "Hm.\n<parameter=c"
     )
-    one = found(text, FORM)
-    assert (one.parsed, one.content) == ([("add", {"a": 1, "c": "x"})], "Hm.")
+    parsed = found(text, FORM)
+    assert (parsed.parsed, parsed.content) == ([("add", {"a": 1, "c": "x"})], "Hm.")
 
 
 @pytest.mark.parametrize("odd", ["", "}", "\n]\n", "</tool_call>", "</tool_call>\n}"])
 def test_what_should_not_be_behind_a_call_is_no_content(odd: str) -> None:
     text = call("add", ("a", "1")).removesuffix("\n</tool_call>")
-    one = found(f"{text}{odd}</tool_call>\nDone.", FORM)
-    assert (one.parsed, one.content) == ([("add", {"a": 1})], "Done.")
+    parsed = found(f"{text}{odd}</tool_call>\nDone.", FORM)
+    assert (parsed.parsed, parsed.content) == ([("add", {"a": 1})], "Done.")
 
 
 @pytest.mark.parametrize(
-    "within",
+    "inner_call",
     [
         call("add", ("a", "1"), ("c", "x")),
         call("now"),
@@ -171,14 +160,8 @@ def test_what_should_not_be_behind_a_call_is_no_content(odd: str) -> None:
         "<function=add>\n<parameter=a>1</parameter></function>",
     ],
 )
-def test_a_call_within_a_value_is_its_text(within: str) -> None:
-    values = (("city", within), ("note", "x"))
-    one = found(call("get_weather", *values), FORM)
-    assert one.parsed == [("get_weather", dict(values))]
-    assert one.content == ""
-
-
-def test_reasoning_comes_first() -> None:
-    text = f"<think>\nHm: <tool_call>\n</think>\n\n{call('now')}"
-    one = found(text, FORM, "think")
-    assert (one.reasoning, one.content, len(one.calls)) == ("Hm: <tool_call>", "", 1)
+def test_a_call_within_a_value_is_its_text(inner_call: str) -> None:
+    values = (("city", inner_call), ("note", "x"))
+    parsed = found(call("get_weather", *values), FORM)
+    assert parsed.parsed == [("get_weather", dict(values))]
+    assert parsed.content == ""

@@ -69,16 +69,16 @@ TYPED: Final = {"f": {"properties": {"a": {"type": "integer"}}}}
 
 
 def parsing(template: dict[str, Any], tools: Any = None, prompt: str = "") -> Parsing:
-    made = Parsers(RESPONSE, NONE, json.dumps(template)).parsing(tools or {}, prompt)
-    assert made is not None
-    return made
+    chosen = Parsers(RESPONSE, NONE, json.dumps(template)).parsing(tools or {}, prompt)
+    assert chosen is not None
+    return chosen
 
 
-def read(how: Parsing, text: str) -> Found:
-    first = fed(how.parser(), [text])
+def read(parsing: Parsing, text: str) -> Found:
+    first = fed(parsing.parser(), [text])
     for pieces in cuts(text, 4):
-        assert fed(how.parser(), pieces) == first, pieces
-    assert fed(how.parser(streaming=False), [text]) == first
+        assert fed(parsing.parser(), pieces) == first, pieces
+    assert fed(parsing.parser(streaming=False), [text]) == first
     return reported(first)
 
 
@@ -97,12 +97,12 @@ def read(how: Parsing, text: str) -> Found:
 def test_answers_are_what_transformers_makes_of_them(
     template: dict[str, Any], text: str
 ) -> None:
-    got = read(parsing(template, {"f": None}), text)
-    theirs = parse_response(text, template, prefix="")
-    calls = [one["function"] for one in theirs.get("tool_calls", [])]
-    assert got.parsed == [(one["name"], one["arguments"]) for one in calls]
-    assert got.content.strip() == theirs.get("content", "")
-    assert got.reasoning.strip() == theirs.get("thinking", "")
+    parsed = read(parsing(template, {"f": None}), text)
+    expected = parse_response(text, template, prefix="")
+    calls = [call["function"] for call in expected.get("tool_calls", [])]
+    assert parsed.parsed == [(call["name"], call["arguments"]) for call in calls]
+    assert parsed.content.strip() == expected.get("content", "")
+    assert parsed.reasoning.strip() == expected.get("thinking", "")
 
 
 @pytest.mark.long
@@ -116,9 +116,9 @@ def test_answers_are_what_transformers_makes_of_them(
 )
 def test_a_closing_marker_within_a_value(text: str, values: list[str]) -> None:
     call = json.dumps({"name": "f", "arguments": {"a": text}})
-    got = read(parsing(HERMES), f"w1<tool_call>{call}</tool_call>w2")
-    assert [args["a"] for _, args in got.parsed] == values
-    assert got.content == "w1\n\nw2"
+    parsed = read(parsing(HERMES), f"w1<tool_call>{call}</tool_call>w2")
+    assert [args["a"] for _, args in parsed.parsed] == values
+    assert parsed.content == "w1\n\nw2"
 
 
 @pytest.mark.long
@@ -136,19 +136,19 @@ def test_a_closing_marker_within_a_value(text: str, values: list[str]) -> None:
     ],
 )
 def test_what_is_no_call_stays_text_as_it_was_written(text: str) -> None:
-    got = read(parsing(HERMES), text)
-    assert (got.content, got.calls) == (text, [])
+    parsed = read(parsing(HERMES), text)
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
 def test_calls_within_reasoning_do_not_count() -> None:
-    got = read(parsing(HERMES), f"<think>{CALL}</think>Hi.")
-    assert (got.calls, got.content, got.reasoning) == ([], "Hi.", CALL)
+    parsed = read(parsing(HERMES), f"<think>{CALL}</think>Hi.")
+    assert (parsed.calls, parsed.content, parsed.reasoning) == ([], "Hi.", CALL)
 
 
 def test_reasoning_that_the_prompt_has_begun() -> None:
-    how = parsing(HERMES, prompt="<|im_start|>assistant\n<think>")
-    got = read(how, "Hm.</think>Hi.")
-    assert (got.reasoning, got.content) == ("Hm.", "Hi.")
+    chosen = parsing(HERMES, prompt="<|im_start|>assistant\n<think>")
+    parsed = read(chosen, "Hm.</think>Hi.")
+    assert (parsed.reasoning, parsed.content) == ("Hm.", "Hi.")
 
 
 def test_texts_are_what_the_schema_requires() -> None:
@@ -170,12 +170,12 @@ def described(tmp_path: Path, template: object) -> Tokenizer:
 
 
 def test_a_checkpoints_own_template_comes_before_the_table(tmp_path: Path) -> None:
-    found = Parsers().resolve_for(described(tmp_path, HERMES))
-    assert (found.tools, found.written) == (RESPONSE, "hermes")
-    assert json.loads(found.response) == HERMES
+    parsers = Parsers().resolve_for(described(tmp_path, HERMES))
+    assert (parsers.tools, parsers.written) == (RESPONSE, "hermes")
+    assert json.loads(parsers.response) == HERMES
     named = {"default": GEMMA, "other": HERMES}
-    found = Parsers().resolve_for(described(tmp_path, named))
-    assert json.loads(found.response) == GEMMA
+    parsers = Parsers().resolve_for(described(tmp_path, named))
+    assert json.loads(parsers.response) == GEMMA
     assert Parsers("mistral").resolve_for(described(tmp_path, HERMES)).tools == "mistral"
     assert Parsers(UNKNOWN, NONE) == Parsers(UNKNOWN, NONE).resolve_for(
         described(tmp_path, HERMES)
@@ -217,8 +217,8 @@ def test_a_template_that_does_not_load_is_ignored(
     tmp_path: Path, template: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "minfer.tools"):
-        found = Parsers().resolve_for(described(tmp_path, template))
-    assert found.tools == "hermes"
+        parsers = Parsers().resolve_for(described(tmp_path, template))
+    assert parsers.tools == "hermes"
     assert "the checkpoint's response_template" in caplog.text
 
 
@@ -237,8 +237,8 @@ def test_a_template_that_does_not_load_is_ignored(
     ],
 )
 def test_what_a_template_cannot_parse_stays_text(members: dict[str, Any]) -> None:
-    got = read(parsing(hermes(**members)), f"w1{CALL}w2")
-    assert (got.content, got.calls) == (f"w1{CALL}w2", [])
+    parsed = read(parsing(hermes(**members)), f"w1{CALL}w2")
+    assert (parsed.content, parsed.calls) == (f"w1{CALL}w2", [])
 
 
 SLOW_TAG: Final = "(?P<key>x)(?P<value>(y|y)*)[zw]"
@@ -276,10 +276,10 @@ def test_patterns_that_take_long_are_given_up(
     for size in (len(text), 8):
         reader = parsing(template).parser()
         start = time.process_time()
-        pieces = [text[at : at + size] for at in range(0, len(text), size)]
-        got = reported(fed(reader, pieces))
+        pieces = [text[place : place + size] for place in range(0, len(text), size)]
+        parsed = reported(fed(reader, pieces))
         assert time.process_time() - start < 2
-        assert (got.content, got.calls) == (text, [])
+        assert (parsed.content, parsed.calls) == (text, [])
 
 
 def test_a_start_anchor_that_takes_long_does_not_show() -> None:

@@ -13,8 +13,8 @@ def step(reading: Reading[str]) -> str | None:
     """What is read, or None if there is not enough text."""
     try:
         next(reading)
-    except StopIteration as done:
-        return str(done.value)
+    except StopIteration as stop:
+        return str(stop.value)
     return None
 
 
@@ -50,7 +50,7 @@ def test_words_ahead_of_an_end() -> None:
 
 
 def test_a_marker_within_another_and_one_that_begins_another() -> None:
-    for markers, text, found in (
+    for markers, text, expected in (
         (["a:```", "```"], "xa:```", "a:```"),
         ([">", ">>a"], ">>a", ">>a"),
         ([">", ">>a"], ">>b", ">"),
@@ -66,7 +66,7 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
                     break
             source.push("", final=True)
             last = results[-1] if results[-1] is not None else step(reading)
-            assert last == found
+            assert last == expected
 
 
 def test_until_a_marker() -> None:

@@ -24,9 +24,9 @@ QUOTED = [name for name in FORMATS if not isinstance(TOOLS[name].dialect, Tags)]
 
 def parsing(name: str, *tools: Mapping[str, Any], reasoning: str = "none") -> Parsing:
     offered = {f"f{i}.x" if i else "f": schema(tool) for i, tool in enumerate(tools)}
-    made = Parsers(name, reasoning).parsing(offered, "")
-    assert made is not None
-    return made
+    chosen = Parsers(name, reasoning).parsing(offered, "")
+    assert chosen is not None
+    return chosen
 
 
 def pieces(text: str, seed: int) -> Iterator[str]:
@@ -40,11 +40,11 @@ def pieces(text: str, seed: int) -> Iterator[str]:
 def few_cuts(text: str) -> Iterator[Sequence[str]]:
     """The text in characters, in about tokens, by chance, and in two at some borders."""
     yield list(text)
-    yield [text[at : at + 4] for at in range(0, len(text), 4)]
+    yield [text[start : start + 4] for start in range(0, len(text), 4)]
     for seed in range(3):
         yield [*pieces(text, seed)]
-    for at in range(1, len(text), 1 + len(text) // 20):
-        yield [text[:at], text[at:]]
+    for start in range(1, len(text), 1 + len(text) // 20):
+        yield [text[:start], text[start:]]
 
 
 def bare(name: str, text: str) -> str:
@@ -54,52 +54,52 @@ def bare(name: str, text: str) -> str:
     return "".join(text.split())
 
 
-def read(how: Parsing, text: str, *, every: bool = False) -> Found:
-    first = fed(how.parser(), [text])
-    borders = range(1, len(text)) if every else ()
-    for cut in [*few_cuts(text), *([text[:at], text[at:]] for at in borders)]:
-        assert fed(how.parser(), cut) == first, cut
-    assert fed(how.parser(streaming=False), [text]) == first
+def read(parsing: Parsing, text: str, *, every_cut: bool = False) -> Found:
+    first = fed(parsing.parser(), [text])
+    borders = range(1, len(text)) if every_cut else ()
+    for cut in [*few_cuts(text), *([text[:border], text[border:]] for border in borders)]:
+        assert fed(parsing.parser(), cut) == first, cut
+    assert fed(parsing.parser(streaming=False), [text]) == first
     return reported(first)
 
 
 @each
 def test_nasty_arguments_come_back(name: str) -> None:
-    how = parsing(name, NASTY, {})
+    chosen = parsing(name, NASTY, {})
     text = answer(name, [("f", NASTY)])
-    got = read(how, text)
-    assert got.parsed == [("f", NASTY)]
-    assert (got.content, got.reasoning, got.whole) == ("", "", [True])
+    parsed = read(chosen, text)
+    assert parsed.parsed == [("f", NASTY)]
+    assert (parsed.content, parsed.reasoning, parsed.whole) == ("", "", [True])
 
 
 @pytest.mark.claimed
 @each
 def test_cuts_at_every_position_change_nothing(name: str) -> None:
-    some = {key: NASTY[key] for key in ("markup", "count", "object")}
-    text = answer(name, [("f", some), ("f1.x", {})])
-    got = read(parsing(name, some, {}), f"{text}", every=True)
-    assert got.parsed == [("f", some), ("f1.x", {})]
+    arguments = {key: NASTY[key] for key in ("markup", "count", "object")}
+    text = answer(name, [("f", arguments), ("f1.x", {})])
+    parsed = read(parsing(name, arguments, {}), f"{text}", every_cut=True)
+    assert parsed.parsed == [("f", arguments), ("f1.x", {})]
 
 
 @each
 def test_text_and_reasoning_around_calls(name: str) -> None:
-    some = {"markup": NASTY["markup"], "count": 3}
-    calls = answer(name, [("f", some), ("f1.x", {"flag": True})])
+    arguments = {"markup": NASTY["markup"], "count": 3}
+    calls = answer(name, [("f", arguments), ("f1.x", {"flag": True})])
     if name == HARMONY or not TOOLS[name].begins_with_marker:
         return  # calls are at the beginning, or in messages
-    how = parsing(name, some, {"flag": True}, reasoning="think")
-    got = read(how, f"<think>Hm: {calls}</think>I look.\n{calls}\nDone.")
-    assert got.parsed == [("f", some), ("f1.x", {"flag": True})]
-    assert got.reasoning == f"Hm: {calls}"
-    assert got.content == "I look.\n\nDone."
+    chosen = parsing(name, arguments, {"flag": True}, reasoning="think")
+    parsed = read(chosen, f"<think>Hm: {calls}</think>I look.\n{calls}\nDone.")
+    assert parsed.parsed == [("f", arguments), ("f1.x", {"flag": True})]
+    assert parsed.reasoning == f"Hm: {calls}"
+    assert parsed.content == "I look.\n\nDone."
 
 
 @pytest.mark.parametrize("name", QUOTED)
 def test_strings_that_have_markers_in_them(name: str) -> None:
     quote = getattr(TOOLS[name].dialect, "quote", None)
     text = MARKERS.replace(quote, "") if quote else MARKERS
-    got = read(parsing(name, {"text": ""}), answer(name, [("f", {"text": text})]))
-    assert got.parsed == [("f", {"text": text})]
+    parsed = read(parsing(name, {"text": ""}), answer(name, [("f", {"text": text})]))
+    assert parsed.parsed == [("f", {"text": text})]
 
 
 @pytest.mark.parametrize("step", [*long([13]), *claimed([1])])
@@ -108,33 +108,39 @@ def test_answers_that_break_off(name: str, step: int) -> None:
     """No call is whole that is not, and no word of the answer is lost."""
     arguments = {"first": "w1w w2w", "second": {"a": "w3w"}, "third": 4}
     text = "w0w " * (name in MARKED) + answer(name, [("f", arguments)] * 2)
-    how = parsing(name, arguments)
+    chosen = parsing(name, arguments)
     for end in range(0, len(text), step):
         cut = text[:end]
         for streaming in (True, False):
-            got = reported(fed(how.parser(streaming=streaming), [cut]))
-            whole = [c for c, ok in zip(got.calls, got.whole, strict=True) if ok]
+            parsed = reported(fed(chosen.parser(streaming=streaming), [cut]))
+            whole_calls = [
+                c for c, ok in zip(parsed.calls, parsed.whole, strict=True) if ok
+            ]
             if name != HARMONY:  # a call without arguments looks like one that is cut
-                read_back = [json.loads(args) for _, args in whole]
-                assert read_back == [arguments] * len(whole)
-            emitted = got.content + "".join(map("".join, got.calls))
+                read_back = [json.loads(args) for _, args in whole_calls]
+                assert read_back == [arguments] * len(whole_calls)
+            emitted = parsed.content + "".join(map("".join, parsed.calls))
             for word in ("w0w", "w1w", "w2w", "w3w"):
-                assert emitted.count(word) == cut.count(word), (cut, got)
+                assert emitted.count(word) == cut.count(word), (cut, parsed)
 
 
 @pytest.mark.long
 @each
 def test_what_is_nearly_a_call_stays_text(name: str) -> None:
     text = answer(name, [("f", {"first": "w1w", "second": 2})])
-    how = parsing(name, {"first": "", "second": 0})
+    chosen = parsing(name, {"first": "", "second": 0})
     draw = random.Random(name)
     for _ in range(20):
-        at = draw.randrange(len(text))
-        broken = text[:at] + draw.choice(("", "w2w", "{", "}", "<", '"')) + text[at + 1 :]
-        got = reported(fed(how.parser(streaming=False), [broken]))
-        assert reported(fed(how.parser(streaming=False), list(broken))) == got
-        if not got.calls and name != HARMONY:
-            assert bare(name, got.content) == bare(name, broken)
+        place = draw.randrange(len(text))
+        broken = (
+            text[:place]
+            + draw.choice(("", "w2w", "{", "}", "<", '"'))
+            + text[place + 1 :]
+        )
+        parsed = reported(fed(chosen.parser(streaming=False), [broken]))
+        assert reported(fed(chosen.parser(streaming=False), list(broken))) == parsed
+        if not parsed.calls and name != HARMONY:
+            assert bare(name, parsed.content) == bare(name, broken)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
@@ -143,7 +149,11 @@ def test_markers_that_may_be_special_tokens_are_not_skipped(name: str) -> None:
     tokens = set(
         re.findall(r"<\|[^<>\s]+?\|>|<\|\w+>|<\w+\|>|<｜[^<>｜]+｜>|\[[A-Z_]+\]", text)
     )
-    tokens |= {one for one in ("<tool_call>", "｜DSML｜", "]<]minimax[>[") if one in text}
+    tokens |= {
+        marker
+        for marker in ("<tool_call>", "｜DSML｜", "]<]minimax[>[")
+        if marker in text
+    }
     assert tokens <= set(parsing(name, {}).markers)
 
 
@@ -156,45 +166,53 @@ def test_other_names_are_the_same_format(alias: str) -> None:
 def test_null_of_a_parameter_that_may_be_text(name: str) -> None:
     maybe = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     tool = {"type": "object", "properties": {"a": maybe, "b": {"type": "string"}}}
-    made = Parsers(name, "none").parsing({"f": tool}, "")
-    assert made is not None
+    chosen = Parsers(name, "none").parsing({"f": tool}, "")
+    assert chosen is not None
     for text, value in (
         ("null", None),
         ("nullable", "nullable"),
         ("nul", "nul"),
         ("", ""),
     ):
-        got = read(made, answer(name, [("f", {"a": text, "b": "null"})]))
-        assert got.parsed == [("f", {"a": value, "b": "null"})]
+        parsed = read(chosen, answer(name, [("f", {"a": text, "b": "null"})]))
+        assert parsed.parsed == [("f", {"a": value, "b": "null"})]
 
 
 def broken(texts: Sequence[str], draw: random.Random) -> str:
     """Answers that are cut, doubled, nested, and that have words in them."""
-    parts = []
+    pieces = []
     for _ in range(draw.randrange(1, 4)):
         text = draw.choice(texts)
-        at = draw.randrange(len(text))
-        to = at + draw.randrange(12)
-        ways = (text[:at], text[:at] + text[to:], text[:at] + text + text[at:], text)
-        parts += [draw.choice(ways), draw.choice(("", "w4w", "\n"))]
-    return "".join(parts)
+        start = draw.randrange(len(text))
+        end = start + draw.randrange(12)
+        ways = (
+            text[:start],
+            text[:start] + text[end:],
+            text[:start] + text + text[start:],
+            text,
+        )
+        pieces += [draw.choice(ways), draw.choice(("", "w4w", "\n"))]
+    return "".join(pieces)
 
 
 @seeds(few=12, many=300)
 @pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
 def test_broken_answers(name: str, seeds: range) -> None:
     """Nothing raises, whole calls are JSON, cuts change nothing, and no word is lost."""
-    some = {"text": "w1w x", "count": 3, "object": {"k": [1]}}
-    how = parsing(name, some, {})
-    texts = [answer(name, [("f", some)]), answer(name, [("f1.x", {}), ("f", some)])]
+    arguments = {"text": "w1w x", "count": 3, "object": {"k": [1]}}
+    chosen = parsing(name, arguments, {})
+    texts = [
+        answer(name, [("f", arguments)]),
+        answer(name, [("f1.x", {}), ("f", arguments)]),
+    ]
     for seed in seeds:
         text = broken(texts, random.Random(seed))
         for streaming in (True, False):
-            first = fed(how.parser(streaming=streaming), [text])
-            assert fed(how.parser(streaming=streaming), list(text)) == first, text
-            got = reported(first)
-            for (_, arguments), whole in zip(got.calls, got.whole, strict=True):
-                assert not whole or isinstance(json.loads(arguments), dict)
-            emitted = got.content + "".join(map("".join, got.calls))
+            first = fed(chosen.parser(streaming=streaming), [text])
+            assert fed(chosen.parser(streaming=streaming), list(text)) == first, text
+            parsed = reported(first)
+            for (_, written), is_whole in zip(parsed.calls, parsed.whole, strict=True):
+                assert not is_whole or isinstance(json.loads(written), dict)
+            emitted = parsed.content + "".join(map("".join, parsed.calls))
             for word in ("w1w", "w4w") if name != HARMONY else ():
                 assert emitted.count(word) >= text.count(word), text

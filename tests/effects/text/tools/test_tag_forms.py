@@ -116,5 +116,5 @@ def test_a_lenient_form_leaves_that_free() -> None:
 
 @pytest.mark.parametrize("schema", [{"required": ["a"]}, {"properties": {"a>b": {}}}])
 def test_a_lenient_form_of_no_names_takes_any(schema: dict[str, Any]) -> None:
-    made = form("f", {"type": "object", **schema}, lenient=True)
-    assert made.body == "tagged_any"
+    tool_form = form("f", {"type": "object", **schema}, lenient=True)
+    assert tool_form.body == "tagged_any"

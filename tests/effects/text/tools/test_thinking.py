@@ -11,24 +11,19 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 @pytest.mark.parametrize("opened", [False, True])
 def test_reasoning_comes_before_the_answer(opened: bool) -> None:
     text = "\n<think>\nSo 1 < 2.\n\nYes.\n</think>\n\nIt is.\n"
-    one = found(text, None, "think", opened=opened)
-    assert (one.reasoning, one.content) == ("So 1 < 2.\n\nYes.", "It is.\n")
+    parsed = found(text, None, "think", opened=opened)
+    assert (parsed.reasoning, parsed.content) == ("So 1 < 2.\n\nYes.", "It is.\n")
 
 
 def test_reasoning_that_the_template_opened() -> None:
-    one = found("Hm,\n</think>\n\nit is.", None, "think", opened=True)
-    assert (one.reasoning, one.content) == ("Hm,", "it is.")
+    parsed = found("Hm,\n</think>\n\nit is.", None, "think", opened=True)
+    assert (parsed.reasoning, parsed.content) == ("Hm,", "it is.")
 
 
 def test_reasoning_and_calls() -> None:
-    one = found(f"<think>\nI </tool_call> add.\n</think>\n\n{CALL}", "hermes", "think")
-    assert (one.reasoning, one.content) == ("I </tool_call> add.", "")
-    assert one.parsed == [("add", {"a": 1})]
-
-
-def test_a_call_that_is_thought_of_is_none() -> None:
-    one = found(f"<think>{CALL}</think>No.", "hermes", "think")
-    assert (one.reasoning, one.content, one.calls) == (CALL, "No.", [])
+    parsed = found(f"<think>\nI </tool_call> add.\n</think>\n\n{CALL}", "hermes", "think")
+    assert (parsed.reasoning, parsed.content) == ("I </tool_call> add.", "")
+    assert parsed.parsed == [("add", {"a": 1})]
 
 
 CODER = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
@@ -54,28 +49,28 @@ def test_a_call_within_reasoning_that_nothing_closes_is_one(
     form: str, call: str, opened: bool
 ) -> None:
     opens = "" if opened else "<think>"
-    one = found(f"{opens}I add.\n{call}\n", form, "think", opened=opened)
-    assert (one.reasoning, one.content) == ("I add.", "")
-    assert (one.parsed, one.whole) == ([("add", {"a": 1})], [True])
-    one = found(f"{opens}I add.\n{call}\n</think>No.", form, "think", opened=opened)
-    assert (one.reasoning, one.content) == (f"I add.\n{call}", "No.")
-    assert one.calls == []
+    parsed = found(f"{opens}I add.\n{call}\n", form, "think", opened=opened)
+    assert (parsed.reasoning, parsed.content) == ("I add.", "")
+    assert (parsed.parsed, parsed.whole) == ([("add", {"a": 1})], [True])
+    parsed = found(f"{opens}I add.\n{call}\n</think>No.", form, "think", opened=opened)
+    assert (parsed.reasoning, parsed.content) == (f"I add.\n{call}", "No.")
+    assert parsed.calls == []
 
 
 def test_a_marker_that_reasoning_speaks_of_begins_no_call() -> None:
     thought = "I write <tool_call> and then JSON."
     assert found(f"<think>{thought}", "hermes", "think").reasoning == thought
-    one = found(f"<think>{thought} {CALL} {CALL} So", "hermes", "think")
-    assert (one.reasoning, one.content, len(one.calls)) == (thought, "So", 2)
+    parsed = found(f"<think>{thought} {CALL} {CALL} So", "hermes", "think")
+    assert (parsed.reasoning, parsed.content, len(parsed.calls)) == (thought, "So", 2)
     cut = found(f"<think>Hm. {CALL[:-15]}", "hermes", "think")
     assert (cut.reasoning, cut.calls, cut.whole) == ("Hm.", [("add", '{"a": 1')], [False])
 
 
 def test_reasoning_that_is_empty_or_breaks_off() -> None:
-    one = found("<think>\n\n</think>\n\nYes", None, "think")
-    assert (one.reasoning, one.content) == ("", "Yes")
-    one = found("<think>\nso </thi", None, "think")
-    assert (one.reasoning, one.content) == ("so </thi", "")
+    parsed = found("<think>\n\n</think>\n\nYes", None, "think")
+    assert (parsed.reasoning, parsed.content) == ("", "Yes")
+    parsed = found("<think>\nso </thi", None, "think")
+    assert (parsed.reasoning, parsed.content) == ("so </thi", "")
     assert found(" \n", None, "think", opened=True).content == ""
 
 
@@ -83,20 +78,20 @@ def test_reasoning_that_is_empty_or_breaks_off() -> None:
     "text", ["", " \n", "No <think>x</think>", "x</think>y", " <thi"]
 )
 def test_an_answer_without_reasoning(text: str) -> None:
-    one = found(text, None, "think")
-    assert (one.content, one.reasoning) == (text, "")
+    parsed = found(text, None, "think")
+    assert (parsed.content, parsed.reasoning) == (text, "")
 
 
 def test_brackets() -> None:
-    one = found("[THINK]so[/THINK]Yes [1]", None, "mistral")
-    assert (one.reasoning, one.content) == ("so", "Yes [1]")
+    parsed = found("[THINK]so[/THINK]Yes [1]", None, "mistral")
+    assert (parsed.reasoning, parsed.content) == ("so", "Yes [1]")
 
 
 def test_json_behind_reasoning_is_at_the_beginning() -> None:
-    one = found(
+    parsed = found(
         'so</think>\n{"name": "now", "parameters": {}}', "json", "think", opened=True
     )
-    assert (one.reasoning, one.calls, one.content) == ("so", [("now", "{}")], "")
+    assert (parsed.reasoning, parsed.calls, parsed.content) == ("so", [("now", "{}")], "")
 
 
 def test_whether_a_prompt_opens_it() -> None:

@@ -68,8 +68,8 @@ OTHERS: Final = [name for name in WRITTEN if name not in KINDS]
 each = pytest.mark.parametrize("name", [*long(KINDS), *claimed(OTHERS)])
 
 
-def calling(name: str, *, must: bool = True, **more: Any) -> Calling:
-    shown: dict[str, Any] = {"callees": CALLEES, "token": lambda _: None, **more}
+def calling(name: str, *, must: bool = True, **settings: Any) -> Calling:
+    shown: dict[str, Any] = {"callees": CALLEES, "token": lambda _: None, **settings}
     return Calling(format=name, must=must, **shown)
 
 
@@ -100,9 +100,11 @@ def test_required_calls_are_in_the_form_of_the_format(name: str, marked: bool) -
     words = vocabulary(marked=marked, markers=TOOLS[name].markers if marked else ())
     takes = words.takes
     form = TOOLS[name]
-    many = form.written is not None and form.written.between is not None
+    parallel = form.written is not None and form.written.between is not None
     assert takes(written(name, ONE, marked=marked), calling(name))
-    assert takes(written(name, FEW, ("now", {}), marked=marked), calling(name)) is many
+    assert (
+        takes(written(name, FEW, ("now", {}), marked=marked), calling(name)) is parallel
+    )
     assert takes(written(name, ("any", {"a": "x"}), marked=marked), calling(name))
     lone = calling(name, several=False)
     assert takes(written(name, FEW, marked=marked), lone) is not (
@@ -118,14 +120,14 @@ def test_required_calls_are_in_the_form_of_the_format(name: str, marked: bool) -
 def test_calls_are_allowed_in_text(name: str) -> None:
     takes = vocabulary(marked=False).takes
     free = calling(name, must=False, thinking=THINK)
-    one = written(name, FEW, marked=False)
-    assert takes(one, free)
-    assert takes(f"<think>Hm.</think>{one}", free)
+    tool_form = written(name, FEW, marked=False)
+    assert takes(tool_form, free)
+    assert takes(f"<think>Hm.</think>{tool_form}", free)
     form = TOOLS[name].written
     assert form is not None
     assert takes(f"{form.content}Hi.\n\n1, 2", free)
     if TOOLS[name].begins_with_marker:
-        assert takes(f"I look.\n{one}", free)
+        assert takes(f"I look.\n{tool_form}", free)
         bad = written(name, BAD[0], marked=False)
         assert not takes(f"I look.\n{bad}", free)
 

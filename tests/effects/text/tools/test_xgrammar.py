@@ -57,8 +57,8 @@ def test_what_is_written_is_what_xgrammar_allows(name: str) -> None:
         return accepts
 
     before = BEFORE.get(name, "")
-    one = before + answer(name, [("weather", CALL)])
+    text = before + answer(name, [("weather", CALL)])
     two = before + answer(name, [("weather", CALL), ("forecast", CALL)])
-    assert allows(one), json.dumps(tag.model_dump())[:3000]
+    assert allows(text), json.dumps(tag.model_dump())[:3000]
     assert allows(two)
-    assert not allows(one.replace("weather", "other"))
+    assert not allows(text.replace("weather", "other"))

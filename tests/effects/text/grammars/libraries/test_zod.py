@@ -98,24 +98,26 @@ def values_of(target: str, name: str, count: int) -> list[Any]:
 def zod() -> Path | None:
     """A folder with a `node_modules` that has zod, if there is one and node."""
     folders = [FOLDER, Path(os.environ.get("ZOD", FOLDER))]
-    found = [one for one in folders if (one / "node_modules" / "zod").is_dir()]
-    return found[0] if found and shutil.which("node") else None
+    with_zod = [
+        folder for folder in folders if (folder / "node_modules" / "zod").is_dir()
+    ]
+    return with_zod[0] if with_zod and shutil.which("node") else None
 
 
-def run(folder: Path, script: str, given: str, tmp_path: Path) -> str:
+def run(folder: Path, script: str, stdin: str, tmp_path: Path) -> str:
     """What a script writes, with zod of a folder."""
     for file in FOLDER.glob("*.mjs"):
         shutil.copy(file, tmp_path)
     (tmp_path / "node_modules").symlink_to((folder / "node_modules").resolve())
-    done = subprocess.run(
+    finished = subprocess.run(
         ["node", str(tmp_path / script)],
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    return done.stdout
+    return finished.stdout
 
 
 @pytest.mark.parametrize(("target", "name"), TYPES)

@@ -1,5 +1,5 @@
-"""What a front keeps of one request, so that it outlives an engine: the request, every
-token that came, and its history with the engines that served it.
+"""What an API server keeps of one request, so that it outlives an engine: the request,
+every token that came, and its history with the engines that served it.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Handover:
 
 
 @define(eq=False)
-class FrontRequest:
+class ApiServerRequest:
     """A request, and its results so far."""
 
     request: Request
@@ -61,7 +61,7 @@ class FrontRequest:
     handover: Handover | None = None  # if its prompt is, or was, computed by another one
 
     @classmethod
-    def of(cls, record: RequestRecord) -> "FrontRequest":
+    def of(cls, record: RequestRecord) -> "ApiServerRequest":
         """Returns a request without results."""
         request = record.request
         tokens: list[list[int]] = [[] for _ in range(request.n)]

@@ -1,4 +1,4 @@
-"""A front's process: it hears its parent alone, and ends when it cannot serve."""
+"""An API server's process: it hears its parent alone, and ends when it cannot serve."""
 
 import asyncio
 import signal
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from minfer.effects.net.child import DRAIN, STOP
-from minfer.effects.serving.processes import front_process
+from minfer.effects.serving.processes import api_server_process
 from minfer.effects.serving.processes.gate import Gate
 from tests.circles import claimed
 
-# An engine that was set up as it says, and a front, in one process.
+# An engine that was set up as it says, and an API server, in one process.
 RUN = """
 import asyncio, sys, time
 from pathlib import Path
@@ -26,7 +26,7 @@ from minfer.effects.cluster.engine_server.engine_server import EngineServer
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link.link_terms import own_terms
 from minfer.effects.net.addresses import listen_at as listen_on
-from minfer.effects.serving.processes import front_process
+from minfer.effects.serving.processes import api_server_process
 from minfer.effects.serving.processes.server import HttpOptions, listen_at
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.engine_args import EngineArgs
@@ -51,23 +51,23 @@ def beat():
 
 def ready():
     print("ready", flush=True)
-    {then}
+    {when_ready}
 
 {before}
 open({first})
-plan = front_process.FrontPlan(
+plan = api_server_process.FrontPlan(
     number=0, listener=listener, paths=[path], args=args, http=HttpOptions(names=["x"])
 )
 print("begins", flush=True)
-sys.exit(guarded(lambda: front_process.run_front(plan, beat, ready)))
+sys.exit(guarded(lambda: api_server_process.run_front(plan, beat, ready)))
 """
 
 
-def front(
-    folder: Path, first: str = "fingerprint", then: str = "pass", before: str = ""
+def api_server(
+    folder: Path, first: str = "fingerprint", when_ready: str = "pass", before: str = ""
 ) -> "subprocess.Popen[str]":
     path = str(folder / "engine")
-    code = RUN.format(path=path, first=first, then=then, before=before)
+    code = RUN.format(path=path, first=first, when_ready=when_ready, before=before)
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -76,20 +76,20 @@ def front(
     )
 
 
-DIFFERENT = "minfer: front and engine have read different models: were files changed"
+DIFFERENT = "minfer: API server and engine have read different models: were files changed"
 
 
 @pytest.mark.long
 def test_an_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
-    with front(tmp_path, first="b'another'") as process:
+    with api_server(tmp_path, first="b'another'") as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (2, "begins\n")
     assert err.startswith(DIFFERENT)
 
 
 @pytest.mark.long
-def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
-    with front(tmp_path, then="open(b'another')") as process:
+def test_a_later_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
+    with api_server(tmp_path, when_ready="open(b'another')") as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (2, "begins\nready\n")
     assert err.startswith(DIFFERENT)
@@ -98,9 +98,10 @@ def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_front_that_cannot_be_linked_ends(tmp_path: Path) -> None:
     broken = (
-        "front_process.keep_linked = lambda *_: asyncio.wait_for(asyncio.sleep(9), 0)"
+        "api_server_process.keep_linked = "
+        "lambda *_: asyncio.wait_for(asyncio.sleep(9), 0)"
     )
-    with front(tmp_path, before=broken) as process:
+    with api_server(tmp_path, before=broken) as process:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "TimeoutError" in err
@@ -114,8 +115,8 @@ def test_a_blocked_event_loop_sends_no_heartbeats(tmp_path: Path) -> None:
     go_on = (
         "asyncio.get_running_loop().call_later(1, lambda: print(heartbeats[-1] > end))"
     )
-    then = f"{block}; end = time.monotonic(); {go_on}"
-    with front(tmp_path, then=then) as process:
+    when_ready = f"{block}; end = time.monotonic(); {go_on}"
+    with api_server(tmp_path, when_ready=when_ready) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
         process.send_signal(STOP)
@@ -124,26 +125,26 @@ def test_a_blocked_event_loop_sends_no_heartbeats(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("one", "wait"),
+    ("signal_number", "wait"),
     [(DRAIN, True), (STOP, False), *claimed([(DRAIN, False), (STOP, True)])],
 )
 def test_its_parent_ends_it_however_early(
-    tmp_path: Path, one: signal.Signals, *, wait: bool
+    tmp_path: Path, signal_number: signal.Signals, *, wait: bool
 ) -> None:
-    with front(tmp_path) as process:
+    with api_server(tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begins\n"
         if wait:
             assert process.stdout.readline() == "ready\n"
-            for other in (signal.SIGTERM, signal.SIGINT):  # sent to all processes
-                process.send_signal(other)
+            for shared_signal in (signal.SIGTERM, signal.SIGINT):  # sent to all processes
+                process.send_signal(shared_signal)
             time.sleep(0.3)
             assert process.poll() is None
-        process.send_signal(one)
+        process.send_signal(signal_number)
         code = process.wait(10)
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    assert code in ((0,) if wait else (0, -one))
+    assert code in ((0,) if wait else (0, -signal_number))
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -156,13 +157,13 @@ def test_a_front_in_place_of_another_accepts_once_it_can_answer(
         accepted_after.append(gate.application is not None)
 
     async def run() -> None:
-        accepting = asyncio.create_task(front_process._accept(made, plan, gate))
+        accepting = asyncio.create_task(api_server_process._accept(server, plan, gate))
         await asyncio.sleep(0.1)
         assert accepting.done() is not replaces
         gate.application = object()  # type: ignore[assignment]  # it can answer
         await accepting
 
-    made: Any = SimpleNamespace(should_exit=False, serve=serve)
+    server: Any = SimpleNamespace(should_exit=False, serve=serve)
     plan: Any = SimpleNamespace(announced=lambda: replaces, listener=None)
     gate = Gate(lambda: "")
     asyncio.run(run())

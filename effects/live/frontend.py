@@ -1,4 +1,4 @@
-"""A front: the callers' end of the engine client.
+"""An API server: the callers' end of the engine client.
 
 It reads the outputs of requests that were submitted through it, each by an
 `OutputProcessor` that turns tokens into text, and passes every message of the engine
@@ -40,7 +40,7 @@ _log = logging.getLogger("minfer.front")
 POLL_SECONDS: Final = 0.02  # between two checks while waiting for an end
 
 
-class Front:
+class Frontend:
     """The requests of one process that use an engine client.
 
     `on_end` is called with each request that the engine has ended, after its sink, and

@@ -1,4 +1,4 @@
-"""What a front keeps of its requests, so that they outlive an engine.
+"""What an API server keeps of its requests, so that they outlive an engine.
 
 Of each request: its prompt and parameters, every token that came, and all commands to the
 engine since. From these follow how it is resubmitted, to the next engine or to another
@@ -19,7 +19,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.cluster.engine_client.front_request import FrontRequest
+from minfer.effects.cluster.engine_client.api_server_request import ApiServerRequest
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.crash_rule import EndKind
 from minfer.effects.live.client import RequestReason, TurnOutputs
@@ -37,30 +37,30 @@ class _BatchRows:
     """
 
     ids: tuple[SampleId, ...] = ()
-    rows: tuple[tuple[FrontRequest, int] | None, ...] = ()
+    rows: tuple[tuple[ApiServerRequest, int] | None, ...] = ()
 
 
 _NO_BATCH: Final = _BatchRows()
 
 
-class FrontRequests:
-    """The requests of a front that have not ended."""
+class ApiServerRequests:
+    """The requests of an API server that have not ended."""
 
     def __init__(self, live: RequestRegistry) -> None:
         self._live = live
-        self._requests: dict[str, FrontRequest] = {}  # by id, in the order of arrival
+        self._requests: dict[str, ApiServerRequest] = {}  # by id, in the order of arrival
         self._batches: dict[int, _BatchRows] = {}  # by replica
         # Those that are on no replica, by id, in the order in which they came to be so.
-        self.unplaced: dict[str, FrontRequest] = {}
+        self.unplaced: dict[str, ApiServerRequest] = {}
         # Where rounds of beam searches ran: their KV is there, and their queue place.
         self.searches: dict[str, int] = {}
         self.started: list[str] = []  # ids of requests whose first tokens came
 
-    def all(self) -> list[FrontRequest]:
+    def all(self) -> list[ApiServerRequest]:
         """Returns all of them."""
         return list(self._requests.values())
 
-    def on(self, replica: int) -> list[FrontRequest]:
+    def on(self, replica: int) -> list[ApiServerRequest]:
         """Returns those that are on a replica."""
         return [
             request_state
@@ -68,15 +68,15 @@ class FrontRequests:
             if request_state.replica == replica
         ]
 
-    def get(self, name: str) -> FrontRequest | None:
+    def get(self, name: str) -> ApiServerRequest | None:
         """Returns the request with an id, if there is one."""
         return self._requests.get(name)
 
-    def add(self, request: Request) -> FrontRequest:
+    def add(self, request: Request) -> ApiServerRequest:
         """Add a request, under an id that no other one has; it is on no replica yet."""
         record = self._live.add(request)
         record.stage = RequestStage.SUBMITTED
-        request_state = self._requests[request.id] = FrontRequest.of(record)
+        request_state = self._requests[request.id] = ApiServerRequest.of(record)
         self.unplaced[request.id] = request_state
         return request_state
 
@@ -109,7 +109,7 @@ class FrontRequests:
 
     # --- away from a replica ------------------------------------------------------------
 
-    def leave(self, request_state: FrontRequest) -> tuple[str, ...]:
+    def leave(self, request_state: ApiServerRequest) -> tuple[str, ...]:
         """Take a request from its replica, which lives; returns its names there. What
         still comes from there is not its own any more.
         """
@@ -143,7 +143,7 @@ class FrontRequests:
         searches = self.searches.items()
         self.searches = {name: number for name, number in searches if number != replica}
 
-    def causes(self, replica: int, kind: EndKind) -> list[FrontRequest]:
+    def causes(self, replica: int, kind: EndKind) -> list[ApiServerRequest]:
         """Returns the requests that were the cause of an engine's end, which served them
         alone; called when the next engine of that replica connects.
         """
@@ -166,7 +166,7 @@ class FrontRequests:
 
     # --- outputs ------------------------------------------------------------------------
 
-    def take(self, outputs: wire.FrontOutputs, replica: int = 0) -> TurnOutputs:
+    def take(self, outputs: wire.ApiServerOutputs, replica: int = 0) -> TurnOutputs:
         """Keep an engine's outputs, and return them with the requests' own ids."""
         if outputs.ids:
             self._batches[replica] = self._batch(outputs.ids, replica)
@@ -231,7 +231,7 @@ class FrontRequests:
     def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _BatchRows:
         """Returns a new batch, with the requests of its rows."""
         own_ids: list[SampleId] = []
-        rows: list[tuple[FrontRequest, int] | None] = []
+        rows: list[tuple[ApiServerRequest, int] | None] = []
         for name, number in ids:
             request_state = self._named_by(name, replica)
             if request_state is None:
@@ -243,7 +243,7 @@ class FrontRequests:
                 rows.append((request_state, sample))
         return _BatchRows(tuple(own_ids), tuple(rows))
 
-    def _named_by(self, name: str, replica: int) -> FrontRequest | None:
+    def _named_by(self, name: str, replica: int) -> ApiServerRequest | None:
         """Returns the request that a name on a link is of: its own id, or a new one if it
         was resubmitted.
         """
@@ -275,7 +275,7 @@ class FrontRequests:
             request_state.histories[sample].admitted = True
         return evolve(wire_reason.reason, id=request_state.request.id, sample=sample)
 
-    def _as_named(self, request_state: FrontRequest, end: Finish) -> list[Finish]:
+    def _as_named(self, request_state: ApiServerRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""
         for name, sample in request_state.names.items():
             if sample is None:
@@ -285,7 +285,7 @@ class FrontRequests:
         return []
 
 
-def _own_sample(request_state: FrontRequest, name: str, number: int) -> int:
+def _own_sample(request_state: ApiServerRequest, name: str, number: int) -> int:
     """Returns the sample of a request that has a number under a name on the link."""
     sample = request_state.names[name]
     return number if sample is None else sample

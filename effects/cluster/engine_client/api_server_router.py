@@ -1,12 +1,12 @@
-"""A front's router among replicas of the engine: the pure one of `minfer.routing`, fed
-with what this front sees and what all engines report.
+"""An API server's router among replicas of the engine: the pure one of `minfer.routing`,
+fed with what this API server sees and what all engines report.
 
     EngineReady, CachedKeys, EngineLoad, a link that is over ---> apply ---+
-    this front's requests that start, end, or are moved ---------> apply --+--> state
-    a request of this front --------------------------------------> route -+
+    this API server's requests that start, end, or are moved ---------> apply --+--> state
+    a request of this API server --------------------------------------> route -+
 
-Each front has one of its own. What the others send is known by the loads that engines
-report.
+Each API server has one of its own. What the others send is known by the loads that
+engines report.
 """
 
 from typing import Final
@@ -28,8 +28,8 @@ from minfer.routing.messages import (
 MAX_EXPECTED_OUTPUT: Final = 256
 
 
-class FrontRouter(RecordedRouter):
-    """The router of one front."""
+class ApiServerRouter(RecordedRouter):
+    """The router of one API server."""
 
     def note_keys(self, replica: str, cached_keys: wire.CachedKeys) -> None:
         """Fold what entered and left the cache of a replica."""

@@ -1,10 +1,10 @@
-"""A front's process: HTTP, templates and text, over an engine in another process, or
-several of them.
+"""An API server's process: HTTP, templates and text, over an engine in another process,
+or several of them.
 
-A front accepts connections at once, but for one in place of a front that ended, which
-lets them wait until it can answer. Until the engine is ready for the first time, every
-request is answered with 503, but for `/health`, as the front lives (`gate`). While an
-engine that died is restarted, requests wait.
+An API server accepts connections at once, but for one in place of an API server that
+ended, which lets them wait until it can answer. Until the engine is ready for the first
+time, every request is answered with 503, but for `/health`, as the API server lives
+(`gate`). While an engine that died is restarted, requests wait.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Final, Never
 
 from attrs import field, frozen
 
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.api_server_router import ApiServerRouter
 from minfer.effects.cluster.engine_client.link_client import (
     SAME_MACHINE,
     LinkedEngine,
@@ -30,7 +30,7 @@ from minfer.effects.cluster.link.crash_rule import EngineEnd
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_address import read_address
-from minfer.effects.cluster.processes.process_ends import front_name
+from minfer.effects.cluster.processes.process_ends import api_server_name
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.journal.routing_journal_file import (
     PREFILL_SUFFIX,
@@ -56,9 +56,9 @@ from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
-REQUEST_IDS_PER_FRONT: Final = 2**40  # more than there will be
+REQUEST_IDS_PER_API_SERVER: Final = 2**40  # more than there will be
 POLL_SECONDS: Final = 0.02  # from one look for the engine to the next
-# In which a front in place of one that ended should be linked and able to answer.
+# In which an API server in place of one that ended should be linked and able to answer.
 REPLACEMENT_SECONDS: Final = 5.0
 HEARTBEAT_SECONDS: Final = 0.1  # from one heartbeat to the next
 REPORT_SECONDS: Final = 0.1  # from one report of counts to the next
@@ -66,8 +66,8 @@ _log = logging.getLogger("minfer.front")
 
 
 @frozen(kw_only=True)
-class FrontPlan:
-    """The settings of a front."""
+class ApiServerPlan:
+    """The settings of an API server."""
 
     number: int  # from 0
     listener: socket.socket
@@ -76,7 +76,7 @@ class FrontPlan:
     http: HttpOptions
     shared: SharedCounts = field(
         factory=SharedCounts
-    )  # what it counts with the other fronts
+    )  # what it counts with the other API servers
     deployment: Deployment = field(factory=Deployment)
     # See `EngineEnds`, by replica.
     last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd()
@@ -84,7 +84,7 @@ class FrontPlan:
     announced: Callable[[], bool] = lambda: True
 
 
-class FrontServer(HttpServer):
+class ApiServer(HttpServer):
     """A server that ends when its parent signals it. Signals that a terminal or a service
     manager sends to all processes are for the parent: handled here too, they would count
     twice.
@@ -103,20 +103,20 @@ class FrontServer(HttpServer):
             signal.signal(number, lambda *_: None)
 
 
-def run_front(
-    plan: FrontPlan, beat: Callable[[], None], ready: Callable[[], None]
+def run_api_server(
+    plan: ApiServerPlan, beat: Callable[[], None], ready: Callable[[], None]
 ) -> int:
     """Serve until the parent ends it; returns the exit code. `beat` is called every
     `HEARTBEAT_SECONDS` while the event loop runs, and `ready` once the engine is ready.
     Raises ConfigError if the engine has another model.
     """
-    configure_logs(front_name(plan.number))
-    # An earlier process of this front may have died with open connections.
+    configure_logs(api_server_name(plan.number))
+    # An earlier process of this API server may have died with open connections.
     return asyncio.run(_serve(plan, plan.shared.at(plan.number), beat, ready))
 
 
 async def _serve(
-    plan: FrontPlan,
+    plan: ApiServerPlan,
     shared: SharedCounts,
     beat: Callable[[], None],
     ready: Callable[[], None],
@@ -158,12 +158,12 @@ async def _serve(
         )
     )
     try:
-        name = front_name(plan.number)
+        name = api_server_name(plan.number)
         with with_middleware(
             gate, plan.http, name, lambda: gate.application, plan.announced
         ) as app:
             config = http_config(app, plan.http)
-            server = FrontServer(config, plan.http, lambda: gate.application, shared)
+            server = ApiServer(config, plan.http, lambda: gate.application, shared)
             server.install_handlers()
             serving = asyncio.create_task(_accept(server, plan, gate))
             await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -181,9 +181,10 @@ async def _serve(
     return 0
 
 
-async def _accept(server: FrontServer, plan: FrontPlan, gate: Gate) -> None:
-    """Accept connections until the server ends. A front in place of one that ended lets
-    them wait until it can answer, as those of other fronts are answered meanwhile.
+async def _accept(server: ApiServer, plan: ApiServerPlan, gate: Gate) -> None:
+    """Accept connections until the server ends. An API server in place of one that ended
+    lets them wait until it can answer, as those of other API servers are answered
+    meanwhile.
     """
     clock = asyncio.get_running_loop().time
     end = clock() + REPLACEMENT_SECONDS
@@ -201,7 +202,7 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
         await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEngine:
+def _own_engine(plan: ApiServerPlan, remote: RemoteEngine, replica: int) -> LinkedEngine:
     """An engine of this server, wherever that runs."""
     path, name = plan.paths[replica], _name(plan)
     if not plan.deployment.distributed:
@@ -226,7 +227,7 @@ def _own_engine(plan: FrontPlan, remote: RemoteEngine, replica: int) -> LinkedEn
 
 
 async def _link_elsewhere(
-    plan: FrontPlan,
+    plan: ApiServerPlan,
     remote: RemoteEngine,
     address: Port,
     replica: int,
@@ -241,33 +242,33 @@ async def _link_elsewhere(
     await keep_linked(remote, engine)
 
 
-def _name(plan: FrontPlan) -> str:
-    """How a front introduces itself to engines."""
-    return f"{socket.gethostname()}, {front_name(plan.number)}"
+def _name(plan: ApiServerPlan) -> str:
+    """How an API server introduces itself to engines."""
+    return f"{socket.gethostname()}, {api_server_name(plan.number)}"
 
 
 def _router(
-    plan: FrontPlan, journals: contextlib.ExitStack, suffix: str = ""
-) -> FrontRouter:
+    plan: ApiServerPlan, journals: contextlib.ExitStack, suffix: str = ""
+) -> ApiServerRouter:
     """A router among several engines, which is recorded if a journal is written."""
     args, policy = plan.args, routing_policy_named(plan.deployment.routing)
     config = RouterConfig(policy, args.block_size)
     if args.journal is None:
-        return FrontRouter(config)
+        return ApiServerRouter(config)
     if args.journal_redact:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
-        return FrontRouter(config)
-    name = front_name(plan.number).replace(" ", "-") + suffix
+        return ApiServerRouter(config)
+    name = api_server_name(plan.number).replace(" ", "-") + suffix
     journal = RoutingJournalFile(Path(args.journal), config, args.journal_size, name)
     journals.callback(journal.close)
-    return FrontRouter(config, journal)
+    return ApiServerRouter(config, journal)
 
 
 async def _open_application(
-    plan: FrontPlan,
+    plan: ApiServerPlan,
     shared: SharedCounts,
     remote: RemoteEngine,
-    router: FrontRouter | None,
+    router: ApiServerRouter | None,
     gate: Gate,
     terms_future: "asyncio.Future[Terms]",
     ready: Callable[[], None],
@@ -287,7 +288,7 @@ async def _open_application(
     size = setup.config.block_size
     terms_future.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
-    llm = AsyncLLM.from_client(remote, setup, plan.number * REQUEST_IDS_PER_FRONT)
+    llm = AsyncLLM.from_client(remote, setup, plan.number * REQUEST_IDS_PER_API_SERVER)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
@@ -306,7 +307,7 @@ async def _open_application(
     last_report = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
-        totals = metrics.front_totals()
+        totals = metrics.api_server_totals()
         report = (totals, remote.links)  # a new engine has no earlier reports
         if report != last_report:
             remote.count(totals)
@@ -315,9 +316,10 @@ async def _open_application(
 
 
 def _check_same(fingerprint: bytes, remote: RemoteEngine) -> None:
-    """Raise ConfigError if the engine has loaded another model than this front."""
+    """Raise ConfigError if the engine has loaded another model than this API server."""
     engines = [link.ready for link in remote.own_replicas if link.ready is not None]
     if any(engine.fingerprint != fingerprint for engine in engines):
         raise ConfigError(
-            "front and engine have read different models: were files changed meanwhile?"
+            "API server and engine have read different models: were files changed "
+            "meanwhile?"
         )

@@ -1,9 +1,9 @@
-"""A front's requests: how they are asked for again, and how news of them read."""
+"""An API server's requests: how they are asked for again, and how news of them read."""
 
 import pytest
 from attrs import evolve
 
-from minfer.effects.cluster.engine_client.front_requests import FrontRequests
+from minfer.effects.cluster.engine_client.api_server_requests import ApiServerRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.engine_client.request_sender import RequestSender
 from minfer.effects.cluster.link import link_messages as wire
@@ -23,12 +23,14 @@ def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:
     return Request(id=name, prompt=(1, 2), max_tokens=9, n=n, first_sample=first_sample)
 
 
-def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.FrontOutputs:
-    return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
+def news(
+    *ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]
+) -> wire.ApiServerOutputs:
+    return wire.ApiServerOutputs(time=1.0, ids=ids, tokens=tokens)
 
 
-class Requests(FrontRequests):
-    """The requests of a front, and what sends them to its only replica."""
+class Requests(ApiServerRequests):
+    """The requests of an API server, and what sends them to its only replica."""
 
     def __init__(self) -> None:
         live = RequestRegistry()
@@ -38,7 +40,7 @@ class Requests(FrontRequests):
 
 
 def begun(*submitted: Request) -> Requests:
-    """The requests of a front, all of them on its only replica."""
+    """The requests of an API server, all of them on its only replica."""
     requests = Requests()
     requests.sender.send_to(
         requests.link, [requests.add(request) for request in submitted]
@@ -56,7 +58,7 @@ def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
     requests = begun(request())
     requests.take(news(("a", 0), tokens=((5, 6),)))
     reported = requests.take(
-        wire.FrontOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
+        wire.ApiServerOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
     )
     assert reported.drafts == (3,)
     requests.lose(0)
@@ -82,7 +84,7 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
     (end,) = requests.finish([Finish("a", 2, 1)])[0]
     assert (end.id, end.sample) == (resumed_requests[1].id, 0)
     reported = requests.take(
-        wire.FrontOutputs(
+        wire.ApiServerOutputs(
             time=1.0, finished=(Finished(resumed_requests[1].id, 0, "stop", 1),)
         )
     )
@@ -102,7 +104,7 @@ def test_who_is_blamed() -> None:
         wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
         for name in "ab"
     )
-    requests.take(wire.FrontOutputs(time=0.0, reasons=started))
+    requests.take(wire.ApiServerOutputs(time=0.0, reasons=started))
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
     requests.lose(0)
     assert [entry.deaths for entry in resumed(requests)] == [1, 1, 0], "c only waited"
@@ -169,7 +171,7 @@ def test_a_sample_is_cleared_by_more_tokens_than_the_last_engine_gave_it() -> No
     ):
         name = _name_of(requests, "a")
         admit = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
-        requests.take(wire.FrontOutputs(time=0.0, reasons=(admit,)))
+        requests.take(wire.ApiServerOutputs(time=0.0, reasons=(admit,)))
         requests.take(news((name, 0), tokens=((1,) * tokens,)))
         requests.lose(0)
         (entry,) = resumed(requests)
@@ -182,7 +184,7 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
         evolve(request(name), sampling=constraint) for name in ("compiles", "in line")
     ]
     requests = begun(*bound, request("free"))
-    requests.take(wire.FrontOutputs(time=0.0, arrived=("in line", "free", "gone")))
+    requests.take(wire.ApiServerOutputs(time=0.0, arrived=("in line", "free", "gone")))
     requests.lose(0)
     assert [entry.deaths for entry in resumed(requests)] == [1, 0, 0]
     requests.lose(0, served=False)
@@ -193,7 +195,7 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
     assert blamed == [False] * (MAX_SOLO_DEATHS - 1) + [True]
 
 
-def _name_of(requests: FrontRequests, request_id: str) -> str:
+def _name_of(requests: ApiServerRequests, request_id: str) -> str:
     record = requests.get(request_id)
     assert record is not None
     return next(iter(record.names))

@@ -45,9 +45,11 @@ class StepBuilder:
     wakes: tuple[WakeAt, ...] = ()
     loads: list[TransferCommand] = field(factory=list)  # that begin
 
-    def forget(self, gone: set[int]) -> None:
+    def forget(self, preempted: set[int]) -> None:
         """Remove generations that were preempted from the step."""
-        self.skipped -= gone
-        for gen in gone:
-            self.shares.pop(gen, None)
-        self.grown = {key: one for key, one in self.grown.items() if key[0] not in gone}
+        self.skipped -= preempted
+        for run_id in preempted:
+            self.shares.pop(run_id, None)
+        self.grown = {
+            key: growth for key, growth in self.grown.items() if key[0] not in preempted
+        }
